@@ -1,0 +1,78 @@
+# `make` says what there is. Everything happens in .venv; nothing is installed elsewhere but Delta's jars, which
+# `python -m lakemq.jobs.jars` keeps in the user's cache folder (or in $LAKEMQ_JARS).
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+# Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
+	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+
+.PHONY: setup
+setup: $(READY) ## .venv with everything, and Delta's jars; a second run does nothing
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	  [ -n "$(PYTHON)" ] || { echo "make setup needs Python 3.10 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
+	  $(PYTHON) -m venv $(VENV); fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools
+	@# Without build isolation the build backend is the pinned one too.
+	@# The warning is for folders named `lakemq`, of which there are none.
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m lakemq.jobs.jars
+	@touch $@
+
+.PHONY: demo
+demo: $(READY) ## the tour, on data of its own
+	$(BIN)/python -m lakemq.jobs.demo
+
+.PHONY: test
+test: $(READY) ## all tests: no JVM first, then killed processes, then Spark
+	$(BIN)/pytest
+
+.PHONY: test-fast
+test-fast: $(READY) ## the tests that start no JVM, in under 30 s
+	$(BIN)/pytest $(wildcard tests/unit tests/golden tests/stateful)
+
+.PHONY: lint
+lint: $(READY) types ## format, lint, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: types
+types: $(READY) ## mypy; strict for the protocol and the tables
+	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/lakemq
+	@# Under the link's name nobody could click on a message.
+	$(BIN)/mypy | sed 's|^$(VENV)/typing/lakemq/||'
+
+.PHONY: bench
+bench: $(READY) ## the benchmarks, with their table
+	$(BIN)/python tests/bench/run.py
+
+.PHONY: docs
+docs: $(READY) ## the generated pages of docs/
+	$(BIN)/python -m lakemq.jobs.docs
+
+.PHONY: dist
+dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files, in dist/
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	@# A worker imports from a .zip; it does not from a .whl, though the bytes are the same.
+	for wheel in dist/*.whl; do cp "$$wheel" dist/lakemq.zip; done
+	rm -rf build
+
+.PHONY: clean
+clean: ## what the targets leave behind, .venv and the kept jars excepted
+	rm -rf build dist *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf spark-warehouse metastore_db derby.log artifacts
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""LakeMQ: a partitioned, transactional message queue whose every bit of state is a Delta table.
+
+    import lakemq
+    mq = lakemq.connect("data/mq", create=True)
+
+The layers, each importing only what stands below it:
+
+    jobs      what is started: the `lakemq` command, spark-submit entry points, Airflow DAGs; they parse and call
+    engine    publishing, fetching, the sequencer; `engine.protocol` is its pure core, without I/O, clock or chance
+    tables    what is stored: one spec per table, the only Delta I/O (store), the only mailbox I/O (mailbox)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakemq.engine.connection import Connection
+
+__version__ = "0.1.0"
+__all__ = ["connect"]
+
+
+def connect(
+    path: str,
+    *,
+    spark: SparkSession | None = None,
+    create: bool = False,
+    conf: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Connection:
+    """The namespace at a path or URI.
+
+    spark: adds the DataFrame side, and registers the tables and views. create: make the namespace if it is not there.
+    conf: a settings file (else $LAKEMQ_CONF); config: settings that win over it. storage_options: passed through to
+    the object store. Raises NamespaceError, NewerFormat, InvalidConfig.
+    """
+    # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
+    from lakemq.engine.config import load_config
+    from lakemq.engine.connection import Connection
+    from lakemq.engine.namespace import open_namespace
+
+    namespace = open_namespace(str(path), load_config(conf, config), storage_options, create)
+    connection = Connection(namespace, spark)
+    if spark is not None:
+        from lakemq.tables.catalog import register
+
+        register(spark, namespace.path, namespace.store)
+    return connection

@@ -1,0 +1,1 @@
+"""Defaults shipped as package data."""

@@ -1,0 +1,34 @@
+"""Time, passed in so that tests own it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+# CLOCK_BOOTTIME goes on while the machine sleeps, CLOCK_MONOTONIC does not
+_STEADY = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Epoch milliseconds; may jump."""
+
+    def steady_ms(self) -> int:
+        """Milliseconds that only go forward, from any origin."""
+
+    def sleep(self, ms: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def steady_ms(self) -> int:
+        if _STEADY is None:
+            return time.monotonic_ns() // 1_000_000
+        return time.clock_gettime_ns(_STEADY) // 1_000_000
+
+    def sleep(self, ms: float) -> None:
+        time.sleep(ms / 1000)

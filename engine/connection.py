@@ -1,0 +1,264 @@
+"""The public API: what `lakemq.connect` returns."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from . import crash
+from .clock import Clock, SystemClock
+from .compose import body_of
+from .fetched import Fetched, fetch, offsets_for_times
+from .namespace import Namespace
+from .plan import Isolation, Position, beginning_offsets, end_offsets
+from .producer import Producer
+from .protocol.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
+from .protocol.requests import ApplicationVersion, Published
+from .protocol.state import State
+from .publish import ArrowPublisher, OnError
+from .reader import Reader
+from .requester import Requester
+from .sequencer import Sequencer
+from .serving import Serving, step_until_idle
+from .topics import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def new_id() -> str:
+    """32 random hexadecimal digits: as many as Delta's string statistics keep."""
+    return uuid.uuid4().hex
+
+
+class Connection:
+    """A namespace as a user sees it. Thread-safe; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        spark: SparkSession | None = None,
+        clock: Clock | None = None,
+        reached: crash.Reached | None = None,
+    ) -> None:
+        self.namespace, self._spark = namespace, spark
+        self._clock = clock or SystemClock()
+        self._reached = reached or crash.from_environment()
+        self._lock = threading.Lock()
+        self._serving: list[Serving] = []
+        self._producers: list[Producer] = []
+        self._closed = False
+        timeout_ms = namespace.config.ms("request.timeout.ms")
+        self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
+        self._names = itertools.count(1)
+
+    # -- topics -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def topics(self) -> Topics:
+        """Create, list, describe, alter and delete topics."""
+        return Topics(self.requester, self.state)
+
+    def state(self) -> State:
+        """Topics and partitions as of the newest step."""
+        with self._lock:
+            return self._reader.refresh()
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self.namespace.store, self._clock)
+
+    # -- publishing -------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        data: DataFrame | pa.Table,
+        *,
+        key: Any = None,
+        value: Any = None,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: Any = None,
+        order_by: Any = None,
+        on_error: OnError = "dead_letter",
+        txn_app_id: str | None = None,
+        txn_version: int | None = None,
+        deliver_at: Any = None,
+    ) -> Published:
+        """Publish all rows of a DataFrame or Arrow table, together or not at all.
+
+        key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
+        columns of those names are taken where they are there. order_by: columns by which the rows of a key are
+        ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
+        Raises the error it was refused with; nothing of it is published then.
+        """
+        if deliver_at is not None:
+            raise UnsupportedVersion("Delayed delivery is not offered yet.")
+        application = _application(topic, txn_app_id, txn_version)
+        columns = {
+            "key": key,
+            "value": value,
+            "headers": headers,
+            "timestamp": timestamp,
+            "partition": partition,
+        }
+        if isinstance(data, pa.Table):
+            if order_by is not None:
+                data = data.sort_by(
+                    [(c, "ascending") for c in ([order_by] if isinstance(order_by, str) else order_by)]
+                )
+            table = _selected(data, columns)
+            body, asked = body_of(table, topic, self._clock.now_ms())
+            return self._arrow_publisher().publish(topic, body, asked, on_error, application=application)
+        from .publish_spark import SparkPublisher  # pyspark is heavy, and not every client has it
+
+        publisher = SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
+        return publisher.publish(topic, data, columns, order_by, on_error, application)
+
+    def producer(self, transactional_id: str | None = None, **options: Any) -> Producer:
+        """A producer for records and tables; see Producer for its options."""
+        if transactional_id is not None:
+            raise UnsupportedVersion("Transactions are not offered yet.")
+        producer = Producer(self._arrow_publisher(), self.requester, self._clock, **options)
+        self._producers.append(producer)
+        return producer
+
+    def _arrow_publisher(self) -> ArrowPublisher:
+        return ArrowPublisher(
+            self.namespace.files,
+            self.requester,
+            self.state,
+            self._clock,
+            new_id,
+            self.namespace.config.number("inline.max.bytes"),
+            self._reached,
+        )
+
+    # -- fetching ---------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        topic: str,
+        *,
+        isolation: Isolation = "read_committed",
+        start: Position = "earliest",
+        end: Position = "latest",
+        partitions: list[int] | None = None,
+    ) -> Fetched:
+        """Messages from `start` (included) to `end` (not included), by partition and offset.
+
+        A position is `earliest`, `latest`, an offset for all partitions, partition -> offset, or a time (the first
+        message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
+        """
+        with self._lock:
+            plan = fetch(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
+        return Fetched(self.namespace, plan, self._spark)
+
+    def tail(
+        self,
+        topic: str,
+        *,
+        start: Position = "latest",
+        isolation: Isolation = "read_committed",
+        poll_ms: int = 20,
+    ) -> Iterator[pa.Table]:
+        """Messages as they come, without an end: one table for each time there are any."""
+        with self._lock:
+            state = self._reader.refresh()
+            first = fetch(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
+        position = {r.partition: r.start for r in first.ranges}
+        while True:
+            with self._lock:
+                state = self._reader.refresh()
+                ends = end_offsets(state.topic(topic), isolation)
+                moved = {p: e for p, e in ends.items() if e > position.get(p, 0)}
+                begin = {p: position.get(p, 0) for p in moved}
+                plan = (
+                    fetch(self._reader, self.namespace.files, topic, isolation, begin, moved, None)
+                    if moved
+                    else None
+                )
+            if plan is not None:
+                yield Fetched(self.namespace, plan, self._spark).to_arrow()
+                position.update(moved)
+            else:
+                self._clock.sleep(poll_ms)
+
+    def beginning_offsets(self, topic: str) -> dict[int, int]:
+        """Partition -> first offset that is still there."""
+        return beginning_offsets(self.state().topic(topic))
+
+    def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
+        """Partition -> offset after the last message a fetch of this isolation sees."""
+        return end_offsets(self.state().topic(topic), isolation)
+
+    def offsets_for_times(
+        self, topic: str, times: Mapping[int, int | datetime]
+    ) -> dict[int, tuple[int, int] | None]:
+        """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
+        with self._lock:
+            return offsets_for_times(self._reader, self.namespace.files, topic, times)
+
+    # -- sequencing -------------------------------------------------------------------------------------
+
+    def serving(self) -> Serving:
+        """A sequencer in a thread of this process. It stands by while another one leads."""
+        serving = Serving(self.sequencer(), self.namespace.config, self._clock)
+        self._serving.append(serving)
+        return serving
+
+    def step_until_idle(self, wait_ms: int = 0) -> int:
+        """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""
+        return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
+
+    def sequencer(self) -> Sequencer:
+        name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
+        return Sequencer(self.namespace, name, self._clock, new_id, self._reached)
+
+    # -- end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush producers, send what waits, hand over the lease of a sequencer of ours."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for producer in self._producers:
+                producer.close()
+            self.requester.close()
+        finally:
+            for serving in self._serving:
+                serving.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
+    if (app_id is None) != (version is None):
+        raise InvalidRequest(
+            "txn_app_id and txn_version go together.", found={"txn_app_id": app_id, "txn_version": version}
+        )
+    return None if app_id is None or version is None else ApplicationVersion(app_id, version, target)
+
+
+def _selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """The table with the columns named as a message's; those not named are taken by their own name."""
+    chosen = {name: given or name for name, given in columns.items() if given or name in table.column_names}
+    missing = [given for given in chosen.values() if given not in table.column_names]
+    if missing:
+        raise InvalidRecord("The table lacks columns.", found=table.column_names, expected=", ".join(missing))
+    return pa.table({name: table.column(given) for name, given in chosen.items()})

@@ -1,0 +1,100 @@
+"""Data files: message rows as Parquet, written once under a random name.
+
+Runs on Spark executors too, where only pyarrow, numpy and xxhash are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakemq.tables.files import Files
+from lakemq.tables.messages import MESSAGES
+
+ROW_GROUP_ROWS = 1 << 20
+
+# columns of a message before it has a place in a file
+BODY = [f.name for f in MESSAGES.stored_schema if f.name not in ("batch_id", "row")]
+BODY_SCHEMA: pa.Schema = pa.schema([MESSAGES.stored_schema.field(n) for n in BODY])
+
+_ENCODINGS = {
+    "row": "DELTA_BINARY_PACKED",
+    "partition": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+}
+
+
+class WrittenFile(NamedTuple):
+    """A finished data file; the fields are those of a request's DataFile."""
+
+    batch_id: str
+    size_bytes: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+def file_name(batch_id: str) -> str:
+    return f"{MESSAGES.name}/{batch_id}.parquet"
+
+
+class DataFileWriter:
+    """Writes one file. Rows get consecutive numbers in the order written."""
+
+    def __init__(self, writer: pq.ParquetWriter, batch_id: str) -> None:
+        self._writer, self.batch_id = writer, batch_id
+        self.record_count = 0
+        self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
+
+    def write(self, body: pa.Table) -> int:
+        """Append rows (columns of BODY); returns the number of the first one."""
+        first, n = self.record_count, body.num_rows
+        if n == 0:
+            return first
+        ids = pa.DictionaryArray.from_arrays(
+            pa.repeat(pa.scalar(0, pa.int32()), n), pa.array([self.batch_id])
+        )
+        placed = body.select(BODY).add_column(0, "row", pa.array(np.arange(first, first + n)))
+        self._writer.write_table(placed.add_column(0, "batch_id", ids.cast(pa.string())), ROW_GROUP_ROWS)
+        self.record_count += n
+        stamps = body.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+        self.min_timestamp_ms = min(self.min_timestamp_ms, int(stamps.min()))
+        self.max_timestamp_ms = max(self.max_timestamp_ms, int(stamps.max()))
+        return first
+
+    def written(self, files: Files) -> WrittenFile:
+        """What there is to say of the finished file."""
+        size = files.size(file_name(self.batch_id))
+        if size is None:
+            raise OSError(f"data file {self.batch_id} is gone")
+        return WrittenFile(
+            self.batch_id, size, self.record_count, self.min_timestamp_ms, self.max_timestamp_ms
+        )
+
+
+@contextmanager
+def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
+    """A writer whose file appears, whole and durable, when the block ends without an exception."""
+    with files.open_output(file_name(batch_id)) as sink:
+        with pq.ParquetWriter(
+            sink,
+            MESSAGES.stored_schema,
+            compression="snappy",
+            use_dictionary=["batch_id", "topic"],
+            column_encoding=_ENCODINGS,
+            write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
+            store_schema=False,
+        ) as writer:
+            yield DataFileWriter(writer, batch_id)
+
+
+def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:
+    """One file with these rows."""
+    with new_data_file(files, batch_id) as writer:
+        writer.write(body)
+    return writer.written(files)

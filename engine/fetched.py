@@ -1,0 +1,165 @@
+"""A fetch that has been planned: its messages as a DataFrame, as Arrow, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.files import Files
+
+from .fetch_arrow import fetch_arrow, first_at_or_after
+from .namespace import Namespace
+from .plan import (
+    FetchPlan,
+    Isolation,
+    Position,
+    beginning_offsets,
+    check_isolation,
+    end_offsets,
+    explicit_offsets,
+    plan_fetch,
+)
+from .protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
+from .protocol.state import Topic
+from .reader import OffsetRange, Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message, for those who want them one by one."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Fetched:
+    """A fixed range of offsets; reading it twice gives the same messages."""
+
+    def __init__(self, namespace: Namespace, plan: FetchPlan, spark: SparkSession | None) -> None:
+        self._namespace, self.plan, self._spark = namespace, plan, spark
+
+    @property
+    def record_count(self) -> int:
+        """Number of messages, known without reading them."""
+        return self.plan.record_count
+
+    def to_arrow(self) -> pa.Table:
+        """All messages, by partition and offset, in the schema of Spark's Kafka source."""
+        return fetch_arrow(self._namespace.files, self.plan)
+
+    def to_spark(self) -> DataFrame:
+        """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
+        if self._spark is None:
+            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        from .fetch_spark import fetch_spark  # pyspark is heavy, and not every client has it
+
+        return fetch_spark(self._spark, self._namespace, self.plan)
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch in self.to_arrow().to_batches(max_chunksize=10_000):
+            for row in batch.to_pylist():
+                headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+                yield Message(
+                    row["topic"],
+                    row["partition"],
+                    row["offset"],
+                    row["timestamp"],
+                    row["key"],
+                    row["value"],
+                    headers,
+                )
+
+
+def fetch(
+    reader: Reader,
+    files: Files,
+    topic_name: str,
+    isolation: Isolation,
+    start: Position,
+    end: Position,
+    partitions: list[int] | None,
+) -> FetchPlan:
+    """The plan of a fetch as of the newest step."""
+    check_isolation(isolation)
+    topic = reader.refresh().topic(topic_name)
+    starts = _positions(reader, files, topic, isolation, start)
+    ends = _positions(reader, files, topic, isolation, end)
+    if partitions is not None:
+        unknown = [p for p in partitions if not 0 <= p < topic.partition_count]
+        if unknown:
+            raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
+        starts = {p: starts[p] for p in partitions}
+    return plan_fetch(reader, topic, isolation, starts, ends)
+
+
+def _positions(
+    reader: Reader, files: Files, topic: Topic, isolation: Isolation, position: Position
+) -> dict[int, int]:
+    first, last = beginning_offsets(topic), end_offsets(topic, isolation)
+    if position == "earliest":
+        return first
+    if position == "latest":
+        return last
+    if isinstance(position, datetime):
+        found = _for_times(reader, files, topic, {p: _ms(position) for p in first})
+        return {p: last[p] if at is None else min(at[0], last[p]) for p, at in found.items()}
+    if isinstance(position, bool) or not isinstance(position, int | Mapping):
+        raise InvalidRequest(
+            "This is no position.",
+            found=position,
+            expected="earliest, latest, an offset, partition -> offset, or a time",
+        )
+    if isinstance(position, int):
+        return {p: min(max(position, first[p]), last[p]) for p in first}
+    return explicit_offsets(topic, position, last)
+
+
+def offsets_for_times(
+    reader: Reader, files: Files, topic_name: str, times: Mapping[int, int | datetime]
+) -> dict[int, tuple[int, int] | None]:
+    """Partition -> (offset, timestamp in ms) of its first message not before the time, None where there is none."""
+    topic = reader.refresh().topic(topic_name)
+    unknown = [p for p in times if not 0 <= p < topic.partition_count]
+    if unknown:
+        raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
+    return _for_times(reader, files, topic, {p: _ms(t) for p, t in times.items()})
+
+
+def _for_times(
+    reader: Reader, files: Files, topic: Topic, times_ms: Mapping[int, int]
+) -> dict[int, tuple[int, int] | None]:
+    """The first segment with a late enough message is found by its bounds; only its rows are read."""
+    ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_ms]
+    segments = reader.segments(topic, [r for r in ranges if r.end > r.start])
+    found: dict[int, tuple[int, int] | None] = {}
+    for one in ranges:
+        time_ms = times_ms[one.partition]
+        late = (pc.field("partition") == one.partition) & (pc.field("max_timestamp_ms") >= time_ms)
+        candidates = segments.filter(late)
+        found[one.partition] = None
+        for i in range(candidates.num_rows):
+            plan = FetchPlan(topic.topic, reader.state.step, candidates.slice(i, 1), (one,))
+            if at := first_at_or_after(files, plan, time_ms):
+                found[one.partition] = at
+                break
+    return found
+
+
+def _ms(time: int | datetime) -> int:
+    if isinstance(time, int):
+        return time
+    aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    return int(aware.timestamp() * 1000)

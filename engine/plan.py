@@ -1,0 +1,93 @@
+"""What a fetch reads: offsets asked for -> ranges per partition -> row ranges of data files. One plan, two executions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import pyarrow as pa
+
+from .protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from .protocol.state import Topic
+from .reader import OffsetRange, Reader
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+Position = int | str | datetime | Mapping[int, int]
+"""Where to start or end: an offset for every partition, `earliest`, `latest`, a time, or partition -> offset."""
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """Row ranges in the order of partition and offset (columns of SEGMENT_SCHEMA), as of one step."""
+
+    topic: str
+    step: int
+    segments: pa.Table
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def record_count(self) -> int:
+        return sum(self.segments.column("record_count").to_pylist())
+
+
+def check_isolation(isolation: str) -> None:
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise InvalidRequest(
+            "Unknown isolation.", found=isolation, expected="read_committed or read_uncommitted"
+        )
+
+
+def plan_fetch(
+    reader: Reader,
+    topic: Topic,
+    isolation: Isolation,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+) -> FetchPlan:
+    """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds."""
+    ranges = tuple(
+        OffsetRange(partition, starts[partition], ends[partition])
+        for partition in sorted(starts)
+        if partition in ends
+    )
+    limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    for r in ranges:
+        first, last = int(topic.log_starts[r.partition]), int(limit[r.partition])
+        if not first <= r.start or r.end > last:
+            raise OffsetOutOfRange(
+                f"{topic.topic}-{r.partition} does not hold this range.",
+                found=f"{r.start} to {r.end}",
+                expected=f"{first} to {last}",
+            )
+    wanted = [r for r in ranges if r.end > r.start]
+    return FetchPlan(topic.topic, reader.state.step, reader.segments(topic, wanted), ranges)
+
+
+def beginning_offsets(topic: Topic) -> dict[int, int]:
+    return dict(enumerate(topic.log_starts.tolist()))
+
+
+def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
+    """Where a fetch of this isolation ends."""
+    check_isolation(isolation)
+    limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    return dict(enumerate(limit.tolist()))
+
+
+def explicit_offsets(
+    topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]
+) -> dict[int, int]:
+    """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
+    first = beginning_offsets(topic)
+    offsets = {}
+    for partition, offset in position.items():
+        if partition not in first:
+            raise UnknownTopicOrPartition(
+                f"{topic.topic} has no such partition.",
+                found=partition,
+                expected=f"0 to {topic.partition_count - 1}",
+            )
+        offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(offset, offset)
+    return offsets

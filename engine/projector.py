@@ -1,0 +1,105 @@
+"""Projecting: what was decided is written to the tables people query, `messages` first, the watermark last.
+
+Killed anywhere, it goes on: every commit notes the last step the table holds, so that no row of a log is written twice;
+rows of a changelog above the watermark are what was decided, and the next pass writes the newest again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.messages import MESSAGES
+from lakemq.tables.registry import BY_NAME
+from lakemq.tables.store import CommitConflict, NewFile, Store, TableHandle
+from lakemq.tables.watermarks import WATERMARKS
+
+from . import crash
+from .datafile import file_name
+from .housekeeping import Housekeeping
+from .protocol.errors import NotLeader
+from .protocol.projection import files_added, project, watermark
+from .protocol.records import StepDecisions
+from .protocol.requests import DataFile
+from .protocol.state import State
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The rows of one pass, computed from the state at `step` and safe to write while the state moves on."""
+
+    step: int
+    files: list[DataFile]
+    tables: dict[str, pa.Table]
+    watermark: pa.Table
+
+
+def plan_pass(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Pass:
+    """What to write so that the tables hold all of `steps`, the last of which is the state's."""
+    return Pass(state.step, files_added(steps), project(state, steps), watermark(state, floor, journal_start))
+
+
+class Projector:
+    """Writes passes, one at a time. A conflict means another sequencer projects: NotLeader."""
+
+    def __init__(
+        self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere
+    ) -> None:
+        self._store, self._housekeeping, self._reached = store, housekeeping, reached
+        self._handles: dict[str, TableHandle] = {}
+
+    def write(self, work: Pass) -> None:
+        try:
+            if work.files:
+                self._register(work)
+                self._reached("projector.messages_registered")
+            for name, rows in work.tables.items():
+                self._append(name, rows, work.step)
+                self._reached("projector.table_appended")
+            self._reached("projector.tables_appended")
+            self._append(WATERMARKS.name, work.watermark, work.step)
+            self._reached("projector.watermark_written")
+            for handle in self._handles.values():
+                self._housekeeping.tend(handle, work.step)
+        except CommitConflict as conflict:
+            raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
+
+    def _append(self, name: str, rows: pa.Table, step: int) -> None:
+        handle = self._handle(name)
+        known = handle.last_step()
+        if known and handle.spec.shape == "log":
+            rows = rows.filter(pc.field("step") > known)
+        if rows.num_rows:
+            order = [(key, "ascending") for key in handle.spec.sort_by]
+            handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
+
+    def _register(self, work: Pass) -> None:
+        handle = self._handle(MESSAGES.name)
+        # the same path added again replaces itself: registering is idempotent
+        handle.replace_at(handle.version, [_message_file(f) for f in work.files], last_step=work.step)
+
+    def _handle(self, name: str) -> TableHandle:
+        if name not in self._handles:
+            self._handles[name] = self._store.open(BY_NAME[name])
+        return self._handles[name]
+
+
+def _message_file(file: DataFile) -> NewFile:
+    low, high = (_iso(ms) for ms in (file.min_timestamp_ms, file.max_timestamp_ms + 1))
+    nothing = {"batch_id": 0, "row": 0, "timestamp": 0}
+    statistics = {
+        "numRecords": file.record_count,
+        "minValues": {"batch_id": file.batch_id, "row": 0, "timestamp": low},
+        "maxValues": {"batch_id": file.batch_id, "row": file.record_count - 1, "timestamp": high},
+        "nullCount": nothing,
+    }
+    path = file_name(file.batch_id).split("/", 1)[1]
+    return NewFile(path, file.size_bytes, file.max_timestamp_ms, statistics)
+
+
+def _iso(ms: int) -> str:
+    # Delta's statistics know milliseconds; the upper one is rounded up by the caller
+    return str(pc.strftime(pa.scalar(ms, pa.timestamp("ms", "UTC")), "%Y-%m-%dT%H:%M:%SZ"))

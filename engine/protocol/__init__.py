@@ -1,0 +1,1 @@
+"""The pure core: decide and evolve, without I/O, clock or chance."""

@@ -1,0 +1,150 @@
+"""How requests, answers and decisions look on the wire and in the journal.
+
+A letter is a JSON head and, after it, the rows that ride with it as an Arrow stream. A step is a table of the
+journal's schema: one row per decision, JSON but for the segments, which stay columns.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
+
+from .errors import NewerFormat
+from .records import FORMAT_VERSION, NO_SEGMENTS, AnyRecord, Decided, StepDecisions
+from .requests import Answer, AnyResult, Letter
+
+_HEAD = struct.Struct("<4sI")
+_MAGIC = b"LMQ1"
+_json = msgspec.json.Encoder()
+_letters = msgspec.json.Decoder(Letter)
+_answers = msgspec.json.Decoder(Answer)
+_records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
+
+
+def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
+    head = _json.encode(letter)
+    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else _stream(rows)])
+
+
+def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
+    """The letter and its rows. Raises ValueError for anything that is not a letter."""
+    if len(body) < _HEAD.size or body[:4] != _MAGIC:
+        raise ValueError("not a letter: it does not begin as one")
+    _, length = _HEAD.unpack_from(body)
+    head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
+    letter = _letters.decode(head)
+    return letter, pa.ipc.open_stream(pa.py_buffer(rest)).read_all() if len(rest) else None
+
+
+def _stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+def encode_answer(answer: Answer) -> bytes:
+    return _json.encode(answer)
+
+
+def decode_answer(body: bytes) -> Answer:
+    return _answers.decode(body)
+
+
+def encode_results(results: list[AnyResult]) -> str:
+    return _json.encode(results).decode()
+
+
+def decode_results(text: str) -> list[AnyResult]:
+    return _results.decode(text)
+
+
+def encode_config(config: dict[str, Any]) -> str:
+    return _json.encode(config).decode()
+
+
+def decode_config(text: str) -> dict[str, Any]:
+    config: dict[str, Any] = msgspec.json.decode(text)
+    return config
+
+
+def encode_step(step: StepDecisions) -> pa.Table:
+    """The step as rows of the journal, in order of position."""
+    n = len(step.decisions)
+    records = [d.record for d in step.decisions]
+    return pa.table(
+        {
+            "step": pa.repeat(step.step, n),
+            "position": np.arange(n, dtype=np.int32),
+            "kind": [r.kind for r in records],
+            "subject": [r.subject for r in records],
+            "decision": [_json.encode(r).decode() for r in records],
+            "segments": _segment_lists([d.segments for d in step.decisions]),
+            "request_id": pa.array([d.request_id for d in step.decisions], pa.string()),
+            "decided_at_ms": pa.repeat(step.decided_at_ms, n),
+            "leader_epoch": pa.repeat(step.leader_epoch, n),
+            "format_version": pa.repeat(pa.scalar(FORMAT_VERSION, pa.int32()), n),
+        },
+        schema=JOURNAL.stored_schema,
+    )
+
+
+def _segment_lists(batches: list[pa.RecordBatch]) -> pa.Array:
+    """One list of segment structs per decision, null where it has none."""
+    table = pa.Table.from_batches(batches, SEGMENT_SCHEMA).combine_chunks()
+    columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
+    counts = np.array([b.num_rows for b in batches])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    items = pa.StructArray.from_arrays(columns, fields=list(SEGMENT_SCHEMA))
+    return pa.ListArray.from_arrays(offsets, items, mask=pa.array(counts == 0))
+
+
+def decode_steps(rows: pa.Table) -> list[StepDecisions]:
+    """Rows of the journal, sorted by step and position, as steps. Raises NewerFormat."""
+    if rows.num_rows == 0:
+        return []
+    newest = max(rows.column("format_version").to_pylist())
+    if newest > FORMAT_VERSION:
+        raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
+    segments = _segment_batches(rows.column("segments"))
+    heads = zip(
+        rows.column("step").to_pylist(),
+        rows.column("decision").to_pylist(),
+        rows.column("request_id").to_pylist(),
+        rows.column("decided_at_ms").to_pylist(),
+        rows.column("leader_epoch").to_pylist(),
+        segments,
+        strict=True,
+    )
+    steps = []
+    for step, group in groupby(heads, key=lambda head: head[0]):
+        members = list(group)
+        decisions = [
+            Decided(_records.decode(text), batch, request) for _, text, request, _, _, batch in members
+        ]
+        steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
+    return steps
+
+
+def _segment_batches(column: pa.ChunkedArray) -> list[pa.RecordBatch]:
+    """The segments of each decision as a batch; slices of one buffer, nothing is copied per row."""
+    lists = column.combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
+    lists = lists.cast(pa.list_(SEGMENT_STRUCT))
+    lengths = np.nan_to_num(lists.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
+    batch = pa.RecordBatch.from_struct_array(lists.flatten())
+    starts = np.cumsum(lengths) - lengths
+    return [
+        batch.slice(start, length) if length else NO_SEGMENTS
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+    ]

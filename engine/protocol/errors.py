@@ -1,0 +1,186 @@
+"""Every refusal is one class, named after its code; the docstring's first line is what it means.
+
+Kafka's names and numbers are kept where Kafka has the error (``org.apache.kafka.common.protocol.Errors``);
+ours have no number. An error travels in a reply as `Refusal` and is raised again by the client.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+_BY_NAME: dict[str, type[LakeMQError]] = {}
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="outcome"):
+    """A refused request, as it stands in a reply: nothing of the request happened."""
+
+    error: str
+    message: str
+    found: Any = None
+    expected: Any = None
+
+
+class LakeMQError(Exception):
+    """A request was refused, or an operation failed, for the reason its class names."""
+
+    name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
+    code: ClassVar[int | None] = -1
+    retriable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, name: str = "", code: int | None = None, retriable: bool = False) -> None:
+        cls.name, cls.code, cls.retriable = name, code, retriable
+        _BY_NAME[name] = cls
+
+    def __init__(self, detail: str = "", *, found: Any = None, expected: Any = None) -> None:
+        self.detail, self.found, self.expected = detail, found, expected
+        super().__init__(detail)
+
+    def __str__(self) -> str:
+        meaning = (self.__doc__ or "").splitlines()[0]
+        text = f"{self.name}: {self.detail or meaning}"
+        if self.found is not None:
+            text += f" Found {self.found!r}."
+        if self.expected is not None:
+            text += f" Expected {self.expected}."
+        return text + (" Retrying may help." if self.retriable else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.name, self.detail, self.found, self.expected))
+
+    def refusal(self) -> Refusal:
+        return Refusal(self.name, self.detail, self.found, self.expected)
+
+
+def error_of(refusal: Refusal) -> LakeMQError:
+    """The error a refusal stands for; an unknown name (a newer engine) becomes the base class."""
+    return _rebuild(refusal.error, refusal.message, refusal.found, refusal.expected)
+
+
+def _rebuild(name: str, detail: str, found: Any, expected: Any) -> LakeMQError:
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        return LakeMQError(f"{name}: {detail}", found=found, expected=expected)
+    return cls(detail, found=found, expected=expected)
+
+
+def all_errors() -> list[type[LakeMQError]]:
+    """Every error class, in order of name (for the docs)."""
+    return [_BY_NAME[name] for name in sorted(_BY_NAME)]
+
+
+# -- names, topics, limits ------------------------------------------------------------------------------
+
+
+class OffsetOutOfRange(LakeMQError, name="OFFSET_OUT_OF_RANGE", code=1):
+    """The offset lies outside what the partition holds."""
+
+
+class UnknownTopicOrPartition(LakeMQError, name="UNKNOWN_TOPIC_OR_PARTITION", code=3):
+    """There is no such topic or partition."""
+
+
+class MessageTooLarge(LakeMQError, name="MESSAGE_TOO_LARGE", code=10):
+    """A message is larger than the topic's max.message.bytes."""
+
+
+class InvalidTopic(LakeMQError, name="INVALID_TOPIC_EXCEPTION", code=17):
+    """The name is not a valid topic name."""
+
+
+class InvalidTimestamp(LakeMQError, name="INVALID_TIMESTAMP", code=32):
+    """A timestamp is before 1970 or after 9999."""
+
+
+class TopicAlreadyExists(LakeMQError, name="TOPIC_ALREADY_EXISTS", code=36):
+    """A topic of this name exists already."""
+
+
+class InvalidPartitions(LakeMQError, name="INVALID_PARTITIONS", code=37):
+    """The number of partitions cannot be what was asked."""
+
+
+class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
+    """A parameter is unknown, of the wrong type or out of range."""
+
+
+class InvalidRequest(LakeMQError, name="INVALID_REQUEST", code=42):
+    """The request contradicts itself or what it names."""
+
+
+class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
+    """A row cannot be a message: a column is missing or of the wrong type."""
+
+
+class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):
+    """The client knew another shape of the topic; it must reload its metadata and repeat."""
+
+
+class FileMissing(LakeMQError, name="FILE_MISSING"):
+    """A data file the request names is not there, or not of the size named."""
+
+
+# -- idempotent producers -------------------------------------------------------------------------------
+
+
+class OutOfOrderSequenceNumber(LakeMQError, name="OUT_OF_ORDER_SEQUENCE_NUMBER", code=45):
+    """The producer's sequence leaves a gap: an earlier batch was lost."""
+
+
+class InvalidProducerEpoch(LakeMQError, name="INVALID_PRODUCER_EPOCH", code=47):
+    """A newer producer with the same id exists: this one is fenced."""
+
+
+class UnknownProducerId(LakeMQError, name="UNKNOWN_PRODUCER_ID", code=59):
+    """The producer id was never given out, or has expired."""
+
+
+# -- transactions, not yet offered ----------------------------------------------------------------------
+
+
+class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
+    """This version of the engine does not offer what was asked."""
+
+
+# -- clients, mailbox, engine ---------------------------------------------------------------------------
+
+
+class RequestTimedOut(LakeMQError, name="REQUEST_TIMED_OUT", code=7, retriable=True):
+    """No sequencer answered in time; the outcome of the request is unknown."""
+
+
+class ClientEnded(LakeMQError, name="CLIENT_ENDED"):
+    """This client's requests left a gap for too long, or it was silent past its expiry: open a new one."""
+
+
+class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
+    """Too many requests wait for the sequencer."""
+
+
+class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
+    """The producer's buffer is full and did not drain in time."""
+
+
+class IllegalState(LakeMQError, name="ILLEGAL_STATE"):
+    """The call is not legal now: it came in the wrong order, or the object is closed."""
+
+
+class StepTooOld(LakeMQError, name="STEP_TOO_OLD"):
+    """The step asked for has been compacted away."""
+
+
+class FileTruncated(LakeMQError, name="FILE_TRUNCATED"):
+    """A data file holds fewer rows than the log says."""
+
+
+class NamespaceError(LakeMQError, name="NOT_A_NAMESPACE"):
+    """The path holds no LakeMQ namespace, or one this version cannot open."""
+
+
+class NewerFormat(LakeMQError, name="NEWER_FORMAT"):
+    """The namespace was written by a newer version of LakeMQ: upgrade this one."""
+
+
+class NotLeader(LakeMQError, name="NOT_LEADER", retriable=True):
+    """Another sequencer leads this namespace."""

@@ -1,0 +1,30 @@
+"""The lease: one sequencer leads; the others stand by and take over when the journal has not moved for a lease."""
+
+from __future__ import annotations
+
+from .records import Decided, LeaderElected
+from .state import State
+
+
+def decide_take_over(state: State, leader: str, lease_ms: int) -> Decided:
+    """`leader` leads under the next epoch. Legal at any time: the journal's compare-and-append is the fence."""
+    return Decided(LeaderElected(leader, state.leader_epoch + 1, lease_ms))
+
+
+def decide_renew(state: State) -> Decided:
+    """The leader is alive though it has nothing to decide."""
+    return Decided(LeaderElected(state.leader, state.leader_epoch, state.lease_ms))
+
+
+def decide_resign(state: State) -> Decided:
+    """Nobody leads: a standby need not wait for the lease to run out."""
+    return Decided(LeaderElected("", state.leader_epoch, state.lease_ms))
+
+
+def may_lead(state: State, leader: str, journal_still_for_ms: int) -> bool:
+    """Whether `leader` may take the lease, the journal not having moved for that long on its own monotonic clock."""
+    return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
+
+
+def evolve_elected(state: State, record: LeaderElected) -> None:
+    state.leader, state.leader_epoch, state.lease_ms = record.leader, record.epoch, record.lease_ms

@@ -1,0 +1,103 @@
+"""Parameters: one declaration gives name, type, default, range and meaning; validation and docs follow from it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .errors import InvalidConfig
+
+Value = int | str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting. `choices` for words, `low`..`high` (both included) for whole numbers."""
+
+    name: str
+    default: Value
+    meaning: str
+    low: int | None = None
+    high: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def parse(self, raw: object) -> Value:
+        """`raw` as this parameter's value; raises InvalidConfig naming the key."""
+        if isinstance(self.default, int):
+            return self._whole_number(raw)
+        if not isinstance(raw, str) or raw not in self.choices:
+            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=" or ".join(self.choices))
+        return raw
+
+    def _whole_number(self, raw: object) -> int:
+        number: int | None = None
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            number = raw
+        elif isinstance(raw, str) and raw.strip().lstrip("-").isascii() and raw.strip().lstrip("-").isdigit():
+            number = int(raw)
+        if number is None or not self._within(number):
+            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
+        return number
+
+    def _within(self, number: int) -> bool:
+        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+
+    @property
+    def expected(self) -> str:
+        if self.choices:
+            return " or ".join(self.choices)
+        unit = {"ms": "milliseconds", "bytes": "bytes"}.get(self.name.rsplit(".", 1)[-1], "")
+        return f"a whole number of {unit}".rstrip(" of") + f" from {self.low} to {self.high}"
+
+
+class Parameters:
+    """A set of parameters, and values checked against them."""
+
+    def __init__(self, declared: Iterable[Parameter]) -> None:
+        self.declared: dict[str, Parameter] = {p.name: p for p in declared}
+
+    def defaults(self) -> dict[str, Value]:
+        return {name: p.default for name, p in self.declared.items()}
+
+    def parse(self, raw: Mapping[str, object]) -> dict[str, Value]:
+        """The values given, each checked; raises InvalidConfig for an unknown key or a bad value."""
+        return {key: self[key].parse(value) for key, value in raw.items()}
+
+    def __getitem__(self, key: str) -> Parameter:
+        if key not in self.declared:
+            near = difflib.get_close_matches(str(key), self.declared, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(self.declared))
+            raise InvalidConfig("Unknown parameter.", found=key, expected=hint)
+        return self.declared[key]
+
+
+_MAX_MS = 2**63 - 1
+
+TOPIC = Parameters(
+    [
+        Parameter(
+            "retention.ms", 604_800_000, "Age at which messages may be deleted; -1 keeps them.", -1, _MAX_MS
+        ),
+        Parameter(
+            "retention.bytes",
+            -1,
+            "Size of a partition above which its oldest messages may be deleted; -1: no bound.",
+            -1,
+            _MAX_MS,
+        ),
+        Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
+        Parameter(
+            "max.message.bytes", 1_048_588, "Largest message: key, value and headers together.", 1, 2**31 - 1
+        ),
+        Parameter(
+            "message.timestamp.type",
+            "CreateTime",
+            "Whose time a message bears: the producer's or the sequencer's.",
+            choices=("CreateTime", "LogAppendTime"),
+        ),
+        Parameter(
+            "partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")
+        ),
+    ]
+)

@@ -1,0 +1,93 @@
+"""Idempotent producers (KIP-98): one sequence per (producer, topic, partition), the last five appends remembered.
+
+A unit is all that one request puts into one partition. The same unit again is answered with its first offset and
+appended nowhere; a gap is refused; a new epoch restarts at 0; after 2147483647 comes 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .decision import Decision
+from .errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId, UnsupportedVersion
+from .records import Decided, ProducerExpired, ProducerInitialized, UnitAppended
+from .requests import InitProducer, ProducerDone
+from .state import Producer, State
+
+MAX_SEQUENCE = 2**31 - 1
+REMEMBERED = 5
+
+
+def decide_init(state: State, request: InitProducer) -> Decision:
+    """A producer id never given out before, epoch 0. Raises UnsupportedVersion for a transactional id."""
+    if request.transactional_id is not None:
+        raise UnsupportedVersion("Transactions are not offered yet.", found=request.transactional_id)
+    record = ProducerInitialized(state.next_producer_id, 0)
+    return Decision(ProducerDone(record.producer_id, record.producer_epoch), (Decided(record),))
+
+
+def check_producer(state: State, producer_id: int, producer_epoch: int) -> Producer:
+    """The producer; raises UnknownProducerId, InvalidProducerEpoch (a zombie)."""
+    producer = state.producers.get(producer_id)
+    if producer is None:
+        raise UnknownProducerId(found=producer_id, expected="an id from init_producer that has not expired")
+    if producer_epoch != producer.epoch:
+        raise InvalidProducerEpoch(
+            f"Producer {producer_id} is fenced.", found=producer_epoch, expected=f"epoch {producer.epoch}"
+        )
+    return producer
+
+
+def find_duplicate(
+    producer: Producer, topic_id: int, partition: int, base_sequence: int, record_count: int
+) -> UnitAppended | None:
+    """The remembered unit with the same range; None when the unit is the next one.
+
+    Raises OutOfOrderSequenceNumber when it is neither.
+    """
+    units = producer.units.get((topic_id, partition), ())
+    for unit in units:
+        if unit.base_sequence == base_sequence and unit.record_count == record_count:
+            return unit
+    expected = next_sequence(units[-1].base_sequence, units[-1].record_count) if units else 0
+    if base_sequence != expected:
+        raise OutOfOrderSequenceNumber(
+            f"The sequence for partition {partition} does not go on where it ended.",
+            found=base_sequence,
+            expected=expected,
+        )
+    return None
+
+
+def next_sequence(base_sequence: int, record_count: int) -> int:
+    """The sequence after `record_count` records from `base_sequence` on."""
+    return (base_sequence + record_count) % (MAX_SEQUENCE + 1)
+
+
+def decide_expiry(state: State, expiration_ms: int, now_ms: int) -> list[Decided]:
+    """Producers that were silent for `producer.id.expiration.ms` are forgotten."""
+    return [
+        Decided(ProducerExpired(producer_id))
+        for producer_id, producer in state.producers.items()
+        if now_ms - producer.seen_at_ms > expiration_ms
+    ]
+
+
+def evolve_initialized(state: State, record: ProducerInitialized) -> None:
+    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms)
+    state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
+
+
+def evolve_expired(state: State, record: ProducerExpired) -> None:
+    state.producers.pop(record.producer_id, None)
+
+
+def evolve_appended(
+    state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]
+) -> None:
+    # total: a reader that follows the tail has no producers loaded
+    producer = state.producers.setdefault(producer_id, Producer(producer_epoch, state.now_ms))
+    producer.seen_at_ms = state.now_ms
+    for unit in units:
+        key = (unit.topic_id, unit.partition)
+        producer.units[key] = (*producer.units.get(key, ()), unit)[-REMEMBERED:]

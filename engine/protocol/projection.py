@@ -1,0 +1,240 @@
+"""Projections: the rows that decisions add to the tables. Pure: the state and the steps in, Arrow tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from lakemq.tables.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.producers import PRODUCERS, ProducerRow
+from lakemq.tables.segments import SEGMENTS, SegmentRow
+from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
+
+from .codec import encode_config, encode_results
+from .records import (
+    AnyRecord,
+    Answered,
+    ClientRemoved,
+    DataFile,
+    DeadLettered,
+    FilesAdded,
+    Produced,
+    ProducerExpired,
+    ProducerInitialized,
+    RecordsDeleted,
+    StepDecisions,
+    TopicAltered,
+    TopicCreated,
+    TopicDeleted,
+)
+from .state import State, Topic
+
+
+def project(state: State, steps: Sequence[StepDecisions]) -> dict[str, pa.Table]:
+    """Rows per table, for all tables these steps change but `messages` and `watermarks`.
+
+    Holds: `state` is the fold up to the last of `steps`. Rows of a changelog bear that last step: what a key was in
+    between is in the journal.
+    """
+    tables = {
+        TOPICS.name: _topics(state, steps),
+        PARTITIONS.name: _partitions(state, steps),
+        SEGMENTS.name: _segments(steps),
+        PRODUCERS.name: PRODUCERS.table(
+            [*_producers(state, steps), *_applications(state, steps), *_clients(state, steps)]
+        ),
+        DEAD_LETTERS.name: DEAD_LETTERS.table(_dead_letters(steps)),
+    }
+    return {name: table for name, table in tables.items() if table.num_rows}
+
+
+def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
+    """The row that says: all tables are complete up to the state's step."""
+    row = WatermarkRow(
+        step=state.step,
+        floor=floor,
+        journal_start=journal_start,
+        decided_at_ms=state.now_ms,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        lease_ms=state.lease_ms,
+        next_topic_id=state.next_topic_id,
+        next_producer_id=state.next_producer_id,
+        subscriptions_step=state.subscriptions_step,
+    )
+    return WATERMARKS.table([row])
+
+
+def files_added(steps: Sequence[StepDecisions]) -> list[DataFile]:
+    """The data files to be registered in `messages`."""
+    return [file for _, record in _records(steps) if isinstance(record, FilesAdded) for file in record.files]
+
+
+def _records(steps: Sequence[StepDecisions]) -> Iterator[tuple[StepDecisions, AnyRecord]]:
+    return ((step, one.record) for step in steps for one in step.decisions)
+
+
+def _topics(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
+    changed = {
+        record.topic_id
+        for _, record in _records(steps)
+        if isinstance(record, TopicCreated | TopicAltered | TopicDeleted)
+    }
+    return TOPICS.table(_topic_row(state.step, state.topics[topic_id]) for topic_id in sorted(changed))
+
+
+def _topic_row(step: int, topic: Topic) -> TopicRow:
+    return TopicRow(
+        step=step,
+        topic_id=topic.topic_id,
+        topic=topic.topic,
+        partition_count=topic.partition_count,
+        config=encode_config(topic.config),
+        subscriptions=topic.subscriptions,
+        state="active" if topic.active else "deleted",
+    )
+
+
+def _partitions(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
+    changed: dict[int, set[int]] = {}
+    for step in steps:
+        for one in step.decisions:
+            record = one.record
+            if isinstance(record, TopicCreated | TopicAltered):
+                changed.setdefault(record.topic_id, set()).update(range(record.partitions))
+            elif isinstance(record, RecordsDeleted):
+                changed.setdefault(record.topic_id, set()).update(record.log_starts)
+            elif isinstance(record, Produced) and one.segments.num_rows:
+                _add_touched(changed, one.segments)
+    return pa.concat_tables(
+        [PARTITIONS.empty()]
+        + [_partition_rows(state.step, state.topics[t], sorted(p)) for t, p in sorted(changed.items())]
+    )
+
+
+def _add_touched(changed: dict[int, set[int]], segments: pa.RecordBatch) -> None:
+    topic_ids, partitions = segments.column("topic_id").to_numpy(), segments.column("partition").to_numpy()
+    for topic_id in set(topic_ids.tolist()):
+        changed.setdefault(topic_id, set()).update(partitions[topic_ids == topic_id].tolist())
+
+
+def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
+    n, chosen = len(partitions), np.array(partitions, np.int64)
+    columns = [
+        pa.repeat(step, n),
+        pa.repeat(topic.topic_id, n),
+        pa.repeat(topic.topic, n),
+        chosen.astype(np.int32),
+        topic.log_starts[chosen],
+        topic.high_watermarks[chosen],
+        topic.last_stable_offsets[chosen],
+    ]
+    return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
+
+
+def _segments(steps: Sequence[StepDecisions]) -> pa.Table:
+    tables = [SEGMENTS.empty()]
+    for step in steps:
+        batches = [one.segments for one in step.decisions if one.segments.num_rows]
+        if batches:
+            table = pa.Table.from_batches(batches)
+            tables.append(table.add_column(0, "step", pa.repeat(step.step, table.num_rows)))
+        cuts = [row for one in step.decisions for row in _cuts(step.step, one.record)]
+        if cuts:
+            tables.append(SEGMENTS.table(cuts))
+    return pa.concat_tables(tables)
+
+
+def _cuts(step: int, record: AnyRecord) -> list[SegmentRow]:
+    def cut(kind: str, partition: int, offset: int, topic_id: int, topic: str) -> SegmentRow:
+        return SegmentRow(
+            step=step,
+            kind=kind,
+            topic_id=topic_id,
+            topic=topic,
+            partition=partition,
+            base_offset=offset,
+            record_count=0,
+            transactional=False,
+            origin="publish",
+        )
+
+    if isinstance(record, RecordsDeleted):
+        return [cut("log_start", p, o, record.topic_id, record.topic) for p, o in record.log_starts.items()]
+    if isinstance(record, TopicDeleted):
+        return [cut("topic_deleted", -1, 0, record.topic_id, record.topic)]
+    return []
+
+
+def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
+    changed = {
+        record.producer_id
+        for _, record in _records(steps)
+        if isinstance(record, ProducerInitialized | ProducerExpired | Produced)
+        and record.producer_id is not None
+    }
+    for producer_id in sorted(changed):
+        producer = state.producers.get(producer_id)
+        units = [] if producer is None else [u for units in producer.units.values() for u in units]
+        yield ProducerRow(
+            step=state.step,
+            kind="producer",
+            name=str(producer_id),
+            producer_epoch=producer.epoch if producer else None,
+            units=[{name: getattr(u, name) for name in u.__struct_fields__} for u in units],
+            seen_at_ms=producer.seen_at_ms if producer else state.now_ms,
+            removed=producer is None,
+        )
+
+
+def _applications(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
+    changed = {
+        (record.txn_app_id, record.target)
+        for _, record in _records(steps)
+        if isinstance(record, Produced) and record.txn_app_id is not None
+    }
+    for app_id, target in sorted(changed):
+        known = state.applications[app_id, target]
+        yield ProducerRow(
+            step=state.step,
+            kind="application",
+            name=f"{target}:{app_id}",
+            version=known.version,
+            seen_at_ms=known.seen_at_ms,
+            removed=False,
+        )
+
+
+def _clients(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
+    changed = {r.client_id for _, r in _records(steps) if isinstance(r, Answered | ClientRemoved)}
+    for client_id in sorted(changed):
+        client = state.clients.get(client_id)
+        yield ProducerRow(
+            step=state.step,
+            kind="client",
+            name=client_id,
+            version=client.number if client else None,
+            answer=encode_results(client.results) if client else None,
+            seen_at_ms=client.seen_at_ms if client else state.now_ms,
+            removed=client is None,
+        )
+
+
+def _dead_letters(steps: Sequence[StepDecisions]) -> Iterator[DeadLetterRow]:
+    return (
+        DeadLetterRow(
+            step=step.step,
+            source=record.source,
+            batch_id=record.batch_id,
+            first_row=record.first_row,
+            record_count=record.record_count,
+            error=record.error,
+            reason=record.reason,
+            dead_at_ms=step.decided_at_ms,
+        )
+        for step, record in _records(steps)
+        if isinstance(record, DeadLettered)
+    )

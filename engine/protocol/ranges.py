@@ -1,0 +1,117 @@
+"""Ranges of rows as columns: checked, and laid end to end into dense offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidRequest
+from .requests import Ranges
+
+Column = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RangeColumns:
+    """Columns of equal length, one entry per range.
+
+    topic, file: indexes into the request's topics and files; unit: number of the range's (topic, partition) pair,
+    counted over all partitions of all topics of the request.
+    """
+
+    topic: Column
+    partition: Column
+    file: Column
+    first_row: Column
+    record_count: Column
+    min_timestamp_ms: Column
+    max_timestamp_ms: Column
+    unit: Column
+
+    @classmethod
+    def of(
+        cls,
+        ranges: Ranges,
+        partition_counts: Sequence[int],
+        file_rows: Sequence[int],
+        inline_first_row: int | None = None,
+    ) -> RangeColumns:
+        """The columns of a request's ranges; raises InvalidRequest where one lies outside what the request names.
+
+        partition_counts: per topic; file_rows: records per file; inline_first_row: where in the one file the rows of
+        the letter begin, for ranges whose file is -1.
+        """
+        lists = [
+            ranges.topic,
+            ranges.partition,
+            ranges.file,
+            ranges.first_row,
+            ranges.record_count,
+            ranges.min_timestamp_ms,
+            ranges.max_timestamp_ms,
+        ]
+        if len({len(column) for column in lists}) != 1:
+            raise InvalidRequest("The columns of the ranges differ in length.", found=[len(c) for c in lists])
+        topic, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
+        if inline_first_row is not None:
+            file, first_row = file + 1, first_row + inline_first_row
+        counts = np.array(partition_counts, np.int64)
+        _check(topic, partition, file, first_row, record_count, np.array(file_rows, np.int64), counts)
+        starts = np.cumsum(counts) - counts
+        return cls(topic, partition, file, first_row, record_count, low, high, starts[topic] + partition)
+
+    def where(self, mask: Mask) -> RangeColumns:
+        """The ranges selected by the mask."""
+        return RangeColumns(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+
+def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:
+    """The base offset of every range: each unit's ranges one after the other, in order, from its high watermark on.
+
+    high_watermarks: per unit.
+    """
+    if not len(unit):
+        return np.zeros(0, np.int64)
+    order = np.argsort(unit, kind="stable")
+    counts, grouped = record_count[order], unit[order]
+    before = np.cumsum(counts) - counts
+    opens = np.concatenate([[True], grouped[1:] != grouped[:-1]])
+    offsets = np.empty(len(order), np.int64)
+    offsets[order] = high_watermarks[grouped] + before - before[opens][np.cumsum(opens) - 1]
+    return offsets
+
+
+def _check(
+    topic: Column,
+    partition: Column,
+    file: Column,
+    first_row: Column,
+    record_count: Column,
+    file_rows: Column,
+    partition_counts: Column,
+) -> None:
+    known = (topic >= 0) & (topic < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
+    if known.all():
+        known = (partition >= 0) & (partition < partition_counts[topic])
+        known &= (first_row >= 0) & (record_count > 0) & (first_row + record_count <= file_rows[file])
+    if not known.all():
+        bad = int(np.argmin(known))
+        named = {
+            "topic": topic,
+            "partition": partition,
+            "file": file,
+            "first_row": first_row,
+            "record_count": record_count,
+        }
+        raise InvalidRequest(
+            "A range names a topic, partition, file or row that is not there.",
+            found={name: int(column[bad]) for name, column in named.items()},
+            expected=f"{len(partition_counts)} topics, {len(file_rows)} files, rows within the file",
+        )

@@ -1,0 +1,206 @@
+"""Decisions: what the journal holds and `evolve` folds. Facts in the past tense; each names its subject."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lakemq.tables.segments import SEGMENT_SCHEMA
+
+from .requests import AnyResult, DataFile
+
+FORMAT_VERSION = 1
+
+NO_SEGMENTS: pa.RecordBatch = pa.RecordBatch.from_pylist([], schema=SEGMENT_SCHEMA)
+
+
+class Record(msgspec.Struct, frozen=True, tag_field="record"):
+    """Base of all decisions. `tag` is the journal's kind."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def subject(self) -> str:
+        return ""
+
+
+class LeaderElected(Record, tag="leader_elected"):
+    """A sequencer took the lease, or renewed it; an empty leader gave it back."""
+
+    leader: str
+    epoch: int
+    lease_ms: int
+
+    @property
+    def subject(self) -> str:
+        return self.leader
+
+
+class TopicCreated(Record, tag="topic_created"):
+    topic_id: int
+    topic: str
+    partitions: int
+    config: dict[str, Any]
+    subscriptions: list[str]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class TopicAltered(Record, tag="topic_altered"):
+    """The topic as it is from now on."""
+
+    topic_id: int
+    topic: str
+    partitions: int
+    config: dict[str, Any]
+    subscriptions: list[str]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class TopicDeleted(Record, tag="topic_deleted"):
+    topic_id: int
+    topic: str
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class RecordsDeleted(Record, tag="records_deleted"):
+    """Partition -> new log start offset."""
+
+    topic_id: int
+    topic: str
+    log_starts: dict[int, int]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class FilesAdded(Record, tag="files_added"):
+    """Data files that segments or dead letters of this step point at: to be registered in `messages`."""
+
+    files: list[DataFile]
+
+
+class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
+    """What a producer's request put into one partition."""
+
+    topic_id: int
+    partition: int
+    base_sequence: int
+    record_count: int
+    base_offset: int
+
+
+class Produced(Record, tag="produced"):
+    """Rows became offsets. The segments travel beside the JSON, as columns (a batch of SEGMENT_SCHEMA)."""
+
+    target: str
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    units: list[UnitAppended] = []
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.target
+
+
+class DeadLettered(Record, tag="dead_lettered"):
+    """Rows that were refused, with the reason."""
+
+    source: str
+    batch_id: str
+    first_row: int
+    record_count: int
+    error: str
+    reason: str
+
+    @property
+    def subject(self) -> str:
+        return self.source
+
+
+class ProducerInitialized(Record, tag="producer_initialized"):
+    producer_id: int
+    producer_epoch: int
+
+    @property
+    def subject(self) -> str:
+        return str(self.producer_id)
+
+
+class ProducerExpired(Record, tag="producer_expired"):
+    producer_id: int
+
+    @property
+    def subject(self) -> str:
+        return str(self.producer_id)
+
+
+class Answered(Record, tag="answered"):
+    """A letter was decided with these results; the client's last ones are kept for a repeat."""
+
+    client_id: str
+    number: int
+    results: list[AnyResult]
+
+    @property
+    def subject(self) -> str:
+        return self.client_id
+
+
+class ClientRemoved(Record, tag="client_removed"):
+    """A client was silent for too long, or left a gap in its letters."""
+
+    client_id: str
+    reason: str
+
+    @property
+    def subject(self) -> str:
+        return self.client_id
+
+
+AnyRecord = (
+    LeaderElected
+    | TopicCreated
+    | TopicAltered
+    | TopicDeleted
+    | RecordsDeleted
+    | FilesAdded
+    | Produced
+    | DeadLettered
+    | ProducerInitialized
+    | ProducerExpired
+    | Answered
+    | ClientRemoved
+)
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A record with the segments that belong to it."""
+
+    record: AnyRecord
+    segments: pa.RecordBatch = NO_SEGMENTS
+    request_id: str | None = None
+
+
+class StepDecisions(msgspec.Struct, frozen=True):
+    """All that one micro-batch decided: one commit of the journal."""
+
+    step: int
+    decided_at_ms: int
+    leader_epoch: int
+    decisions: list[Decided]

@@ -1,0 +1,165 @@
+"""Topics: created, altered, deleted, cut off. Decide, and fold what was decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .decision import Decision
+from .errors import (
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidTopic,
+    OffsetOutOfRange,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from .names import check_subscription, check_topic_name, clashes
+from .parameters import TOPIC
+from .records import Decided, RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
+from .requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Done, TopicDone
+from .state import State, Topic
+
+MAX_PARTITIONS = 100_000
+
+
+def decide_create(state: State, request: CreateTopic) -> Decision:
+    """A new topic with dense, empty partitions.
+
+    Raises InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidConfig.
+    """
+    check_topic_name(request.topic)
+    if request.topic in state.topic_ids:
+        raise TopicAlreadyExists(found=request.topic)
+    if clash := clashes(request.topic, state.topic_ids):
+        raise InvalidTopic(
+            "The name differs from another topic's in '.' against '_' only.",
+            found=request.topic,
+            expected=f"not to clash with {clash!r}",
+        )
+    _check_partition_count(request.partitions)
+    for subscription in request.subscriptions:
+        check_subscription(subscription)
+    record = TopicCreated(
+        state.next_topic_id,
+        request.topic,
+        request.partitions,
+        dict(TOPIC.parse(request.config)),
+        request.subscriptions,
+    )
+    return Decision(TopicDone(record.topic_id, record.partitions), (Decided(record),))
+
+
+def decide_alter(state: State, request: AlterTopic) -> Decision:
+    """The topic with other settings, subscriptions, or more partitions (they take the next numbers).
+
+    Raises UnknownTopicOrPartition, InvalidPartitions (fewer partitions), InvalidConfig, InvalidTopic.
+    """
+    topic = state.topic(request.topic)
+    partitions = topic.partition_count if request.partitions is None else request.partitions
+    _check_partition_count(partitions)
+    if partitions < topic.partition_count:
+        raise InvalidPartitions(
+            "A topic cannot be given fewer partitions.",
+            found=partitions,
+            expected=f"at least {topic.partition_count}",
+        )
+    subscriptions = topic.subscriptions if request.subscriptions is None else request.subscriptions
+    for subscription in subscriptions:
+        check_subscription(subscription)
+    record = TopicAltered(
+        topic.topic_id, topic.topic, partitions, _altered_config(topic, request.config), list(subscriptions)
+    )
+    return Decision(TopicDone(topic.topic_id, partitions), (Decided(record),))
+
+
+def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
+    for key in changes:
+        TOPIC[key]  # unknown keys are refused, also when they are to be reset
+    config = {k: v for k, v in topic.config.items() if k not in changes}
+    config.update(TOPIC.parse({k: v for k, v in changes.items() if v is not None}))
+    changed = changes.get("partitioner", topic.setting("partitioner"))
+    if "partitioner" in changes and config.get("partitioner", TOPIC["partitioner"].default) != topic.setting(
+        "partitioner"
+    ):
+        raise InvalidConfig(
+            "The partitioner of a topic cannot change: keys would move to other partitions.",
+            found=changed,
+            expected=topic.setting("partitioner"),
+        )
+    return config
+
+
+def decide_delete(state: State, request: DeleteTopic) -> Decision:
+    """The topic and all it holds are gone; its id is never used again. Raises UnknownTopicOrPartition."""
+    topic = state.topic(request.topic)
+    return Decision(Done(), (Decided(TopicDeleted(topic.topic_id, topic.topic)),))
+
+
+def decide_delete_records(state: State, request: DeleteRecords) -> Decision:
+    """Offsets before the ones named are gone; the log start never moves back.
+
+    Raises UnknownTopicOrPartition, OffsetOutOfRange (beyond the high watermark).
+    """
+    topic = state.topic(request.topic)
+    log_starts: dict[int, int] = {}
+    for partition, before in request.before.items():
+        if not 0 <= partition < topic.partition_count:
+            raise UnknownTopicOrPartition(
+                f"{topic.topic} has no such partition.",
+                found=partition,
+                expected=f"0 to {topic.partition_count - 1}",
+            )
+        high_watermark = int(topic.high_watermarks[partition])
+        offset = high_watermark if before == -1 else before
+        if not 0 <= offset <= high_watermark:
+            raise OffsetOutOfRange(
+                f"Cannot delete records of {topic.topic}-{partition} before this offset.",
+                found=before,
+                expected=f"-1, or 0 to {high_watermark}",
+            )
+        if offset > topic.log_starts[partition]:
+            log_starts[partition] = offset
+    if not log_starts:
+        return Decision(Done())
+    return Decision(Done(), (Decided(RecordsDeleted(topic.topic_id, topic.topic, log_starts)),))
+
+
+def _check_partition_count(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidPartitions(
+            "The number of partitions is out of range.", found=partitions, expected=f"1 to {MAX_PARTITIONS}"
+        )
+
+
+def evolve_created(state: State, record: TopicCreated) -> None:
+    zeros = np.zeros(record.partitions, np.int64)
+    state.topics[record.topic_id] = Topic(
+        record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()
+    )
+    state.topic_ids[record.topic] = record.topic_id
+    state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
+    state.subscriptions_step = state.step
+
+
+def evolve_altered(state: State, record: TopicAltered) -> None:
+    topic = state.topics[record.topic_id]
+    added = np.zeros(record.partitions - topic.partition_count, np.int64)
+    topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
+    topic.log_starts = np.concatenate([topic.log_starts, added])
+    topic.config, topic.subscriptions = record.config, record.subscriptions
+    state.subscriptions_step = state.step
+
+
+def evolve_deleted(state: State, record: TopicDeleted) -> None:
+    # the entry stays until the projection has told of it; nothing finds it by name any more
+    state.topics[record.topic_id].active = False
+    state.topic_ids.pop(record.topic, None)
+    state.subscriptions_step = state.step
+
+
+def evolve_records_deleted(state: State, record: RecordsDeleted) -> None:
+    topic = state.topics[record.topic_id]
+    for partition, offset in record.log_starts.items():
+        topic.log_starts[partition] = max(int(topic.log_starts[partition]), offset)

@@ -1,0 +1,157 @@
+"""What a client sees: the projections at the watermark with the journal's tail laid over them, fresh to the last step.
+
+A view is consistent: watermark first, then the tables up to it, then a tail without a gap. Where housekeeping has moved
+on meanwhile (a floor above the watermark, a cut journal), the reader starts over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENTS
+from lakemq.tables.store import Store, TableHandle
+
+from .clock import Clock
+from .protocol import machine
+from .protocol.codec import decode_steps
+from .protocol.errors import LakeMQError, StepTooOld
+from .protocol.records import StepDecisions
+from .protocol.state import State, Topic
+from .recovery import load_state, read_watermark
+
+REBASE_MS = 15_000
+"""Age after which a reader takes a newer watermark, so that its overlay stays short."""
+
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets start <= offset < end of a partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+class Reader:
+    """Follows a namespace. Not thread-safe."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._loaded_at_ms: int | None = None
+        self._journal: TableHandle
+        self._segments: TableHandle
+        self.state = State()
+
+    def refresh(self) -> State:
+        """Topics and partitions as of the newest step. Cheap while little has happened since the last call."""
+        stale = self._loaded_at_ms is None or self._clock.steady_ms() - self._loaded_at_ms > REBASE_MS
+        if stale or not self._follow():
+            self._load()
+        return self.state
+
+    def _load(self) -> None:
+        for attempt in range(_ATTEMPTS):
+            if self._try_load():
+                self._loaded_at_ms = self._clock.steady_ms()
+                return
+            self._clock.sleep(5 * attempt)
+        raise LakeMQError("The namespace changes faster than it can be read.")
+
+    def _try_load(self) -> bool:
+        watermark = read_watermark(self._store)
+        try:
+            self.state = load_state(self._store, watermark, with_producers=False)
+        except StepTooOld:
+            return False
+        self._watermark_step = watermark.step
+        self._segments = self._store.open(SEGMENTS)
+        self._journal = self._store.open(JOURNAL)
+        self._overlay: list[pa.Table] = []
+        return self._fold(self._journal)
+
+    def _follow(self) -> bool:
+        """Fold what the journal has gained; False where its tail has a gap."""
+        before = self._journal.version
+        if self._journal.refresh() == before:
+            return True
+        return self._fold(self._journal)
+
+    def _fold(self, journal: TableHandle) -> bool:
+        rows = journal.read(step=(self.state.step + 1, None))
+        steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
+        if [s.step for s in steps] != list(range(self.state.step + 1, self.state.step + 1 + len(steps))):
+            return False
+        machine.replay(self.state, steps)
+        self._overlay += [_segments_of(step) for step in steps]
+        return True
+
+    def segments(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
+        """Data segments that overlap the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
+        if not ranges:
+            return SEGMENT_SCHEMA.empty_table()
+        low, high = min(r.partition for r in ranges), max(r.partition for r in ranges)
+        stored = self._segments.read(
+            SEGMENT_SCHEMA.names,
+            where=(pc.field("kind") == "data") & _overlapping(ranges),
+            topic_id=(topic.topic_id, topic.topic_id),
+            partition=(low, high),
+            base_offset=(None, max(r.end for r in ranges) - 1),
+            step=(None, self._watermark_step),
+        )
+        overlay = [t for t in self._overlay if t.num_rows]
+        mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
+        tail = pa.concat_tables(overlay).filter(mine) if overlay else SEGMENT_SCHEMA.empty_table()
+        found = pa.concat_tables([stored, tail]).sort_by(
+            [("partition", "ascending"), ("base_offset", "ascending")]
+        )
+        return clip(found, {r.partition: r for r in ranges})
+
+
+def _segments_of(step: StepDecisions) -> pa.Table:
+    return pa.Table.from_batches(
+        [one.segments for one in step.decisions if one.segments.num_rows], SEGMENT_SCHEMA
+    )
+
+
+def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:
+    """Segments that share an offset with one of the ranges."""
+    end = pc.field("base_offset") + pc.field("record_count")
+    bounds: dict[tuple[int, int], list[int]] = {}
+    for r in ranges:
+        bounds.setdefault((r.start, r.end), []).append(r.partition)
+    expression: pc.Expression | None = None
+    for (first, last), partitions in bounds.items():
+        one = pc.field("partition").isin(pa.array(partitions, pa.int32()))
+        one = one & (pc.field("base_offset") < last) & (end > first)
+        expression = one if expression is None else expression | one
+    assert expression is not None
+    return expression
+
+
+def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
+    """The segments cut to the range of their partition; `base_offset`, `first_row` and `record_count` follow."""
+    if segments.num_rows == 0:
+        return segments
+    partitions = segments.column("partition").to_pylist()
+    start = pa.array([ranges[p].start for p in partitions], pa.int64())
+    end = pa.array([ranges[p].end for p in partitions], pa.int64())
+    base, count = segments.column("base_offset"), segments.column("record_count")
+    skipped = pc.max_element_wise(pc.subtract(start, base), 0)
+    kept = pc.subtract(pc.min_element_wise(pc.add(base, count), end), pc.add(base, skipped))
+    sequence = pc.add(segments.column("base_sequence"), skipped)
+    changed = {
+        "base_offset": pc.add(base, skipped),
+        "record_count": kept,
+        "first_row": pc.add(segments.column("first_row"), skipped),
+        "base_sequence": sequence,
+    }
+    for name, column in changed.items():
+        segments = segments.set_column(segments.column_names.index(name), name, column)
+    return segments

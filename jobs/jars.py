@@ -1,0 +1,239 @@
+"""Delta's jars for Spark are resolved once, kept in a folder of the user, and never asked for again.
+
+    python -m lakemq.jobs.jars            resolve what is missing (the only step that needs a network)
+    python -m lakemq.jobs.jars --print    the kept jars, comma separated, for `spark-submit --jars`
+
+The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. A folder
+filled by hand (a machine without a network) is accepted as it is, if the bytes are the right ones.
+
+Ivy runs by itself, out of Spark's own jars, and is asked for the files of `JARS` alone: `spark.jars.packages`
+would fetch 33 jars (87 MB), most of them older copies of what Spark ships, and would ask a second repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DELTA_VERSION = "4.4.0"
+JAVA_VERSION_MIN = 17
+RESOLVE_TIMEOUT_S = 300
+MARKER = "complete"
+
+
+@dataclass(frozen=True)
+class Jar:
+    """A file of the public Maven repository, and what its bytes must hash to."""
+
+    organisation: str
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.version}.jar"
+
+
+# Found by experiment: these two serve all that Delta does on path tables and on Spark's own catalog (MERGE,
+# OPTIMIZE, VACUUM, streams, clones, change feed, deletion vectors, v2 checkpoints). Its kernel and Unity
+# Catalog jars are for tables of a Unity Catalog, and for `spark.databricks.delta.v2.enableMode = STRICT`.
+JARS = (
+    Jar(
+        "io.delta",
+        "delta-spark_4.2_2.13",
+        DELTA_VERSION,
+        "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    ),
+    Jar(
+        "io.delta",
+        "delta-storage",
+        DELTA_VERSION,
+        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    ),
+)
+
+# The resolver names no host: `m2compatible` alone means Ivy's default, Maven Central. With `usepoms` off it
+# asks for the jars and for nothing else.
+IVY_SETTINGS = """\
+<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+
+
+class MissingJars(RuntimeError):
+    """Delta's jars are not where a session looks for them; no job asks a repository when it starts."""
+
+    def __init__(self, where: str, command: str) -> None:
+        super().__init__(f"Delta's jars (version {DELTA_VERSION}) are not {where}. Run: {command}")
+
+
+class MissingJava(RuntimeError):
+    """Spark 4 runs on Java 17 or newer; in $JAVA_HOME, or else on the path, is no `java`, or an older one."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, found {found}."
+            " Install a JDK or JRE and put `java` on the path, or set JAVA_HOME."
+        )
+
+
+class JarsNotResolved(RuntimeError):
+    """Ivy could not bring a jar, or brought other bytes than the ones this version was tested with."""
+
+
+def java_command() -> str:
+    """The `java` that Spark will start, which is version 17 or newer. Raises MissingJava."""
+    java_home = os.environ.get("JAVA_HOME")
+    java = shutil.which(os.path.join(java_home, "bin", "java") if java_home else "java")
+    if java is None:
+        raise MissingJava(f"none in JAVA_HOME={java_home}" if java_home else "none on the path")
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(\d+)', done.stderr)
+    if version is None or int(version.group(1)) < JAVA_VERSION_MIN:
+        first_line = (done.stderr.strip() or "no answer to -version").splitlines()[0]
+        raise MissingJava(f"{java} ({first_line})")
+    return java
+
+
+def kept_folder() -> Path:
+    """Where the jars are kept, whether or not they are there."""
+    named = os.environ.get("LAKEMQ_JARS")
+    if named:
+        return Path(named).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "lakemq" / f"jars-{DELTA_VERSION}"
+
+
+def kept_jars() -> tuple[Path, ...]:
+    """The paths of all jars of `JARS`, which are complete. Raises MissingJars."""
+    folder = kept_folder()
+    if not _is_complete(folder):
+        raise MissingJars(f"in {folder}", f"{sys.executable} -m lakemq.jobs.jars")
+    return tuple(folder / jar.file_name for jar in JARS)
+
+
+def resolve() -> tuple[Path, ...]:
+    """The kept jars, fetched first if they are not there; a complete folder starts no JVM and asks nobody.
+
+    Two processes may resolve at once: each file appears whole, and the marker last. Raises MissingJava,
+    JarsNotResolved.
+    """
+    folder = kept_folder()
+    if not _is_complete(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not all(_is_right(folder / jar.file_name, jar) for jar in JARS):
+            _fetch_into(folder)
+        _put(folder / MARKER, _marker_text())
+    return kept_jars()
+
+
+def _marker_text() -> str:
+    return "".join(f"{jar.sha256}  {jar.file_name}\n" for jar in JARS)
+
+
+def _is_complete(folder: Path) -> bool:
+    marker = folder / MARKER
+    return (
+        marker.is_file()
+        and marker.read_text() == _marker_text()
+        and all((folder / jar.file_name).is_file() for jar in JARS)
+    )
+
+
+def _is_right(path: Path, jar: Jar) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
+
+
+def _put(path: Path, text: str) -> None:
+    """`path` holds `text`, never a part of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _fetch_into(folder: Path) -> None:
+    # Beside the files' last place, so that moving them there is a rename.
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work_name:
+        work = Path(work_name)
+        _run_ivy(work)
+        for jar in JARS:
+            fetched = work / "out" / jar.file_name
+            if not _is_right(fetched, jar):
+                raise JarsNotResolved(f"{jar.file_name} does not hash to the expected sha256 {jar.sha256}")
+            fetched.replace(folder / jar.file_name)
+
+
+def _run_ivy(work: Path) -> None:
+    (work / "settings.xml").write_text(IVY_SETTINGS)
+    (work / "ivy.xml").write_text(_ivy_module())
+    command = [java_command(), f"-Divy.default.ivy.user.dir={work}", "-jar", str(_bundled_ivy())]
+    command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
+    command += ["-cache", str(work / "cache"), "-retrieve", f"{work}/out/[artifact]-[revision].[ext]"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise JarsNotResolved(f"Ivy gave no answer in {RESOLVE_TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        last_lines = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
+        raise JarsNotResolved(f"Ivy could not bring Delta's jars; is there a network?\n{last_lines}")
+
+
+def _ivy_module() -> str:
+    wanted = "\n".join(
+        f'    <dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.version}"'
+        ' transitive="false" conf="default->*"/>'
+        for jar in JARS
+    )
+    return f"""\
+<ivy-module version="2.0">
+  <info organisation="lakemq" module="jars"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+{wanted}
+  </dependencies>
+</ivy-module>
+"""
+
+
+def _bundled_ivy() -> Path:
+    """Ivy's jar among the jars of the Spark that will run."""
+    spec = importlib.util.find_spec("pyspark")
+    homes = [os.environ.get("SPARK_HOME"), *(spec.submodule_search_locations or () if spec else ())]
+    for home in homes:
+        for path in sorted(Path(home).glob("jars/ivy-*.jar")) if home else ():
+            return path
+    raise JarsNotResolved("Spark's jars hold no Ivy; is pyspark installed whole?")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.jars", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--print", action="store_true", help="print the kept jars, comma separated; fetch nothing"
+    )
+    try:
+        if parser.parse_args(arguments).print:
+            print(",".join(map(str, kept_jars())))
+        else:
+            resolve()
+            print(f"Delta's jars are in {kept_folder()}")
+    except (MissingJars, MissingJava, JarsNotResolved) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

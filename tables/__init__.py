@@ -1,0 +1,1 @@
+"""What is stored, and the only I/O on it."""

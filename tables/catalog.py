@@ -1,0 +1,102 @@
+"""The Spark catalog of a namespace: a database with all tables, and the views `log` and `log_committed`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from .registry import TABLES
+from .spec import TableSpec
+from .store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TYPES = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+}
+
+
+def database_name(path: str) -> str:
+    """The last part of a namespace's path as the name of a database: letters, digits and underscores."""
+    last = path.rstrip("/").rsplit("/", 1)[-1].lower()
+    name = re.sub(r"[^a-z0-9_]+", "_", last).strip("_")
+    return name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
+
+
+def ddl_type(type: pa.DataType) -> str:
+    """A Spark SQL type."""
+    if pa.types.is_timestamp(type):
+        return "timestamp"
+    if pa.types.is_list(type):
+        return f"array<{ddl_type(type.value_type)}>"
+    if pa.types.is_struct(type):
+        return "struct<" + ",".join(f"{f.name}:{ddl_type(f.type)}" for f in type) + ">"
+    return _TYPES[type]
+
+
+def columns_ddl(spec: TableSpec) -> str:
+    """The columns of a table as a Spark schema string."""
+    return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in spec.stored_schema)
+
+
+def catalog_statements(path: str, store: Store) -> list[str]:
+    """SQL statements that make the namespace queryable; each may be run again."""
+    database = database_name(path)
+    tables = [
+        f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_quoted(store.uri(spec))}'"
+        for spec in TABLES
+    ]
+    views = [
+        f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
+        for name, query in VIEWS.items()
+    ]
+    return [f"CREATE DATABASE IF NOT EXISTS {database}", *tables, *views]
+
+
+def catalog_sql(path: str, store: Store) -> str:
+    """The statements as a script for `spark-sql -i`, which ends in the namespace's database."""
+    return "".join(f"{s};\n" for s in [*catalog_statements(path, store), f"USE {database_name(path)}"])
+
+
+def register(spark: SparkSession, path: str, store: Store) -> str:
+    """Register tables and views with a session; returns the database's name."""
+    for statement in catalog_statements(path, store):
+        spark.sql(statement)
+    return database_name(path)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+# The segments come first in the plan: Spark takes each table's snapshot when the plan reaches it, files are registered
+# in `messages` before the segments that point at them, hence every segment seen finds its rows.
+_LOG = """\
+SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
+       coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
+       m.key, m.value, m.headers,
+       s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
+       s.transactional, s.origin, s.batch_id, m.row, s.step
+FROM (
+  SELECT *,
+         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted
+  FROM {database}.segments
+) s
+JOIN {database}.messages m
+  ON m.batch_id = s.batch_id AND m.partition = s.file_partition
+ AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
+WHERE s.kind = 'data' AND s.deleted = 0
+  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""
+
+VIEWS: dict[str, str] = {
+    "log": _LOG,
+    "log_committed": "SELECT * FROM {database}.log",
+}

@@ -1,0 +1,28 @@
+"""`inbox`: the way in for plain SQL. The one table that Spark writes; the micro-batch job drains it exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .messages import HEADERS
+from .spec import BINARY, TEXT, TIME, TableSpec, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class InboxRow:
+    topic: str = column(TEXT, "Topic or destination.")
+    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
+    value: bytes | None = column(BINARY, "Payload.", nullable=True)
+    headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
+    timestamp: Any = column(TIME, "Time of the message; null: when it is drained.", nullable=True)
+
+
+INBOX = TableSpec(
+    name="inbox",
+    row=InboxRow,
+    shape="data",
+    keys=(),
+    comment="INSERT INTO inbox (topic, key, value) VALUES ...: published by the next micro-batch. "
+    "On a local disk, one JVM may insert at a time: Spark's commits to a local path are not atomic between processes.",
+)

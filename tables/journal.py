@@ -1,0 +1,37 @@
+"""`journal`: every decision, one commit per micro-batch; all other tables are projections of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from .segments import SEGMENT_STRUCT
+from .spec import INT32, INT64, TEXT, TableSpec, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalRow:
+    step: int = column(INT64, "The micro-batch that decided this; steps are consecutive.")
+    position: int = column(INT32, "Order of the decisions within the step, from 0.")
+    kind: str = column(TEXT, "What kind of decision: produced, topic_created, answered, ...")
+    subject: str = column(TEXT, "What it is about: a topic, a producer id, a client id.")
+    decision: str = column(TEXT, "The decision as JSON, but for the segments.")
+    segments: list[Any] | None = column(
+        pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.", nullable=True
+    )
+    request_id: str | None = column(TEXT, "The letter that asked for it: client id / number.", nullable=True)
+    decided_at_ms: int = column(INT64, "The sequencer's time of the decision, never going back.")
+    leader_epoch: int = column(INT64, "Epoch of the sequencer that decided.")
+    format_version: int = column(INT32, "Version of the decision's format.")
+
+
+JOURNAL = TableSpec(
+    name="journal",
+    row=JournalRow,
+    shape="log",
+    keys=("step", "position"),
+    sort_by=("step", "position"),
+    comment="The decisions, in order. The one table whose commit decides; all others follow from it.",
+)

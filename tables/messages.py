@@ -1,0 +1,36 @@
+"""`messages`: the data files. A payload is written once, and never copied on its way to a consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from .spec import BINARY, INT32, INT64, TEXT, TIME, TableSpec, column
+
+HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageRow:
+    batch_id: str = column(TEXT, "Random id of the file, which is also its name.")
+    row: int = column(INT64, "Number of the row in its file, from 0.")
+    topic: str = column(TEXT, "Destination it was published to; the topic that has it is its segment's.")
+    partition: int = column(INT32, "Partition by the hash of the key; negative for a refused row.")
+    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
+    value: bytes | None = column(BINARY, "Payload; null is a tombstone.", nullable=True)
+    headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)
+    timestamp: Any = column(TIME, "The producer's time.")
+    deliver_at: Any = column(TIME, "Not before this time, or null.", nullable=True)
+    expires_at: Any = column(TIME, "Not after this time, or null.", nullable=True)
+
+
+MESSAGES = TableSpec(
+    name="messages",
+    row=MessageRow,
+    shape="data",
+    keys=("batch_id", "row"),
+    sort_by=("batch_id", "row"),
+    comment="Message rows as they were published; segments say which of them are which offsets.",
+)

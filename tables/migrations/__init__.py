@@ -1,0 +1,1 @@
+"""Numbered, gapless changes of the stored format."""

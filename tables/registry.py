@@ -1,0 +1,38 @@
+"""All tables of a namespace, in the order in which they are created and projected."""
+
+from __future__ import annotations
+
+from .dead_letters import DEAD_LETTERS
+from .delayed import DELAYED
+from .groups import ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
+from .inbox import INBOX
+from .journal import JOURNAL
+from .messages import MESSAGES
+from .producers import PRODUCERS
+from .segments import SEGMENTS
+from .spec import TableSpec
+from .topics import PARTITIONS, TOPICS
+from .transactions import CONTROL_MARKERS, TRANSACTIONS
+from .watermarks import WATERMARKS
+
+TABLES: tuple[TableSpec, ...] = (
+    MESSAGES,
+    INBOX,
+    TOPICS,
+    PARTITIONS,
+    SEGMENTS,
+    CONTROL_MARKERS,
+    TRANSACTIONS,
+    PRODUCERS,
+    CONSUMER_OFFSETS,
+    GROUPS,
+    MEMBERS,
+    ASSIGNMENTS,
+    DELAYED,
+    DEAD_LETTERS,
+    WATERMARKS,
+    JOURNAL,
+)
+"""The journal last: a namespace whose journal is there is complete."""
+
+BY_NAME: dict[str, TableSpec] = {spec.name: spec for spec in TABLES}

@@ -1,0 +1,63 @@
+"""`segments`: which rows of which data file are which offsets of which partition, and how far each log reaches.
+
+All that the SQL views need to decide what is visible stands in this one table, written in one commit, because Spark
+takes the snapshots of two tables at two moments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentRow:
+    step: int = column(INT64, "The micro-batch that decided it.")
+    kind: str = column(
+        TEXT,
+        "data: rows of a file; log_start: offsets below base_offset are deleted; topic_deleted: the topic is gone.",
+    )
+    topic_id: int = column(INT64, "Id of the topic, never reused.")
+    topic: str = column(TEXT, "Name of the topic.")
+    partition: int = column(INT32, "Partition within the topic.")
+    base_offset: int = column(INT64, "Offset of the first row.")
+    record_count: int = column(INT64, "Number of offsets the segment spans.")
+    batch_id: str | None = column(
+        TEXT, "The data file: <batch_id>.parquet, and its column batch_id.", nullable=True
+    )
+    first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
+    file_partition: int | None = column(
+        INT32,
+        "Column partition of those rows in the file: with batch_id, what a join meets them by.",
+        nullable=True,
+    )
+    min_timestamp_ms: int | None = column(INT64, "Smallest message timestamp.", nullable=True)
+    max_timestamp_ms: int | None = column(INT64, "Largest message timestamp.", nullable=True)
+    append_time_ms: int | None = column(
+        INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages.", nullable=True
+    )
+    producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
+    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
+    base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
+    transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
+    origin: str = column(TEXT, "publish, delay, redelivery or dead_letter.")
+
+
+SEGMENTS = TableSpec(
+    name="segments",
+    row=SegmentRow,
+    shape="log",
+    keys=("topic_id", "partition", "base_offset", "kind"),
+    sort_by=("topic_id", "partition", "base_offset"),
+    comment="Ranges of rows in data files as dense offsets of partitions; what SQL sees hangs on this table alone.",
+)
+
+SEGMENT_SCHEMA: pa.Schema = pa.schema([f for f in SEGMENTS.stored_schema if f.name != "step"])
+"""A segment before its step is known: the columns of the table without `step`."""
+
+SEGMENT_STRUCT: pa.DataType = pa.struct(list(SEGMENT_SCHEMA))
+SEGMENT_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(SegmentRow) if f.name != "step")

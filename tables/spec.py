@@ -1,0 +1,88 @@
+"""How a table is declared: a frozen row class whose fields carry type and comment, and a `TableSpec` around it.
+
+DDL, the Spark catalog, the docs page of tables and every read and write follow from the spec; nothing else names a
+column's type. Only pyarrow is needed here, so that the pure protocol may share the columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Version of the stored format; a namespace of a newer one is refused."""
+
+VERSION_PROPERTY = "lakemq.schemaVersion"
+
+INT32, INT64, TEXT, BINARY, BOOL = pa.int32(), pa.int64(), pa.string(), pa.binary(), pa.bool_()
+TIME = pa.timestamp("us", tz="UTC")
+
+
+def column(type: pa.DataType, comment: str, *, nullable: bool = False) -> Any:
+    """A field of a row class: its Arrow type, what it holds, whether it may be null (then None is its default)."""
+    metadata = {"type": type, "comment": comment, "nullable": nullable}
+    return field(default=None, metadata=metadata) if nullable else field(metadata=metadata)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table of a namespace.
+
+    shape: `log` (rows are facts, each is written once), `changelog` (the newest row of a key at or below a step is
+    its state then), or `data` (the message files).
+    """
+
+    name: str
+    row: type
+    shape: Literal["log", "changelog", "data"]
+    keys: tuple[str, ...]
+    comment: str
+    sort_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows, in the order of the row class."""
+        return pa.schema(
+            [
+                pa.field(
+                    f.name,
+                    f.metadata["type"],
+                    nullable=f.metadata["nullable"],
+                    metadata={"comment": f.metadata["comment"]},
+                )
+                for f in dataclasses.fields(self.row)
+            ]
+        )
+
+    @cached_property
+    def stored_schema(self) -> pa.Schema:
+        """What Delta stores: the same columns, all nullable, without metadata (writers of any kind can match it)."""
+        return pa.schema([pa.field(f.name, f.type) for f in self.schema])
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """Delta table properties, the schema version among them."""
+        return {
+            "delta.logRetentionDuration": "interval 1 hours",
+            "delta.enableExpiredLogCleanup": "false",
+            "delta.checkpointInterval": "1000000",
+            **self.properties,
+            VERSION_PROPERTY: str(SCHEMA_VERSION),
+        }
+
+    def table(self, rows: Iterable[Any]) -> pa.Table:
+        """Row objects as an Arrow table of `stored_schema`."""
+        listed = list(rows)
+        return pa.table(
+            {f.name: pa.array([getattr(r, f.name) for r in listed], f.type) for f in self.stored_schema},
+            schema=self.stored_schema,
+        )
+
+    def empty(self) -> pa.Table:
+        return self.stored_schema.empty_table()

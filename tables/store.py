@@ -1,0 +1,341 @@
+"""The only Delta I/O. Every commit is a compare-and-append: it lands on the version the caller names, or not at all.
+
+Nothing here refreshes and retries: a conflict means that somebody else commits, and who may commit is decided above.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from .files import Files, LocalFiles
+from .spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
+
+APP_ID = "lakemq"
+"""Delta application id under which a projection notes the last step it holds."""
+
+FLOOR_ID = "lakemq-floor"
+"""Delta application id under which a merge notes the step below which it forgot what keys were."""
+
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+class CommitConflict(Exception):
+    """Somebody else committed to the table first: nothing was written."""
+
+
+class NotATable(Exception):
+    """There is no Delta table here, or one of another product."""
+
+
+class NewerTable(Exception):
+    """The table was written by a newer version."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A live data file of a table: path below the table, and what Delta's statistics say of its first column."""
+
+    path: str
+    size_bytes: int
+    record_count: int
+    statistics: Mapping[str, Any]
+
+    def overlaps(self, column: str, low: Any, high: Any) -> bool:
+        """Whether a row with low <= column <= high may be in the file; None is no bound."""
+        least, most = self.statistics.get(f"min.{column}"), self.statistics.get(f"max.{column}")
+        if least is None or most is None:
+            return True
+        return (low is None or most >= low) and (high is None or least <= high)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file that is there already and is to become part of a table."""
+
+    path: str
+    size_bytes: int
+    modified_ms: int
+    statistics: Mapping[str, Any]
+
+
+class TableHandle:
+    """A Delta table as of one version. Appends move it one version on; `refresh` moves it to the newest."""
+
+    def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
+        self._store, self.spec, self._table = store, spec, table
+
+    @property
+    def version(self) -> int:
+        return self._table.version()
+
+    def refresh(self) -> int:
+        """Move on to the newest version; returns it."""
+        self._table.update_incremental()
+        return self.version
+
+    def reopen(self) -> None:
+        """Load afresh. A handle grows slower with every commit since the last checkpoint it was loaded from."""
+        self._table = self._store.open(self.spec)._table
+
+    def last_step(self) -> int:
+        """The last step a projection wrote here; 0 before the first."""
+        return self._table.transaction_version(APP_ID) or 0
+
+    def floor(self) -> int:
+        """Steps below this one cannot be read as of then: a merge kept only what keys were at the floor."""
+        return self._table.transaction_version(FLOOR_ID) or 0
+
+    def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
+        """Commit `rows` as version `expected_version` + 1, durably; raises CommitConflict otherwise.
+
+        last_step: noted in the same commit as the last step the table holds.
+        """
+        self._expect(expected_version)
+        try:
+            write_deltalake(
+                self._table,
+                rows,
+                mode="append",
+                commit_properties=_commit(last_step),
+                post_commithook_properties=_NO_HOOKS,
+            )
+        except CommitFailedError as error:
+            raise CommitConflict(f"{self.spec.name}: {error}") from error
+        self._landed(expected_version)
+
+    def replace_at(
+        self,
+        expected_version: int,
+        add: Sequence[NewFile],
+        remove: Sequence[StoredFile] = (),
+        last_step: int | None = None,
+        floor: int | None = None,
+    ) -> None:
+        """Commit files that are there already as version `expected_version` + 1; raises CommitConflict otherwise.
+
+        With `remove`, the files added hold the same rows as the files removed, or fewer by design.
+        """
+        self._expect(expected_version)
+        swap, now_ms = bool(remove), int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics)))
+            for f in add
+        ]
+        actions += [RemoveAction(f.path, False, now_ms, f.size_bytes, {}) for f in remove]
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                commit_properties=_commit(last_step, floor),
+                post_commithook_properties=_NO_HOOKS,
+            )
+            self._table.update_incremental()
+        except CommitFailedError as error:
+            raise CommitConflict(f"{self.spec.name}: {error}") from error
+        self._landed(expected_version)
+
+    def _expect(self, version: int) -> None:
+        if self.version != version:
+            raise CommitConflict(f"{self.spec.name}: the handle is at version {self.version}, not {version}")
+
+    def _landed(self, expected_version: int) -> None:
+        if self.version != expected_version + 1:
+            raise CommitConflict(
+                f"{self.spec.name}: version {self.version} appeared after {expected_version}"
+            )
+        self._store.make_durable(self.spec, self.version)
+
+    def files(self) -> list[StoredFile]:
+        """All live data files with their statistics."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
+        columns = {n: actions.column(n).to_pylist() for n in names}
+        heads = zip(
+            *(actions.column(n).to_pylist() for n in ("path", "size_bytes", "num_records")), strict=True
+        )
+        return [
+            StoredFile(path, size, count or 0, {n: columns[n][i] for n in names})
+            for i, (path, size, count) in enumerate(heads)
+        ]
+
+    def files_with(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
+        """The live files that may hold rows within all bounds (column -> lowest, highest; None is no bound)."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        keep: Any = None
+        for column, (low, high) in bounds.items():
+            least, most = f"min.{column}", f"max.{column}"
+            if least not in actions.column_names:
+                continue
+            for test in (
+                None if low is None else pc.fill_null(pc.greater_equal(actions.column(most), low), True),
+                None if high is None else pc.fill_null(pc.less_equal(actions.column(least), high), True),
+            ):
+                if test is not None:
+                    keep = test if keep is None else pc.and_(keep, test)
+        if keep is not None:
+            actions = actions.filter(keep)
+        names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
+        return [
+            StoredFile(r["path"], r["size_bytes"], r["num_records"] or 0, {n: r[n] for n in names})
+            for r in actions.to_pylist()
+        ]
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        files: Sequence[StoredFile] | None = None,
+        **bounds: tuple[Any, Any],
+    ) -> pa.Table:
+        """Rows within all bounds (both ends included) for which `where` holds; columns in the order asked for.
+
+        files: only of these files. Whole files are passed over by their statistics, row groups by theirs.
+        """
+        chosen = self.files_with(**bounds) if files is None else files
+        names = list(columns) if columns is not None else self.spec.stored_schema.names
+        for column, (low, high) in bounds.items():
+            for test in (
+                None if low is None else pc.field(column) >= low,
+                None if high is None else pc.field(column) <= high,
+            ):
+                if test is not None:
+                    where = test if where is None else where & test
+        if not chosen:
+            return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
+        return self._dataset(chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
+
+    def _dataset(self, files: Sequence[StoredFile]) -> ds.Dataset:
+        paths = [f"{self.spec.name}/{unquote(f.path)}" for f in files]
+        return ds.dataset(
+            paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem
+        )
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of this version, so that loading is quick again."""
+        self._table.create_checkpoint()
+
+    def expire_log(self) -> None:
+        """Remove log entries older than logRetentionDuration that a checkpoint covers."""
+        self._table.cleanup_metadata()
+
+    def vacuum(self, retention_hours: int) -> list[str]:
+        """Remove data files that left the table more than `retention_hours` ago; returns their paths."""
+        return self._table.vacuum(
+            retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False
+        )
+
+    def commits_after(self, version: int) -> list[dict[str, Any]]:
+        """commitInfo of every later commit, newest first (operation, engineInfo, timestamp, ...)."""
+        return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
+
+
+class Store:
+    """The Delta tables of a namespace."""
+
+    def __init__(self, files: Files, storage_options: Mapping[str, str] | None = None) -> None:
+        self.files = files
+        self._options = dict(storage_options or {})
+        self.filesystem = arrow_filesystem(files)
+
+    def uri(self, spec: TableSpec) -> str:
+        return self.files.uri(spec.name)
+
+    def create(self, spec: TableSpec) -> None:
+        """Create the empty table unless it is there."""
+        if not self.exists(spec):
+            DeltaTable.create(
+                self.uri(spec),
+                schema=spec.stored_schema,
+                mode="ignore",
+                name=spec.name,
+                description=spec.comment,
+                configuration=spec.configuration,
+                storage_options=self._options,
+                raise_if_key_not_exists=False,
+            )
+
+    def exists(self, spec: TableSpec) -> bool:
+        return DeltaTable.is_deltatable(self.uri(spec), self._options)
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        """The table at its newest version. Raises NotATable, NewerTable."""
+        try:
+            table = DeltaTable(self.uri(spec), storage_options=self._options)
+            stored, configuration = pa.schema(table.schema()), table.metadata().configuration
+        except (TableNotFoundError, DeltaError, OSError) as error:
+            raise NotATable(f"{spec.name}: {_first_line(error)}") from error
+        version = configuration.get(VERSION_PROPERTY)
+        if version is None or not str(version).isdigit():
+            raise NotATable(
+                f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)"
+            )
+        if int(version) > SCHEMA_VERSION:
+            raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ knows {SCHEMA_VERSION}")
+        missing = [n for n in spec.stored_schema.names if n not in stored.names]
+        if missing:
+            raise NotATable(f"{spec.name}: columns {missing} are missing")
+        return TableHandle(self, spec, table)
+
+    def make_durable(self, spec: TableSpec, version: int) -> None:
+        """On a local disk: the commit of this version and the files it adds survive a power cut.
+
+        Object stores acknowledge nothing that could be lost; delta-rs does not fsync a local disk.
+        """
+        if not isinstance(self.files, LocalFiles):
+            return
+        folder = Path(self.files.root, spec.name)
+        entry = folder / "_delta_log" / f"{version:020d}.json"
+        added = [
+            folder / unquote(action["add"]["path"])
+            for action in map(json.loads, entry.read_text().splitlines())
+            if "add" in action
+        ]
+        for path in [*added, folder, entry, entry.parent]:
+            _fsync(path)
+
+
+def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:
+    noted = {APP_ID: last_step, FLOOR_ID: floor}
+    transactions = [Transaction(app, step) for app, step in noted.items() if step is not None]
+    return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def arrow_filesystem(files: Files) -> FileSystem:
+    """The files of a namespace as pyarrow reads them, paths counted from the root."""
+    if isinstance(files, LocalFiles):
+        return SubTreeFileSystem(files.root, LocalFileSystem())
+    return files.filesystem  # type: ignore[attr-defined, no-any-return]

@@ -1,0 +1,49 @@
+"""`topics` and `partitions`: the queues, and how far each of their logs reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from .spec import INT32, INT64, TEXT, TableSpec, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicRow:
+    step: int = column(INT64, "The micro-batch that decided it.")
+    topic_id: int = column(INT64, "Id, never reused.")
+    topic: str = column(TEXT, "Name.")
+    partition_count: int = column(INT32, "Number of partitions.")
+    config: str = column(TEXT, "What was set, as a JSON object; the rest are defaults.")
+    subscriptions: list[str] = column(pa.list_(TEXT), "Destinations it also receives.")
+    state: str = column(TEXT, "active or deleted.")
+
+
+TOPICS = TableSpec(
+    name="topics",
+    row=TopicRow,
+    shape="changelog",
+    keys=("topic_id",),
+    comment="The topics (queues), with their settings.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionRow:
+    step: int = column(INT64, "The micro-batch that decided it.")
+    topic_id: int = column(INT64, "Topic.")
+    topic: str = column(TEXT, "Its name.")
+    partition: int = column(INT32, "Partition.")
+    log_start_offset: int = column(INT64, "First offset that is still there.")
+    high_watermark: int = column(INT64, "Offset the next message gets.")
+    last_stable_offset: int = column(INT64, "Where read_committed ends: before the first open transaction.")
+
+
+PARTITIONS = TableSpec(
+    name="partitions",
+    row=PartitionRow,
+    shape="changelog",
+    keys=("topic_id", "partition"),
+    comment="How far the log of each partition reaches.",
+)

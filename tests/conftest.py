@@ -1,0 +1,45 @@
+"""What tests of several folders share.
+
+Tests are known by their folder: what kills processes or starts a JVM is marked so (`-m "not spark"`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+MARKED_FOLDERS = ("faults", "spark")
+PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
+
+# pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")])
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(CHECKOUT / "tests").parts[0]
+        if folder in MARKED_FOLDERS:
+            item.add_marker(folder)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built without a network and without a trace in the checkout."""
+    source = tmp_path_factory.mktemp("source")
+    for path in CHECKOUT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+    for folder in PACKAGE_FOLDERS:
+        shutil.copytree(CHECKOUT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import setuptools.build_meta as backend; backend.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (built,) = (source / "dist").glob("*.whl")
+    return built

@@ -1,0 +1,528 @@
+"""One suite of behaviours for everything that holds objects, then what is particular to each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
+
+from lakemq.tables import files as files_module
+from lakemq.tables.files import ArrowFiles, Files, LocalFiles, open_files
+
+
+def _parent_of(root: str) -> SubTreeFileSystem:
+    return SubTreeFileSystem(str(Path(root).parent), LocalFileSystem())
+
+
+IMPLEMENTATIONS: dict[str, Callable[[str], Files]] = {
+    "local": LocalFiles,
+    "local, named temporaries": lambda root: LocalFiles(root, named_temporaries=True),
+    "arrow": lambda root: ArrowFiles(LocalFileSystem(), root, f"file://{root}"),
+    "arrow, subtree": lambda root: ArrowFiles(_parent_of(root), Path(root).name, f"file://{root}"),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    """No root yet: the first object makes it."""
+    return IMPLEMENTATIONS[request.param](str(tmp_path / "root"))
+
+
+def everything(tmp_path: Path) -> list[str]:
+    """All that is on the disk, temporaries included."""
+    return sorted(str(p.relative_to(tmp_path / "root")) for p in tmp_path.rglob("*") if p.is_file())
+
+
+# -- put and get ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", bytes(range(256)) * 10_000, pa.py_buffer(b"buffer"), memoryview(b"..view..")[2:6]],
+    ids=["empty", "one", "large", "buffer", "view"],
+)
+def test_what_was_put_is_got(files: Files, tmp_path: Path, data, durable: bool):
+    files.put("folder/deep/name", data, durable=durable)
+    assert files.get("folder/deep/name") == bytes(data)
+    assert files.size("folder/deep/name") == len(bytes(data))
+    assert everything(tmp_path) == ["folder/deep/name"]
+
+
+def test_a_name_is_used_once(files: Files, tmp_path: Path):
+    files.put("a", b"first")
+    with pytest.raises(FileExistsError):
+        files.put("a", b"second")
+    with pytest.raises(FileExistsError), files.open_output("a") as sink:
+        sink.write(b"third")
+    assert files.get("a") == b"first"
+    assert everything(tmp_path) == ["a"]
+
+
+def test_what_is_not_there(files: Files):
+    files.put("folder/a", b"")
+    for name in ("b", "folder/b", "none/b", "folder/a/b"):
+        with pytest.raises((FileNotFoundError, NotADirectoryError)):
+            files.get(name)
+        assert files.size(name) is None
+        assert files.modified_ms(name) is None
+    with pytest.raises(FileNotFoundError):
+        files.get("b")
+    with pytest.raises(FileNotFoundError):
+        files.open_input("b")
+    # A folder is not an object.
+    assert files.size("folder") is None
+    assert files.modified_ms("folder") is None
+
+
+def test_modified_is_the_stores_time(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = time.time_ns() // 1_000_000
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    files.put("a", b"x")
+    monkeypatch.undo()
+    # The kernel stamps files with the time of its last tick, up to 10 ms ago.
+    assert before - 20 <= files.modified_ms("a") <= time.time_ns() // 1_000_000
+    os.utime(tmp_path / "root" / "a", ns=(0, 1_234_567_890_123_456_789))
+    assert files.modified_ms("a") == 1_234_567_890_123
+
+
+# -- list and delete ------------------------------------------------------------------------------------
+
+
+def test_list_names_what_is_directly_in_a_folder(files: Files, tmp_path: Path):
+    names = ["top", "box/c", "box/a", "box/b", "box/sub/d", "boxes/e"]
+    for name in names:
+        files.put(name, b"", durable=False)
+    (tmp_path / "root" / "box" / ".hidden").touch()
+    assert files.list("box") == files.list("box/") == ["box/a", "box/b", "box/c"]
+    assert files.list("box/sub") == ["box/sub/d"]
+    assert files.list("") == ["top"]
+    assert files.list("none") == []
+    assert len(files.list("box", limit=2)) == 2
+    assert set(files.list("box", limit=2)) < set(files.list("box"))
+    assert files.list("box", limit=0) == []
+    assert files.list("box", limit=10) == files.list("box")
+
+
+def test_nothing_is_there_before_the_first_object(files: Files, tmp_path: Path):
+    assert files.list("") == files.list("box") == []
+    files.delete(["box/a"])
+    files.delete_folder("box")
+    assert files.size("box/a") is None
+    assert not (tmp_path / "root").exists()
+
+
+def test_deleting_what_is_gone_is_fine(files: Files):
+    for name in "abc":
+        files.put(f"box/{name}", b"", durable=False)
+    files.delete(f"box/{name}" for name in "axc")
+    files.delete(["box/a", "box/b/c", "none/a"])
+    files.delete([])
+    assert files.list("box") == ["box/b"]
+
+
+def test_a_folder_is_deleted_and_can_be_used_again(files: Files, tmp_path: Path):
+    files.put("box/one/a", b"")
+    files.put("box/one/b", b"")
+    files.put("box/two/a", b"")
+    files.delete_folder("box/one")
+    files.delete_folder("box/one/")
+    assert not (tmp_path / "root/box/one").exists()
+    assert everything(tmp_path) == ["box/two/a"]
+    files.put("box/one/a", b"again")
+    assert files.get("box/one/a") == b"again"
+
+
+# -- streams --------------------------------------------------------------------------------------------
+
+
+def test_an_output_appears_on_a_clean_exit(files: Files, tmp_path: Path):
+    table = pa.table({"row": range(100_000)})
+    with files.open_output("data/a.parquet") as sink:
+        with pq.ParquetWriter(sink, table.schema) as writer:
+            writer.write_table(table)
+        assert files.list("data") == []
+        assert files.size("data/a.parquet") is None
+    assert everything(tmp_path) == ["data/a.parquet"]
+    with files.open_input("data/a.parquet") as source:
+        assert source.size() == files.size("data/a.parquet")
+        assert pq.read_table(source, columns=["row"]).equals(table)
+
+
+def test_an_output_may_be_empty_and_may_be_closed_by_its_writer(files: Files):
+    with files.open_output("empty"):
+        pass
+    with files.open_output("closed") as sink:
+        sink.write(b"x")
+        sink.close()
+    assert files.get("empty") == b""
+    assert files.get("closed") == b"x"
+    with files.open_input("empty") as source:
+        assert source.size() == 0
+        assert source.read() == b""
+
+
+def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path):
+
+    def interrupted() -> None:
+        with files.open_output("data/a") as sink:
+            sink.write(b"x" * 1_000_000)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert everything(tmp_path) == []
+
+
+def test_input_is_random_access(files: Files):
+    files.put("a", b"0123456789")
+    with files.open_input("a") as source:
+        source.seek(7)
+        assert source.read() == b"789"
+        assert source.read_at(3, 2) == b"234"
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../../x",
+        "a/..",
+        ".",
+        "./a",
+        "a//b",
+        "a/",
+        ".hidden",
+        "a/.b",
+        "a\0b",
+    ],
+)
+def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
+    (tmp_path / "x").write_bytes(b"outside")
+    calls = [
+        lambda: files.put(name, b""),
+        lambda: files.get(name),
+        lambda: files.size(name),
+        lambda: files.modified_ms(name),
+        lambda: files.delete([name]),
+        lambda: files.open_output(name).__enter__(),
+        lambda: files.open_input(name),
+        lambda: files.uri(name),
+    ]
+    if name not in ("", "a/"):
+        calls.append(lambda: files.list(name))
+    if name != "a/":
+        calls.append(lambda: files.delete_folder(name))
+    for call in calls:
+        with pytest.raises(ValueError, match="name of an object: found"):
+            call()
+    assert (tmp_path / "x").read_bytes() == b"outside"
+
+
+@pytest.mark.parametrize("name", ["a..", "a b", "ä%20", "a\\b", "x" * 200, "_delta_log", "a.b-c_d"])
+def test_odd_names_are_only_names(files: Files, name: str):
+    files.put(f"box/{name}", b"x")
+    assert files.list("box") == [f"box/{name}"]
+    assert files.get(f"box/{name}") == b"x"
+
+
+# -- faults ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_space_beyond(size: int) -> Iterator[None]:
+    """The kernel writes files up to `size` bytes and then fails, in the midst of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_out_of_space_leaves_nothing(files: Files, tmp_path: Path, durable: bool):
+    files.put("box/before", b"x")
+    with no_space_beyond(5_000):
+        with pytest.raises(OSError, match="File too large"):
+            files.put("box/a", b"x" * 10_000, durable=durable)
+        with pytest.raises(OSError, match="File too large"), files.open_output("box/b") as sink:
+            sink.write(b"x" * 1_000_000)
+        assert files.list("box") == ["box/before"]
+    assert everything(tmp_path) == ["box/before"]
+    files.put("box/a", b"x" * 10_000)
+
+
+def test_a_read_only_store_says_so(tmp_path: Path):
+    """As another user, because root may write anywhere."""
+    for make in IMPLEMENTATIONS.values():
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        root.mkdir(mode=0o555)
+        with as_nobody(tmp_path):
+            for durable in (True, False):
+                with pytest.raises(PermissionError):
+                    make(str(root)).put("a", b"x", durable=durable)
+                with pytest.raises(PermissionError):
+                    make(str(root)).put("box/a", b"x", durable=durable)
+        assert list(root.iterdir()) == []
+
+
+@contextmanager
+def as_nobody(path: Path) -> Iterator[None]:
+    """Without root's rights, with those of the owner of nothing."""
+    if os.geteuid() != 0:
+        yield
+        return
+    opened = []
+    for folder in [path, *path.parents]:
+        if folder.stat().st_mode & 0o005 != 0o005:
+            opened.append((folder, folder.stat().st_mode))
+            folder.chmod(folder.stat().st_mode | 0o005)
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for folder, mode in opened:
+            folder.chmod(mode)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_object_whose_folder_cannot_be_made_durable_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+):
+    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
+    files.put("box/before", b"")
+
+    def fail(folder: str) -> None:
+        raise OSError(5, "Input/output error", folder)
+
+    monkeypatch.setattr(files_module, "_sync_folder", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        files.put("box/a", b"x")
+    assert everything(tmp_path) == ["box/before"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+):
+    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
+    files.put("box/before", b"")
+    synced: list[tuple[str, list[str]]] = []
+    fsync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), files.list("box")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    files.put("box/a", b"x", durable=True)
+    (file, seen_then), (folder, seen_at_last) = synced
+    assert Path(file).parent == Path(folder) == tmp_path / "root/box"
+    assert seen_then == ["box/before"]
+    assert seen_at_last == ["box/a", "box/before"]
+    synced.clear()
+    if not named:
+        files.put("box/b", b"x", durable=False)
+        assert synced == []
+
+
+def test_without_unnamed_files_a_hidden_name_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = LocalFiles(str(tmp_path / "root"))
+    real = os.open
+
+    def as_on_nfs(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported", path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", as_on_nfs)
+    files.put("box/a", b"x")
+    assert files.get("box/a") == b"x"
+    assert everything(tmp_path) == ["box/a"]
+
+
+# -- several processes ----------------------------------------------------------------------------------
+
+
+def _put_all(root: str, mark: bytes, named: bool, count: int) -> int:
+    files = LocalFiles(root, named_temporaries=named)
+    won = 0
+    for i in range(count):
+        try:
+            files.put(f"box/{i:04d}", mark * 1_000, durable=False)
+        except FileExistsError:
+            continue
+        won += 1
+    return won
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_of_several_processes_one_gets_the_name(tmp_path: Path, named: bool):
+    root, count = str(tmp_path / "root"), 50 if named else 300
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        won = pool.starmap(_put_all, [(root, mark, named, count) for mark in (b"a", b"b", b"c", b"d")])
+    files = LocalFiles(root)
+    contents = [files.get(name) for name in files.list("box")]
+    assert sum(won) == len(contents) == count
+    assert all(content == content[:1] * 1_000 for content in contents)
+    assert [contents.count(mark * 1_000) for mark in (b"a", b"b", b"c", b"d")] == won
+
+
+def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Path):
+    files = LocalFiles(str(tmp_path / "root"))
+    script = (
+        "import sys, time; from lakemq.tables.files import LocalFiles\n"
+        "files = LocalFiles(sys.argv[1])\n"
+        "files.put('ready', b'')\n"
+        "while files.size('stop') is None: files.delete_folder('box'); time.sleep(1e-3)"
+    )
+    remover = subprocess.Popen([sys.executable, "-c", script, files.root], env=_environment())
+    try:
+        while files.size("ready") is None:
+            assert remover.poll() is None
+            time.sleep(0.01)
+        for i in range(5_000):
+            files.put(f"box/{i}", b"", durable=False)
+    finally:
+        files.put("stop", b"")
+        assert remover.wait(20) == 0
+
+
+def _environment() -> dict[str, str]:
+    """Of a process that imports what this one imports."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+# -- opening --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_a_path_opens_the_local_disk(tmp_path: Path, prefix: str):
+    files = open_files(f"{prefix}{tmp_path}/ro ot", {"AWS_REGION": "unused"})
+    assert isinstance(files, LocalFiles)
+    assert files.root == f"{tmp_path}/ro ot"
+    assert files.uri("a/b") == f"file://{tmp_path}/ro ot/a/b"
+    assert open_files(files.uri("a/b")).root == f"{tmp_path}/ro ot/a/b"
+
+
+def test_a_relative_path_is_fixed_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    files = open_files("data/mq")
+    monkeypatch.chdir("/")
+    assert files.root == f"{tmp_path}/data/mq"
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "file:relative",
+        "file://host/a",
+        "hdfs://host/a",
+        "s3://",
+        "s3:///a",
+        *(f"/a{c}b" for c in "%#?*[{|^\\\n"),
+    ],
+)
+def test_a_root_that_cannot_be_opened_is_refused(root: str):
+    with pytest.raises(ValueError, match=r"root: found .* expected"):
+        open_files(root)
+
+
+def test_s3_takes_delta_rs_options():
+    files = open_files(
+        "s3://bucket/a/mq/",
+        {
+            "AWS_ACCESS_KEY_ID": "id",
+            "aws_secret_access_key": "secret",
+            "AWS_REGION": "eu-central-1",
+            "AWS_ENDPOINT_URL": "http://localhost:9000",
+            "AWS_S3_ALLOW_UNSAFE_RENAME": "true",
+        },
+    )
+    assert isinstance(files, ArrowFiles)
+    assert files.uri("box/a") == "s3://bucket/a/mq/box/a"
+    expected = S3FileSystem(
+        access_key="id",
+        secret_key="secret",
+        region="eu-central-1",
+        endpoint_override="localhost:9000",
+        scheme="http",
+        allow_delayed_open=True,
+    )
+    assert files.filesystem.base_fs == expected
+    assert files.filesystem.base_path == "bucket/a/mq/"
+
+
+@pytest.mark.parametrize(
+    ("root", "options", "kind", "base"),
+    [
+        ("gs://bucket/mq", {"GOOGLE_SKIP_SIGNATURE": "true"}, "gcs", "bucket/mq"),
+        (
+            "abfss://container@account.dfs.core.windows.net/mq",
+            {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5"},
+            "abfs",
+            "container/mq",
+        ),
+        (
+            "az://container/mq",
+            {"azure_storage_account_name": "me", "AZURE_STORAGE_SAS_TOKEN": "sas"},
+            "abfs",
+            "container/mq",
+        ),
+    ],
+)
+def test_other_stores(root: str, options: dict[str, str], kind: str, base: str):
+    files = open_files(root, options)
+    assert isinstance(files, ArrowFiles)
+    inner = files.filesystem
+    assert (inner.base_fs.type_name, inner.base_path, files.root) == (kind, f"{base}/", root)
+
+
+@pytest.mark.parametrize(
+    ("root", "options", "message"),
+    [
+        ("gs://bucket/mq", {"GOOGLE_SERVICE_ACCOUNT": "/key.json"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://container/mq", {}, "AZURE_STORAGE_ACCOUNT_NAME: found none"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(root: str, options: dict[str, str], message: str):
+    with pytest.raises(ValueError, match=message):
+        open_files(root, options)
+
+
+def test_files_travel_to_executors(files: Files):
+    files.put("a", b"x")
+    assert pickle.loads(pickle.dumps(files)).get("a") == b"x"
+
+
+def test_importing_costs_neither_pyarrow_fs_nor_more():
+    script = "import sys, lakemq.tables.files; print('pyarrow.fs' in sys.modules, 'deltalake' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=_environment(), capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["False", "False"]

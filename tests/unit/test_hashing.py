@@ -1,0 +1,226 @@
+"""Golden vectors of three foreign hashes, and the columnar form against the scalar one."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakemq.engine.protocol.hashing import (
+    Partitioner,
+    java_hash,
+    murmur2,
+    murmur2_partition,
+    partitions_of,
+    shard,
+    xxhash64_partition,
+)
+
+SCALAR = {"xxhash64": xxhash64_partition, "murmur2": murmur2_partition}
+LARGEST = 2**31 - 1
+
+
+def test_every_partitioner_is_under_test():
+    assert set(SCALAR) == set(get_args(Partitioner))
+
+
+# -- golden vectors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        # semantics G
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"abc", 479470107),
+        (b"", 275646681),
+        # Kafka's UtilsTest.testMurmur2
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+    ],
+)
+def test_murmur2_is_kafkas(data: bytes, expected: int):
+    assert murmur2(data) == expected
+    assert murmur2_partition(data, 12) == (expected & 0x7FFFFFFF) % 12
+
+
+@pytest.mark.parametrize(
+    ("key", "spark"),
+    [  # xxhash64(binary) of Spark 4.2.0
+        (b"", -7444071767201028348),
+        (b"a", -8582455328737087284),
+        (b"N14228", 2818031054348419725),
+        (b"12345678", 6863040065134489090),
+        (b"flight-UA-1545", -3368535002642134087),
+        (b"x" * 31, -1716462135722163746),
+        (b"y" * 32, 5202031258905353636),
+        (b"0b1ee1d4-3d1c-4f0e-9d0e-7b1b2f1c9a55", -2397509278648290530),
+        (bytes(range(256)), -2156533592262354883),
+    ],
+)
+def test_xxhash64_is_sparks(key: bytes, spark: int):
+    for count in (1, 7, 8, 1000, LARGEST):
+        assert xxhash64_partition(key, count) == (spark % count + count) % count
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("test-group", 12), ("my-group", 12), ("polygenelubricants", 0)]
+)
+def test_shard_is_kafkas(name: str, expected: int):
+    assert shard(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("polygenelubricants", -(2**31)),
+        ("hello", 99162322),
+        ("Aa", 2112),
+        ("BB", 2112),
+        ("\u00e9", 233),
+        ("\U0001f600", 31 * 0xD83D + 0xDE00),  # its two surrogates
+        ("\ud83d", 0xD83D),  # one alone, as Java allows
+    ],
+)
+def test_java_hash(text: str, expected: int):
+    assert java_hash(text) == expected
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_there_is_no_partition_of_none(count: int):
+    for call in (
+        lambda: xxhash64_partition(b"k", count),
+        lambda: murmur2_partition(b"k", count),
+        lambda: shard("group", count),
+        lambda: partitions_of(pa.array([b"k"]), count, "xxhash64", 0),
+    ):
+        with pytest.raises(ValueError, match=rf"found {count}, expected at least 1"):
+            call()
+
+
+# -- columns --------------------------------------------------------------------------------------------
+
+partitioners = st.sampled_from(sorted(SCALAR))
+counts = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
+# Lengths around each branch of both hashes: words of 4 and 8 bytes, stripes of 32, tails, the long keys.
+keys_of_any_length = st.one_of(st.binary(max_size=40), st.binary(min_size=90, max_size=100))
+columns = st.lists(st.none() | keys_of_any_length, min_size=1, max_size=6)
+
+
+def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, start: int) -> list[int]:
+    """One key after the other."""
+    known = {key: SCALAR[partitioner](key, count) for key in set(keys) if key is not None}
+    found, nulls = [], 0
+    for key in keys:
+        found.append((start + nulls) % count if key is None else known[key])
+        nulls += key is None
+    return found
+
+
+@settings(deadline=None)
+@given(columns, st.sampled_from([1, 40, 200]), counts, partitioners, st.integers(-(10**12), 10**12))
+def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start):
+    # Repeated, because only groups of many keys of one length are hashed together.
+    keys = few * repeats
+    partitions = partitions_of(pa.array(keys, pa.binary()), count, partitioner, start)
+    assert partitions.dtype == np.int32
+    assert partitions.tolist() == expected_partitions(keys, count, partitioner, start)
+
+
+@settings(deadline=None)
+@given(columns, st.integers(0, 300), st.integers(0, 300), st.integers(0, 50), counts, partitioners)
+def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, count, partitioner):
+    keys = few * 60
+    whole = pa.array(keys, pa.binary())
+    cuts = sorted((min(first, len(keys)), min(second, len(keys))))
+    chunked = pa.chunked_array([whole[: cuts[0]], whole[cuts[0] : cuts[1]], whole[cuts[1] :]])
+    expected = expected_partitions(keys, count, partitioner, start)
+    assert partitions_of(chunked, count, partitioner, start).tolist() == expected
+
+
+@pytest.mark.parametrize("partitioner", sorted(SCALAR))
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 12, 15, 31, 32, 33, 36, 63, 64, 96, 97, 4_096, 4_097])
+def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length: int):
+    some = 20 if length > 100 else 300
+    raw = np.random.default_rng(length).bytes(length * some)
+    keys = [raw[i * length : (i + 1) * length] for i in range(some)]
+    expected = expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
+    array = pa.array([*keys, b"z" * (length + 1)], pa.binary())
+    assert partitions_of(array, 12, partitioner, 0).tolist() == expected
+    assert partitions_of(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
+
+
+def test_more_keys_than_a_block():
+    keys = [b"%06d" % i for i in range(40_000)]
+    mixed = [key[: 1 + i % 6] for i, key in enumerate(keys)]
+    for column in (keys, mixed):
+        for partitioner in SCALAR:
+            found = partitions_of(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
+            assert found == expected_partitions(column, 7, partitioner, 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(3),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
+    ids=str,
+)
+def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or "string" in str(kind)
+    keys = [b"abc", None, b"xyz", b"abc", None]
+    values = [key and key.decode() if text else key for key in keys]
+    array = pa.array(values, kind)
+    assert partitions_of(array, 12, "murmur2", 5).tolist() == expected_partitions(keys, 12, "murmur2", 5)
+
+
+@pytest.mark.parametrize(
+    "keys", [pa.array([], pa.binary()), pa.chunked_array([], pa.binary())], ids=["array", "chunked"]
+)
+def test_no_keys_no_partitions(keys):
+    assert partitions_of(keys, 3, "xxhash64", 0).tolist() == []
+
+
+def test_bytes_under_a_null_do_not_count():
+    stored = pa.array([b"abc", b"hidden", b"xyz"])
+    hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *stored.buffers()[1:]])
+    assert hidden.to_pylist() == [b"abc", None, b"xyz"]
+    assert partitions_of(hidden, 12, "xxhash64", 4).tolist() == [
+        xxhash64_partition(b"abc", 12),
+        4,
+        xxhash64_partition(b"xyz", 12),
+    ]
+
+
+def test_nulls_are_spread_evenly():
+    partitions = partitions_of(pa.nulls(1_000, pa.binary()), 7, "xxhash64", 3)
+    sizes = np.bincount(partitions, minlength=7)
+    assert partitions[:5].tolist() == [3, 4, 5, 6, 0]
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize(
+    "array", [pa.array([1, 2]), pa.array([[b"k"]]), pa.array([1, 2]).dictionary_encode()]
+)
+def test_keys_of_another_type_are_refused(array: pa.Array):
+    with pytest.raises(TypeError, match="expected binary or string"):
+        partitions_of(array, 3, "xxhash64", 0)
+
+
+def test_an_unknown_partitioner_is_refused():
+    with pytest.raises(ValueError, match="found 'md5', expected one of xxhash64, murmur2"):
+        partitions_of(pa.array([b"k"]), 3, "md5", 0)

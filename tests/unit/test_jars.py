@@ -1,0 +1,126 @@
+"""Jars are kept whole or not at all; what is missing is said with the command that mends it. No JVM here."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+
+from lakemq.jobs import jars
+from lakemq.jobs.session import spark_session
+
+JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the jars, not made yet; there is one jar to keep, and Ivy must not be asked."""
+    folder = tmp_path / "jars"
+    monkeypatch.setenv("LAKEMQ_JARS", str(folder))
+    monkeypatch.setattr(jars, "JARS", (JAR,))
+    ivy_brings(monkeypatch, None)
+    return folder
+
+
+def ivy_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+    def run(work: Path) -> None:
+        assert content is not None, "Ivy was asked"
+        (work / "out").mkdir()
+        (work / "out" / JAR.file_name).write_bytes(content)
+
+    monkeypatch.setattr(jars, "_run_ivy", run)
+
+
+def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+
+def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEMQ_JARS", "/kept")
+    assert jars.kept_folder() == Path("/kept")
+    monkeypatch.delenv("LAKEMQ_JARS")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert jars.kept_folder() == Path(f"/cache/lakemq/jars-{jars.DELTA_VERSION}")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert jars.kept_folder() == Path(f"/home/somebody/.cache/lakemq/jars-{jars.DELTA_VERSION}")
+
+
+def test_what_was_fetched_is_kept_and_never_asked_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ivy_brings(monkeypatch, b"right")
+    assert jars.resolve() == (folder / JAR.file_name,)
+    ivy_brings(monkeypatch, None)
+    assert jars.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
+    assert sorted(path.name for path in folder.iterdir()) == [jars.MARKER, JAR.file_name]
+
+
+def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ivy_brings(monkeypatch, b"wrong")
+    with pytest.raises(jars.JarsNotResolved, match="does not hash"):
+        jars.resolve()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
+    folder.mkdir()
+    (folder / JAR.file_name).write_bytes(b"right")
+    with pytest.raises(jars.MissingJars):
+        jars.kept_jars()
+    assert jars.resolve() == jars.kept_jars()
+
+
+def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ivy_brings(monkeypatch, b"right")
+    (gone,) = jars.resolve()
+    gone.unlink()
+    with pytest.raises(jars.MissingJars):
+        jars.kept_jars()
+    assert jars.resolve() == (gone,)
+
+
+def test_the_command_prints_the_jars_or_what_to_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jars.main(["--print"]) == 1
+    assert f"{sys.executable} -m lakemq.jobs.jars" in capsys.readouterr().err
+    ivy_brings(monkeypatch, b"right")
+    assert jars.main([]) == 0
+    capsys.readouterr()
+    assert jars.main(["--print"]) == 0
+    assert capsys.readouterr().out == f"{folder / JAR.file_name}\n"
+
+
+def test_java_17_or_newer_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, monkeypatch, "17")
+    assert jars.java_command() == str(tmp_path / "bin" / "java")
+
+
+@pytest.mark.parametrize("version", ["1.8.0_292", "11.0.2"])
+def test_an_older_java_is_refused(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path, monkeypatch, version)
+    with pytest.raises(jars.MissingJava, match=version):
+        jars.java_command()
+
+
+def test_a_java_home_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(jars.MissingJava, match="JAVA_HOME"):
+        jars.java_command()
+
+
+def test_a_session_without_jars_says_what_to_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    fake_java(tmp_path, monkeypatch, "17")
+    with pytest.raises(jars.MissingJars, match=r"Run: .* -m lakemq.jobs.jars"):
+        spark_session(master="local[1]")

@@ -1,0 +1,429 @@
+"""The mailbox over every kind of Files: one suite of behaviours, then its bounds and several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import LocalFileSystem
+
+from lakemq.tables.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
+
+NOW_MS = 1_732_176_000_123
+
+IMPLEMENTATIONS: dict[str, Callable[[str], Files]] = {
+    "local": LocalFiles,
+    "arrow": lambda root: ArrowFiles(LocalFileSystem(), root, f"file://{root}"),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    return IMPLEMENTATIONS[request.param](str(tmp_path))
+
+
+class Clock:
+    """Monotonic seconds that stand still unless told."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class CountingFiles(LocalFiles):
+    """Local files that count their listings, each of which takes a while of `clock`."""
+
+    def __init__(self, root: str, clock: Clock | None = None, listing_s: float = 0.0) -> None:
+        super().__init__(root)
+        self.listings = 0
+        self._clock, self._listing_s = clock, listing_s
+
+    def list(self, prefix: str, limit: int | None = None) -> list[str]:
+        self.listings += 1
+        if self._clock is not None:
+            self._clock.now_s += self._listing_s
+        return super().list(prefix, limit)
+
+
+def put_letters(root: Path, letters: Iterator[LetterName]) -> None:
+    """Straight into the folder, without a sync: many letters in little time."""
+    folder = root / "mailbox"
+    folder.mkdir(exist_ok=True)
+    for letter in letters:
+        os.close(os.open(f"{folder}/{letter.name}", os.O_CREAT | os.O_WRONLY))
+
+
+def numbers(letters: list[LetterName]) -> list[tuple[str, int]]:
+    return [(letter.client_id, letter.number) for letter in letters]
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+def test_a_name_says_coarse_time_client_and_number():
+    letter = LetterName.of("c-1.x", 42, NOW_MS)
+    assert letter.name == "1732176000000-c-1.x-0000000042"
+    assert LetterName.parse(letter.name) == letter
+    assert (letter.client_id, letter.number) == ("c-1.x", 42)
+
+
+@pytest.mark.parametrize(
+    "alien",
+    [
+        "",
+        "README",
+        "1732176000000-c",
+        "1732176000000-c-1",
+        "173217600000-c-0000000001",
+        "1732176000000--0000000001",
+        "1732176000000-c-0000000000",
+        "1732176000000-c-00000000001x",
+        "1732176000000-c/d-0000000001",
+        "1732176000000-c-0000000001\n",
+        "１７３２１７６００００００-c-0000000001",
+    ],
+)
+def test_other_names_are_not_letters(alien: str):
+    assert LetterName.parse(alien) is None
+
+
+@pytest.mark.parametrize(
+    "client_id", ["", ".", "..", "../x", "a/b", ".hidden", "-c", "x" * 129, "ä", "a b", "a\n"]
+)
+def test_what_is_not_a_client_id_is_refused(files: Files, client_id: str):
+    mailbox = Mailbox(files)
+    for call in (
+        lambda: mailbox.put(client_id, 1, b"", NOW_MS),
+        lambda: mailbox.reply(client_id, 1, b""),
+        lambda: mailbox.poll_reply(client_id, 1),
+        lambda: mailbox.forget_reply(client_id, 1),
+        lambda: mailbox.forget_client(client_id),
+    ):
+        with pytest.raises(ValueError, match="client id: found"):
+            call()
+    assert files.list("mailbox") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "now_ms", "message"),
+    [
+        (0, NOW_MS, "number of a letter: found 0, expected"),
+        (-1, NOW_MS, "number of a letter: found -1, expected"),
+        (10**10, NOW_MS, "number of a letter: found 10000000000, expected"),
+        (1, -1, "now_ms: found -1, expected"),
+        (1, 10**13, "now_ms: found 10000000000000, expected"),
+    ],
+)
+def test_what_does_not_fit_a_name_is_refused(files: Files, number: int, now_ms: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        Mailbox(files).put("c", number, b"", now_ms)
+
+
+# -- letters --------------------------------------------------------------------------------------------
+
+
+def test_a_letter_waits_until_it_is_discarded(files: Files):
+    client, sequencer = Mailbox(files), Mailbox(files)
+    assert sequencer.waiting(10) == []
+    name = client.put("c", 1, b"body", NOW_MS)
+    (letter,) = sequencer.waiting(10)
+    assert letter == LetterName(name, "c", 1)
+    assert sequencer.take(letter) == b"body"
+    assert sequencer.waiting(10) == [letter]
+    sequencer.discard([letter])
+    assert sequencer.waiting(10) == []
+    assert sequencer.take(letter) is None
+    sequencer.discard([letter])
+    sequencer.discard([])
+
+
+def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
+    mailbox = Mailbox(files)
+    order = [
+        ("b", 2, 5_999),
+        ("a", 10, 7_000),
+        ("a", 9, 7_900),
+        ("c", 1, 7_100),
+        ("b", 3, 6_000),
+        ("a", 8, 20_000),
+    ]
+    for client_id, number, now_ms in order:
+        mailbox.put(client_id, number, b"", now_ms)
+    expected = [("b", 2), ("b", 3), ("a", 9), ("a", 10), ("c", 1), ("a", 8)]
+    assert numbers(mailbox.waiting(10)) == expected
+
+
+def test_a_letter_is_put_once(files: Files):
+    mailbox = Mailbox(files)
+    name = mailbox.put("c", 1, b"first", NOW_MS)
+    with pytest.raises(LetterExists, match=f"found the letter '{name}' waiting, expected") as raised:
+        mailbox.put("c", 1, b"second", NOW_MS + 1)
+    assert raised.value.found == name
+    (letter,) = mailbox.waiting(10)
+    assert mailbox.take(letter) == b"first"
+
+
+def test_a_withdrawn_letter_is_gone(files: Files):
+    mailbox = Mailbox(files)
+    name = mailbox.put("c", 1, b"body", NOW_MS)
+    assert mailbox.withdraw(name) is True
+    assert mailbox.withdraw(name) is False
+    assert mailbox.waiting(10) == []
+
+
+def test_aliens_are_passed_over_and_reported(files: Files):
+    mailbox = Mailbox(files)
+    aliens = ["0-first", "README.txt", "zz"]
+    for alien in aliens:
+        files.put(f"mailbox/{alien}", b"")
+    files.put("mailbox/folder/1732176000000-c-0000000009", b"")
+    assert mailbox.waiting(1) == []
+    mailbox.put("c", 1, b"", NOW_MS)
+    assert numbers(mailbox.waiting(10)) == [("c", 1)]
+    assert numbers(mailbox.waiting(1)) == [("c", 1)]
+    assert mailbox.alien(10) == aliens
+    assert mailbox.alien(2) == aliens[:2]
+
+
+# -- replies --------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_there_until_it_is_forgotten(files: Files):
+    client, sequencer = Mailbox(files), Mailbox(files)
+    assert client.poll_reply("c", 1) is None
+    sequencer.reply("c", 1, b"answer")
+    sequencer.reply("c", 2, b"")
+    assert client.poll_reply("c", 1) == b"answer"
+    assert client.poll_reply("c", 2) == b""
+    client.forget_reply("c", 1)
+    client.forget_reply("c", 1)
+    assert client.poll_reply("c", 1) is None
+    assert client.poll_reply("c", 2) == b""
+
+
+def test_a_reply_written_again_stands_in_place_of_the_first(files: Files):
+    mailbox = Mailbox(files)
+    mailbox.reply("c", 1, b"")  # what a loss of power may leave of a reply
+    mailbox.reply("c", 1, b"answer")
+    assert mailbox.poll_reply("c", 1) == b"answer"
+
+
+def test_a_forgotten_client_leaves_nothing_and_others_stay(files: Files, tmp_path: Path):
+    mailbox = Mailbox(files)
+    for client_id in ("c", "cc"):
+        for number in (1, 2):
+            mailbox.reply(client_id, number, b"answer")
+    mailbox.forget_client("c")
+    mailbox.forget_client("c")
+    assert [path.name for path in (tmp_path / "replies").iterdir()] == ["cc"]
+    assert mailbox.poll_reply("cc", 2) == b"answer"
+    mailbox.reply("c", 3, b"late")
+    assert mailbox.poll_reply("c", 3) == b"late"
+
+
+# -- the limit ------------------------------------------------------------------------------------------
+
+
+def test_a_full_mailbox_refuses(files: Files):
+    clock = Clock()
+    mailbox = Mailbox(files, limit=3, monotonic_s=clock)
+    for number in (1, 2, 3):
+        mailbox.put("c", number, b"", NOW_MS)
+    clock.now_s += 1
+    with pytest.raises(MailboxFull, match="found 3 letters waiting, expected fewer than 3") as raised:
+        mailbox.put("c", 4, b"", NOW_MS)
+    assert (raised.value.found, raised.value.limit) == (3, 3)
+    assert len(mailbox.waiting(10)) == 3
+
+    mailbox.discard(mailbox.waiting(1))
+    with pytest.raises(MailboxFull):  # by the count of a moment ago
+        mailbox.put("c", 4, b"", NOW_MS)
+    clock.now_s += 1
+    mailbox.put("c", 4, b"", NOW_MS)
+    assert numbers(mailbox.waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
+
+
+def test_letters_are_counted_at_most_once_a_second(tmp_path: Path):
+    clock = Clock()
+    files = CountingFiles(str(tmp_path))
+    mailbox = Mailbox(files, monotonic_s=clock)
+    for number in range(1, 41):
+        mailbox.put("c", number, b"", NOW_MS)
+        clock.now_s += 0.1
+    assert files.listings == 4
+
+
+def test_counting_takes_a_twentieth_of_the_time_at_most(tmp_path: Path):
+    clock = Clock()
+    files = CountingFiles(str(tmp_path), clock, listing_s=3.0)
+    mailbox = Mailbox(files, monotonic_s=clock)
+    began_s = clock.now_s
+    for number in range(1, 101):
+        mailbox.put("c", number, b"", NOW_MS)
+        clock.now_s += 5.0
+    assert files.listings >= 2
+    assert (files.listings - 1) * 3.0 <= (clock.now_s - began_s) / 20
+
+
+@pytest.mark.parametrize("error", [MailboxFull(7, 5), LetterExists("name")])
+def test_errors_travel_between_processes(error: Exception):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+# -- a backlog ------------------------------------------------------------------------------------------
+
+
+def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
+    put_letters(tmp_path, (LetterName.of(f"c{i % 7}", i + 1, NOW_MS + i * 10) for i in range(1_000)))
+    files = CountingFiles(str(tmp_path))
+    mailbox = Mailbox(files)
+    seen: list[LetterName] = []
+    while letters := mailbox.waiting(100):
+        assert len(letters) == 100
+        mailbox.discard(letters)
+        seen += letters
+    assert len(set(seen)) == len(seen) == 1_000
+    assert seen == sorted(seen)
+    assert files.listings == 2
+
+
+def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
+    mailbox = Mailbox(files)
+    for number in range(1, 20):
+        mailbox.put("c", number, b"", NOW_MS)
+        letters = mailbox.waiting(5)
+        assert numbers(letters) == [("c", number)]
+        mailbox.discard(letters)
+
+
+def test_letters_that_are_gone_cost_no_turn(tmp_path: Path):
+    """Another sequencer took all that an old listing names: what is new still comes in the same call."""
+    put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
+    files = LocalFiles(str(tmp_path))
+    stale, other = Mailbox(files), Mailbox(files)
+    assert len(stale.waiting(5)) == 5
+    other.discard(other.waiting(100))
+    other.put("new", 1, b"", 9_000)
+    letters = stale.waiting(5)
+    assert numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
+    assert [stale.take(letter) is not None for letter in letters] == [False, False, True]
+
+
+def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
+    put_letters(tmp_path, (LetterName.of("gap", i, 1_000) for i in range(2, 52)))
+    mailbox = Mailbox(LocalFiles(str(tmp_path)))
+    for round in range(1, 4):
+        mailbox.put("c", round, b"", 2_000)
+        for _ in range(6):  # to the end of the last listing and through the next
+            found = [letter for letter in mailbox.waiting(20) if letter.client_id == "c"]
+            if found:
+                break
+        assert numbers(found) == [("c", round)]
+        mailbox.discard(found)
+
+
+def test_who_stops_at_a_letter_finds_the_rest_in_the_next_call(tmp_path: Path):
+    """A step may be full by bytes after a part of what it was named."""
+    put_letters(tmp_path, (LetterName.of("c", i, 1_000) for i in range(1, 101)))
+    mailbox = Mailbox(LocalFiles(str(tmp_path)))
+    taken: list[int] = []
+    while letters := mailbox.waiting(30):
+        step = letters[:7]
+        assert [mailbox.take(letter) for letter in step] == [b""] * len(step)
+        taken += [letter.number for letter in step]
+        mailbox.discard(step)
+    assert taken == list(range(1, 101))
+
+
+def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
+    """Many letters of one busy client, then one of a quiet client in each second."""
+    seconds, of_the_busy = 50, 2_000
+    put_letters(
+        tmp_path,
+        (
+            LetterName.of("busy", second * of_the_busy + i, second * 1_000)
+            if i
+            else LetterName.of("quiet", second + 1, second * 1_000)
+            for second in range(seconds)
+            for i in range(of_the_busy)
+        ),
+    )
+    files = CountingFiles(str(tmp_path))
+    sequencer = Mailbox(files)
+    clock = Clock()
+
+    longest_s, at_the_quiet, seen = 0.0, [], 0
+    for step in range(seconds * of_the_busy // 1_000):
+        began_s = time.perf_counter()
+        letters = sequencer.waiting(1_000)
+        longest_s = max(longest_s, time.perf_counter() - began_s) if step else 0.0
+        seen += len(letters)
+        at_the_quiet += [(step, letter.number) for letter in letters if letter.client_id == "quiet"]
+    assert seen == seconds * of_the_busy
+    assert files.listings == 1
+    # The quiet client comes in with the second it wrote in, however many letters of later seconds wait.
+    assert at_the_quiet == [(2 * second + 1, second + 1) for second in range(seconds)]
+    assert longest_s < 0.1, "a call that needs no listing costs no more for the backlog"
+
+    full = Mailbox(files, limit=seconds * of_the_busy, monotonic_s=clock)
+    with pytest.raises(MailboxFull, match="found 100000 letters"):
+        full.put("c", 1, b"", NOW_MS)
+    shutil.rmtree(tmp_path)  # pytest would keep all these files for a while
+
+
+# -- several processes ----------------------------------------------------------------------------------
+
+
+def _client(root: str, client_id: str, letters: int) -> list[bytes | None]:
+    """Put letters, ask for each reply, as fast as it goes."""
+    mailbox = Mailbox(LocalFiles(root))
+    replies: list[bytes | None] = []
+    for number in range(1, letters + 1):
+        mailbox.put(client_id, number, f"{client_id}/{number}".encode(), time.time_ns() // 1_000_000)
+    for number in range(1, letters + 1):
+        until = time.monotonic() + 20
+        while (reply := mailbox.poll_reply(client_id, number)) is None and time.monotonic() < until:
+            time.sleep(0.002)
+        replies.append(reply)
+        mailbox.forget_reply(client_id, number)
+    mailbox.forget_client(client_id)
+    return replies
+
+
+def test_several_processes_put_while_one_takes(tmp_path: Path):
+    clients, letters = 4, 100
+    sequencer = Mailbox(LocalFiles(str(tmp_path)))
+    taken: Counter[tuple[str, int]] = Counter()
+    next_number = Counter({f"c{i}": 1 for i in range(clients)})
+    with multiprocessing.get_context("spawn").Pool(clients) as pool:
+        arguments = [(str(tmp_path), client_id, letters) for client_id in next_number]
+        result = pool.starmap_async(_client, arguments)
+        while not result.ready():
+            step: list[LetterName] = []
+            for letter in sequencer.waiting(50):
+                body = sequencer.take(letter)
+                if letter.number != next_number[letter.client_id]:
+                    continue  # the listing was ahead of itself: wait for the one before
+                assert body == f"{letter.client_id}/{letter.number}".encode()
+                next_number[letter.client_id] += 1
+                taken[letter.client_id, letter.number] += 1
+                step.append(letter)
+            for letter in step:
+                sequencer.reply(letter.client_id, letter.number, f"re: {letter.number}".encode())
+            sequencer.discard(step)
+        replies = result.get(30)
+    assert taken == Counter((client_id, n) for client_id in next_number for n in range(1, letters + 1))
+    assert replies == [[f"re: {n}".encode() for n in range(1, letters + 1)]] * clients
+    assert sequencer.waiting(10) == []
+    assert list((tmp_path / "replies").iterdir()) == []
