@@ -8,7 +8,7 @@ Three hashes, each fixed by somebody else and never to be changed here:
 
 A columnar form equals its scalar form for every key. It reads all keys of one length together, as strided
 little-endian words straight from the Arrow buffer, because numpy then pays per word of a column, not per key.
-Measured on one core, million keys/s: 20 to 80 of one length (8 to 36 bytes), 7 to 25 of mixed lengths (to 64
+Measured on one core, million keys/s: 20 to 80 of one length (8 to 36 bytes), 6 to 25 of mixed lengths (to 64
 bytes), where one call a key gives 4.5.
 """
 

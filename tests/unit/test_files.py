@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -349,6 +350,41 @@ def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
     if not named:
         files.put("box/b", b"x", durable=False)
         assert synced == []
+
+
+def test_durable_syncs_every_folder_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: list[Path] = []
+    sync = files_module._sync_folder
+
+    def recording(path: str) -> None:
+        synced.append(Path(path))
+        sync(path)
+
+    monkeypatch.setattr(files_module, "_sync_folder", recording)
+    files = LocalFiles(str(tmp_path / "root"))
+    files.put("box/deep/a", b"x")
+    assert sorted(synced) == [tmp_path, tmp_path / "root", tmp_path / "root/box", tmp_path / "root/box/deep"]
+    synced.clear()
+    files.put("box/deep/b", b"x")
+    assert synced == [tmp_path / "root/box/deep"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EPERM])
+def test_a_folder_that_goes_while_a_file_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    files = LocalFiles(str(tmp_path / "root"))
+    (tmp_path / "root/box").mkdir(parents=True)
+    real = os.open
+
+    def as_it_goes(path: str, flags: int, *rest: int) -> int:
+        monkeypatch.setattr(os, "open", real)
+        os.rmdir(path)
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(os, "open", as_it_goes)
+    files.put("box/a", b"x")
+    assert files.get("box/a") == b"x"
 
 
 def test_without_unnamed_files_a_hidden_name_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
