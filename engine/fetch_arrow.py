@@ -53,10 +53,7 @@ def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
 
 def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
     columns = ("partition", "base_offset", "record_count", "batch_id", "first_row", "append_time_ms")
-    ranges = [
-        _Range(*values)
-        for values in zip(*(plan.segments.column(c).to_pylist() for c in columns), strict=True)
-    ]
+    ranges = [_Range(*values) for values in zip(*(plan.segments.column(c).to_pylist() for c in columns), strict=True)]
     by_file: dict[str, list[int]] = {}
     for i, one in enumerate(ranges):
         by_file.setdefault(one.batch_id, []).append(i)
@@ -67,9 +64,7 @@ def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
         yield _message_table(plan.topic, one, read.pop(i))
 
 
-def _read_file(
-    files: Files, batch_id: str, ranges: list[tuple[int, _Range]]
-) -> Iterator[tuple[int, pa.Table]]:
+def _read_file(files: Files, batch_id: str, ranges: list[tuple[int, _Range]]) -> Iterator[tuple[int, pa.Table]]:
     """Rows of each range; only row groups that hold some of them are read."""
     try:
         source = files.open_input(file_name(batch_id))
@@ -126,7 +121,7 @@ def _message_table(topic: str, one: _Range, rows: pa.Table) -> pa.Table:
 
 
 def first_at_or_after(files: Files, plan: FetchPlan, time_ms: int) -> tuple[int, int] | None:
-    """Offset and timestamp (ms) of the first message of a one-partition plan whose timestamp is not before `time_ms`."""
+    """Offset and timestamp (ms) of the first message of a one-partition plan that is not before `time_ms`."""
     for piece in _pieces(files, plan):
         stamps = pc.cast(pc.cast(piece.column("timestamp"), pa.int64()), pa.int64())
         late = pc.greater_equal(stamps, time_ms * 1000)

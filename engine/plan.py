@@ -1,4 +1,4 @@
-"""What a fetch reads: offsets asked for -> ranges per partition -> row ranges of data files. One plan, two executions."""
+"""What a fetch reads: positions -> ranges of offsets -> row ranges of data files. One plan, two executions."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class FetchPlan:
 
 def check_isolation(isolation: str) -> None:
     if isolation not in ("read_committed", "read_uncommitted"):
-        raise InvalidRequest(
-            "Unknown isolation.", found=isolation, expected="read_committed or read_uncommitted"
-        )
+        raise InvalidRequest("Unknown isolation.", found=isolation, expected="read_committed or read_uncommitted")
 
 
 def plan_fetch(
@@ -48,9 +46,7 @@ def plan_fetch(
 ) -> FetchPlan:
     """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds."""
     ranges = tuple(
-        OffsetRange(partition, starts[partition], ends[partition])
-        for partition in sorted(starts)
-        if partition in ends
+        OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
     limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
     for r in ranges:
@@ -76,9 +72,7 @@ def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
     return dict(enumerate(limit.tolist()))
 
 
-def explicit_offsets(
-    topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]
-) -> dict[int, int]:
+def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
     """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
     first = beginning_offsets(topic)
     offsets = {}

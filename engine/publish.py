@@ -1,9 +1,10 @@
-"""Publishing rows that are at hand in Arrow: they ride in the request when they are few, else in a file of their own."""
+"""Publishing rows that are at hand in Arrow: few ride in the request, many get files of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -13,8 +14,8 @@ import pyarrow as pa
 from lakemq.tables.files import Files
 
 from . import crash
+from .arrange import Arranged, Copy, Run, arrange
 from .clock import Clock
-from .arrange import Arranged, arrange
 from .compose import Sequences, produce_request, ranges_of, refuse_all
 from .datafile import WrittenFile, write_data_file
 from .protocol.errors import RequestTimedOut, StaleTopicMetadata
@@ -24,6 +25,12 @@ from .requester import Requester
 from .routing import Route, find_route
 
 OnError = Literal["dead_letter", "fail"]
+
+SLICE_ROWS = 1 << 18
+"""Rows of a data file; a larger body is written as several."""
+
+Part = tuple[int, Copy, Sequence[Run]]
+"""File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
 
@@ -67,9 +74,8 @@ class ArrowPublisher:
         deadline_ms = self._clock.steady_ms() + timeout_ms
         for attempt in range(_STALE_RETRIES):
             route = self._route(destination)
-            arranged = arrange(route.copies, body, asked, self._keyless)
             try:
-                result = self._send(route, arranged, on_error, sequences, application, deadline_ms)
+                result = self._send(route, body, asked, on_error, sequences, application, deadline_ms)
             except StaleTopicMetadata:
                 self._routes.clear()
                 if attempt == _STALE_RETRIES - 1:
@@ -87,27 +93,22 @@ class ArrowPublisher:
     def _send(
         self,
         route: Route,
-        arranged: Arranged,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
         on_error: OnError,
         sequences: Sequences | None,
         application: ApplicationVersion | None,
         deadline_ms: int,
     ) -> Published:
-        inline = arranged.rows.nbytes <= self._inline_max_bytes
-        parts = [(-1 if inline else 0, copy, runs) for copy, runs in arranged.runs]
+        rows, parts, written = self._placed(route, body, asked)
         ranges, refused = ranges_of(route, parts)
         if refused and on_error == "fail":
             raise refuse_all(refused)
         producer = sequences.of(route, ranges) if sequences else None
-        written: list[WrittenFile] = []
-        if not inline:
-            written = [write_data_file(self._files, self._new_id(), arranged.rows)]
-            self._reached("publish.file_written")
         request = produce_request(route, ranges, refused, written, producer, application)
         while True:
-            future = self._requester.submit(request, arranged.rows if inline else None)
             try:
-                result = published(future)
+                result = published(self._requester.submit(request, rows))
             except RequestTimedOut:
                 repeatable = sequences is not None or application is not None
                 if repeatable and self._clock.steady_ms() < deadline_ms:
@@ -116,6 +117,26 @@ class ArrowPublisher:
             if sequences is not None:
                 sequences.advance(route, ranges)
             return result
+
+    def _placed(
+        self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None
+    ) -> tuple[pa.Table | None, list[Part], list[WrittenFile]]:
+        """Few rows: those that ride in the request; else None. Where each run is; the files written."""
+        if body.nbytes <= self._inline_max_bytes:
+            arranged = arrange(route.copies, body, asked, self._keyless)
+            return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], []
+
+        def write(first: int) -> tuple[Arranged, WrittenFile]:
+            mine = None if asked is None else asked[first : first + SLICE_ROWS]
+            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, self._keyless + first)
+            return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
+
+        # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
+        self._reached("publish.file_written")
+        parts = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
+        return None, parts, [file for _, file in slices]
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -93,7 +93,7 @@ class Reader:
         return True
 
     def segments(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
-        """Data segments that overlap the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
+        """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
         if not ranges:
             return SEGMENT_SCHEMA.empty_table()
         low, high = min(r.partition for r in ranges), max(r.partition for r in ranges)
@@ -108,16 +108,12 @@ class Reader:
         overlay = [t for t in self._overlay if t.num_rows]
         mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
         tail = pa.concat_tables(overlay).filter(mine) if overlay else SEGMENT_SCHEMA.empty_table()
-        found = pa.concat_tables([stored, tail]).sort_by(
-            [("partition", "ascending"), ("base_offset", "ascending")]
-        )
+        found = pa.concat_tables([stored, tail]).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
         return clip(found, {r.partition: r for r in ranges})
 
 
 def _segments_of(step: StepDecisions) -> pa.Table:
-    return pa.Table.from_batches(
-        [one.segments for one in step.decisions if one.segments.num_rows], SEGMENT_SCHEMA
-    )
+    return pa.Table.from_batches([one.segments for one in step.decisions if one.segments.num_rows], SEGMENT_SCHEMA)
 
 
 def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -27,6 +26,7 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from .files import Files, LocalFiles
 from .spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
@@ -36,6 +36,9 @@ APP_ID = "lakemq"
 
 FLOOR_ID = "lakemq-floor"
 """Delta application id under which a merge notes the step below which it forgot what keys were."""
+
+RELOAD_AFTER = 50
+"""Versions after which following a table is quicker from a fresh handle: 4 ms against 0.1 ms per version."""
 
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -84,6 +87,7 @@ class TableHandle:
 
     def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
         self._store, self.spec, self._table = store, spec, table
+        self._loaded_version = table.version()
 
     @property
     def version(self) -> int:
@@ -91,12 +95,16 @@ class TableHandle:
 
     def refresh(self) -> int:
         """Move on to the newest version; returns it."""
-        self._table.update_incremental()
+        if self.version - self._loaded_version > RELOAD_AFTER:
+            self.reopen()
+        else:
+            self._table.update_incremental()
         return self.version
 
     def reopen(self) -> None:
         """Load afresh. A handle grows slower with every commit since the last checkpoint it was loaded from."""
         self._table = self._store.open(self.spec)._table
+        self._loaded_version = self.version
 
     def last_step(self) -> int:
         """The last step a projection wrote here; 0 before the first."""
@@ -139,8 +147,7 @@ class TableHandle:
         self._expect(expected_version)
         swap, now_ms = bool(remove), int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics)))
-            for f in add
+            AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics))) for f in add
         ]
         actions += [RemoveAction(f.path, False, now_ms, f.size_bytes, {}) for f in remove]
         try:
@@ -162,9 +169,7 @@ class TableHandle:
 
     def _landed(self, expected_version: int) -> None:
         if self.version != expected_version + 1:
-            raise CommitConflict(
-                f"{self.spec.name}: version {self.version} appeared after {expected_version}"
-            )
+            raise CommitConflict(f"{self.spec.name}: version {self.version} appeared after {expected_version}")
         self._store.make_durable(self.spec, self.version)
 
     def files(self) -> list[StoredFile]:
@@ -172,9 +177,7 @@ class TableHandle:
         actions = pa.table(self._table.get_add_actions(flatten=True))
         names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
         columns = {n: actions.column(n).to_pylist() for n in names}
-        heads = zip(
-            *(actions.column(n).to_pylist() for n in ("path", "size_bytes", "num_records")), strict=True
-        )
+        heads = zip(*(actions.column(n).to_pylist() for n in ("path", "size_bytes", "num_records")), strict=True)
         return [
             StoredFile(path, size, count or 0, {n: columns[n][i] for n in names})
             for i, (path, size, count) in enumerate(heads)
@@ -228,9 +231,7 @@ class TableHandle:
 
     def _dataset(self, files: Sequence[StoredFile]) -> ds.Dataset:
         paths = [f"{self.spec.name}/{unquote(f.path)}" for f in files]
-        return ds.dataset(
-            paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem
-        )
+        return ds.dataset(paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that loading is quick again."""
@@ -242,9 +243,7 @@ class TableHandle:
 
     def vacuum(self, retention_hours: int) -> list[str]:
         """Remove data files that left the table more than `retention_hours` ago; returns their paths."""
-        return self._table.vacuum(
-            retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False
-        )
+        return self._table.vacuum(retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False)
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """commitInfo of every later commit, newest first (operation, engineInfo, timestamp, ...)."""
@@ -288,9 +287,7 @@ class Store:
             raise NotATable(f"{spec.name}: {_first_line(error)}") from error
         version = configuration.get(VERSION_PROPERTY)
         if version is None or not str(version).isdigit():
-            raise NotATable(
-                f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)"
-            )
+            raise NotATable(f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)")
         if int(version) > SCHEMA_VERSION:
             raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ knows {SCHEMA_VERSION}")
         missing = [n for n in spec.stored_schema.names if n not in stored.names]

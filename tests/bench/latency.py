@@ -1,0 +1,104 @@
+"""How long one client waits, and how many can wait at once. No JVM; the sequencer is a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+
+from figures import Figure, median, percentile
+from serving import served
+
+import lakemq
+
+WARM_UP = 20
+
+
+def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        with lakemq.connect(folder) as mq:
+            mq.topics.create("latency", partitions=8)
+            acknowledged, fetchable = _one_client(mq, sends)
+        yield Figure("send -> acknowledged, p50", median(acknowledged) * 1e3, "ms", 40, "<=")
+        yield Figure("send -> acknowledged, p99", percentile(acknowledged, 0.99) * 1e3, "ms", 200, "<=")
+        yield Figure("send -> fetchable, p50", median(fetchable) * 1e3, "ms", 60, "<=")
+        yield Figure("send -> fetchable, p99", percentile(fetchable, 0.99) * 1e3, "ms", 300, "<=")
+        waits = _many_clients(folder, clients, processes, duration_s)
+        name = f"{clients:,} clients in {processes} processes"
+        yield Figure(f"{name}, acknowledged", len(waits) / duration_s, "requests/s", 2000, ">=")
+        yield Figure(f"{name}, p99", percentile(waits, 0.99), "s", 1.5, "<=")
+
+
+def _one_client(mq: lakemq.engine.connection.Connection, sends: int) -> tuple[list[float], list[float]]:
+    """Seconds from a send to its acknowledgement, and to the moment a reader that follows has the message."""
+    acknowledged, seen = [], {}
+    sent_at: dict[bytes, float] = {}
+    reader = lakemq.connect(mq.namespace.path)
+    done = threading.Event()
+
+    def follow() -> None:
+        for table in reader.tail("latency", poll_ms=1):
+            now = time.perf_counter()
+            seen.update(dict.fromkeys(table.column("value").to_pylist(), now))
+            if len(seen) >= sends:
+                done.set()
+                return
+
+    threading.Thread(target=follow, daemon=True).start()
+    time.sleep(0.3)
+    with mq.producer(linger_ms=0) as producer:
+        for i in range(sends):
+            value = b"%d" % i
+            sent_at[value] = started = time.perf_counter()
+            producer.send("latency", value, key=b"k%d" % i)
+            producer.flush()
+            acknowledged.append(time.perf_counter() - started)
+    done.wait(10)
+    fetchable = [seen[value] - at for value, at in sent_at.items()]
+    return acknowledged[WARM_UP:], fetchable[WARM_UP:]
+
+
+def _many_clients(folder: str, clients: int, processes: int, duration_s: float) -> list[float]:
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[list[float]] = context.Queue()
+    start = context.Barrier(processes)
+    children = [
+        context.Process(target=_client_process, args=(folder, clients // processes, duration_s, start, queue))
+        for _ in range(processes)
+    ]
+    for child in children:
+        child.start()
+    waits = [wait for _ in children for wait in queue.get()]
+    for child in children:
+        child.join()
+    return waits
+
+
+def _client_process(
+    folder: str, threads: int, duration_s: float, start: threading.Barrier, queue: Queue[list[float]]
+) -> None:
+    """`threads` clients, each sending one message and waiting for its acknowledgement, again and again."""
+    import pyarrow as pa
+
+    waits: list[list[float]] = [[] for _ in range(threads)]
+    with lakemq.connect(folder) as mq:
+        mq.end_offsets("latency")
+        start.wait()
+        until = time.perf_counter() + duration_s
+
+        def client(mine: list[float], name: int) -> None:
+            table = pa.table({"key": [b"k%d" % name], "value": [b"x" * 92]})
+            while time.perf_counter() < until:
+                started = time.perf_counter()
+                mq.publish("latency", table)
+                mine.append(time.perf_counter() - started)
+
+        running = [threading.Thread(target=client, args=(mine, i)) for i, mine in enumerate(waits)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    queue.put([wait for mine in waits for wait in mine])

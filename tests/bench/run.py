@@ -1,0 +1,68 @@
+"""All benchmarks, as a table and as JSON. `--quick` is a smoke run whose figures mean nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import control_plane
+import latency
+import with_spark
+import without_jvm
+from figures import Figure
+from rich.console import Console
+from rich.table import Table
+
+GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
+    "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
+    "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
+    "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
+    "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "groups",
+        nargs="*",
+        choices=[[], *GROUPS],
+        default=list(GROUPS),
+        metavar="GROUP",
+        help=", ".join(GROUPS),
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser.add_argument("--json", type=Path, default=Path("bench-out/bench.json"))
+    given = parser.parse_args()
+    console = Console()
+    figures: list[Figure] = []
+    for group in given.groups:
+        for figure in GROUPS[group](given.quick):
+            console.print(_line(figure), highlight=False)
+            figures.append(figure)
+    console.print(_table(figures))
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.system()}
+    given.json.write_text(json.dumps({"machine": machine, "figures": [f.as_row() for f in figures]}, indent=1))
+    console.print(f"written to {given.json}")
+
+
+def _line(f: Figure) -> str:
+    reached = "reached" if f.reached else "MISSED"
+    return f"{reached:>8}  {f.name}: {f.value:.3g} {f.unit} (must be {f.sense} {f.target:g})"
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table("what", "measured", "must be", "", "note")
+    for f in figures:
+        reached = "reached" if f.reached else "MISSED"
+        table.add_row(f.name, f"{f.value:.3g} {f.unit}", f"{f.sense} {f.target:g}", reached, f.note)
+    return table
+
+
+if __name__ == "__main__":
+    main()

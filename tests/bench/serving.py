@@ -1,0 +1,37 @@
+"""A sequencer in a process of its own, as `lakemq serve` runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_SERVE = """
+import json, signal, sys, threading
+import lakemq
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+mq = lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2]))
+with mq.serving():
+    print("ready", flush=True)
+    stop.wait()
+"""
+
+
+@contextmanager
+def served(folder: str, config: Mapping[str, int] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The namespace in `folder`, made if need be, with a sequencer that serves while the block runs."""
+    command = [sys.executable, "-c", _SERVE, folder, json.dumps(dict(config or {}))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        if process.stdout.readline() != "ready\n":
+            raise RuntimeError("the sequencer did not start")
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stdout.close()

@@ -1,0 +1,96 @@
+"""Publish and fetch on Spark, beside what Spark does without a queue: a Delta append, a bare Parquet scan."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import Figure, interleaved, median, seconds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs.session import spark_session
+
+PARTITIONS = 8
+
+
+def messages(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
+    """`count` rows of a key of 8 bytes out of 100,000 and a value that does not compress."""
+    chunks = [F.unhex(F.sha2(F.concat_ws("-", F.col("id"), F.lit(i)), 512)) for i in range(-(-value_bytes // 64))]
+    return spark.range(0, count, 1, 4).select(
+        F.format_string("k%07d", F.pmod(F.xxhash64("id"), F.lit(100_000))).cast("binary").alias("key"),
+        F.substring(F.concat(*chunks), 1, value_bytes).alias("value"),
+        F.current_timestamp().alias("timestamp"),
+    )
+
+
+def publish_over_append(
+    spark: SparkSession, mq: Connection, folder: str, count: int, value_bytes: int, rounds: int
+) -> float:
+    """Median seconds of a plain Delta append over those of a publish of the same rows."""
+    messages(spark, count, value_bytes).write.format("delta").mode("overwrite").save(f"{folder}/source{value_bytes}")
+    source = spark.read.format("delta").load(f"{folder}/source{value_bytes}")
+    topic = f"bytes{value_bytes}"
+    mq.topics.create(topic, partitions=PARTITIONS)
+
+    def append() -> None:
+        source.write.format("delta").mode("append").option("compression", "snappy").save(f"{folder}/plain{value_bytes}")
+
+    def publish() -> None:
+        mq.publish(topic, source)
+
+    append(), publish()  # the first ones warm up the JVM and the Python workers
+    appended, published = interleaved([append, publish], rounds)
+    return median(appended) / median(published)
+
+
+def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: int) -> float:
+    """Median seconds of a bare scan of the same columns and rows over those of a read_committed fetch."""
+    fetched = mq.fetch("bytes92", isolation="read_committed")
+    batch_ids = set(fetched.plan.segments.column("batch_id").to_pylist())
+    paths = [str(Path(folder, "mq/messages", f"{batch_id}.parquet")) for batch_id in batch_ids]
+
+    def total(df: DataFrame) -> object:
+        sizes = F.sum(F.length("key") + F.length("value")).alias("bytes")
+        return df.select(sizes, F.max("timestamp"), F.count("*")).collect()
+
+    def scan() -> None:
+        total(spark.read.parquet(*paths).select("key", "value", "timestamp"))
+
+    def fetch() -> None:
+        total(fetched.to_spark())
+
+    scan(), fetch()
+    scanned, taken = interleaved([scan, fetch], rounds)
+    return median(scanned) / median(taken)
+
+
+def run(count: int, rounds: int) -> Iterator[Figure]:
+    folder = tempfile.mkdtemp(prefix="lakemq-bench-")
+    spark = spark_session(master="local[2]", app_name="bench")
+    try:
+        with lakemq.connect(f"{folder}/mq", spark=spark, create=True) as mq, mq.serving():
+            ratio = publish_over_append(spark, mq, folder, count, 92, rounds)
+            yield Figure(f"publish {count / 1e6:g} M x 100 B over a Delta append", ratio, "ratio", 0.85, ">=")
+            large = count // 10
+            ratio = publish_over_append(spark, mq, folder, large, 10 * 1024, rounds)
+            yield Figure(f"publish {large / 1e3:g} k x 10 KiB over a Delta append", ratio, "ratio", 0.95, ">=")
+            ratio = fetch_over_scan(spark, mq, folder, rounds)
+            yield Figure("fetch in Spark over a bare Parquet scan", ratio, "ratio", 0.55, ">=")
+            mq.topics.create("both", partitions=PARTITIONS)
+            source = spark.read.format("delta").load(f"{folder}/source92")
+
+            def both() -> None:
+                starts = mq.end_offsets("both")
+                mq.publish("both", source)
+                mq.fetch("both", start=starts).to_spark().select(F.sum(F.length("value")), F.max("offset")).collect()
+
+            best = min(seconds(both) for _ in range(3))
+            yield Figure("publish, then fetch, local[2]", count / best / 1e6, "M messages/s", 0.8, ">=", "best of 3")
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
