@@ -51,9 +51,7 @@ class Run(NamedTuple):
     max_timestamp_ms: int
 
 
-def refuse_bad_rows(
-    body: pa.Table, partition: npt.NDArray[np.int32], max_bytes: int
-) -> npt.NDArray[np.int32]:
+def refuse_bad_rows(body: pa.Table, partition: npt.NDArray[np.int32], max_bytes: int) -> npt.NDArray[np.int32]:
     """`partition` with a negative number for every row that cannot be a message.
 
     body: columns key, value, headers, timestamp; max_bytes: of key, value and headers together.
@@ -132,9 +130,7 @@ class Arranged:
     runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
 
 
-def arrange(
-    copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
-) -> Arranged:
+def arrange(copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> Arranged:
     """The body once per copy, sorted by partition.
 
     asked: explicit partitions, -1 for none; start: where the round of keyless rows begins.
@@ -149,9 +145,7 @@ def arrange(
     return Arranged(pa.concat_tables(tables), tuple(runs))
 
 
-def _partitions(
-    copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
-) -> npt.NDArray[np.int32]:
+def _partitions(copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> npt.NDArray[np.int32]:
     partition = partitions_of(body.column("key"), copy.partition_count, copy.partitioner, start)
     if asked is None:
         return partition

@@ -105,18 +105,14 @@ def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.Chun
     return pc.coalesce(key, given)
 
 
-def ranges_of(
-    route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]
-) -> tuple[Ranges, list[RefusedRows]]:
+def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) -> tuple[Ranges, list[RefusedRows]]:
     """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused."""
     ranges, refused = Ranges(), []
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
                 error, reason = REFUSALS[-1 - run.partition]
-                refused.append(
-                    RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason)
-                )
+                refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for topic in copy.topics:
                 ranges.topic.append(topic)
@@ -139,9 +135,7 @@ def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
 class Sequences:
     """A producer's next sequence per (topic_id, partition)."""
 
-    def __init__(
-        self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]
-    ) -> None:
+    def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._advance = next_sequence
         self._next: dict[tuple[int, int], int] = {}

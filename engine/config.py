@@ -17,9 +17,7 @@ _DAY_MS = 86_400_000
 
 ENGINE = Parameters(
     [
-        Parameter(
-            "engine.tick.ms", 20, "Least time from the start of one step to the start of the next.", 0, 60_000
-        ),
+        Parameter("engine.tick.ms", 20, "Least time from the start of one step to the start of the next.", 0, 60_000),
         Parameter(
             "engine.idle.ms",
             250,
@@ -28,9 +26,7 @@ ENGINE = Parameters(
             60_000,
         ),
         Parameter("step.max.letters", 2000, "Most letters decided in one step.", 1, 100_000),
-        Parameter(
-            "step.max.bytes", 64 << 20, "Bytes of letters after which a step takes no more.", 1 << 20, 1 << 31
-        ),
+        Parameter("step.max.bytes", 64 << 20, "Bytes of letters after which a step takes no more.", 1 << 20, 1 << 31),
         Parameter(
             "lease.ms",
             10_000,
@@ -39,12 +35,8 @@ ENGINE = Parameters(
             _DAY_MS // 48,
         ),
         Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
-        Parameter(
-            "inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20
-        ),
-        Parameter(
-            "mailbox.max.letters", 100_000, "Waiting letters above which a request is refused.", 1, 10_000_000
-        ),
+        Parameter("inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20),
+        Parameter("mailbox.max.letters", 100_000, "Waiting letters above which a request is refused.", 1, 10_000_000),
         Parameter("request.timeout.ms", 30_000, "How long a client waits for an answer.", 1, _DAY_MS),
         Parameter("request.gap.ms", 10_000, "How long a letter waits for the one before it.", 0, _DAY_MS),
         Parameter(
@@ -82,9 +74,7 @@ ENGINE = Parameters(
             1000,
             30 * _DAY_MS,
         ),
-        Parameter(
-            "checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000
-        ),
+        Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
         Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),
     ]
 )
@@ -119,10 +109,10 @@ class _UniqueKeys(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node)
         if key in seen:
             raise InvalidConfig("A key stands twice.", found=f"{key} in line {key_node.start_mark.line + 1}")
-        seen[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
 
@@ -142,8 +132,6 @@ def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = N
         except (OSError, yaml.YAMLError) as error:
             raise InvalidConfig(f"Cannot read {name}: {error}") from error
         if loaded is not None and not isinstance(loaded, dict):
-            raise InvalidConfig(
-                f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines"
-            )
+            raise InvalidConfig(f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines")
         given = loaded or {}
     return EngineConfig({**given, **(overrides or {})})

@@ -114,9 +114,7 @@ class Connection:
         }
         if isinstance(data, pa.Table):
             if order_by is not None:
-                data = data.sort_by(
-                    [(c, "ascending") for c in ([order_by] if isinstance(order_by, str) else order_by)]
-                )
+                data = data.sort_by([(c, "ascending") for c in ([order_by] if isinstance(order_by, str) else order_by)])
             table = _selected(data, columns)
             body, asked = body_of(table, topic, self._clock.now_ms())
             return self._arrow_publisher().publish(topic, body, asked, on_error, application=application)
@@ -184,9 +182,7 @@ class Connection:
                 moved = {p: e for p, e in ends.items() if e > position.get(p, 0)}
                 begin = {p: position.get(p, 0) for p in moved}
                 plan = (
-                    fetch(self._reader, self.namespace.files, topic, isolation, begin, moved, None)
-                    if moved
-                    else None
+                    fetch(self._reader, self.namespace.files, topic, isolation, begin, moved, None) if moved else None
                 )
             if plan is not None:
                 yield Fetched(self.namespace, plan, self._spark).to_arrow()
@@ -202,9 +198,7 @@ class Connection:
         """Partition -> offset after the last message a fetch of this isolation sees."""
         return end_offsets(self.state().topic(topic), isolation)
 
-    def offsets_for_times(
-        self, topic: str, times: Mapping[int, int | datetime]
-    ) -> dict[int, tuple[int, int] | None]:
+    def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
         with self._lock:
             return offsets_for_times(self._reader, self.namespace.files, topic, times)

@@ -56,9 +56,7 @@ class DataFileWriter:
         first, n = self.record_count, body.num_rows
         if n == 0:
             return first
-        ids = pa.DictionaryArray.from_arrays(
-            pa.repeat(pa.scalar(0, pa.int32()), n), pa.array([self.batch_id])
-        )
+        ids = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n), pa.array([self.batch_id]))
         placed = body.select(BODY).add_column(0, "row", pa.array(np.arange(first, first + n)))
         self._writer.write_table(placed.add_column(0, "batch_id", ids.cast(pa.string())), ROW_GROUP_ROWS)
         self.record_count += n
@@ -72,25 +70,22 @@ class DataFileWriter:
         size = files.size(file_name(self.batch_id))
         if size is None:
             raise OSError(f"data file {self.batch_id} is gone")
-        return WrittenFile(
-            self.batch_id, size, self.record_count, self.min_timestamp_ms, self.max_timestamp_ms
-        )
+        return WrittenFile(self.batch_id, size, self.record_count, self.min_timestamp_ms, self.max_timestamp_ms)
 
 
 @contextmanager
 def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
     """A writer whose file appears, whole and durable, when the block ends without an exception."""
-    with files.open_output(file_name(batch_id)) as sink:
-        with pq.ParquetWriter(
-            sink,
-            MESSAGES.stored_schema,
-            compression="snappy",
-            use_dictionary=["batch_id", "topic"],
-            column_encoding=_ENCODINGS,
-            write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
-            store_schema=False,
-        ) as writer:
-            yield DataFileWriter(writer, batch_id)
+    with files.open_output(file_name(batch_id)) as sink, pq.ParquetWriter(
+        sink,
+        MESSAGES.stored_schema,
+        compression="snappy",
+        use_dictionary=["batch_id", "topic"],
+        column_encoding=_ENCODINGS,
+        write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
+        store_schema=False,
+    ) as writer:
+        yield DataFileWriter(writer, batch_id)
 
 
 def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:

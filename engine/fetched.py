@@ -105,9 +105,7 @@ def fetch(
     return plan_fetch(reader, topic, isolation, starts, ends)
 
 
-def _positions(
-    reader: Reader, files: Files, topic: Topic, isolation: Isolation, position: Position
-) -> dict[int, int]:
+def _positions(reader: Reader, files: Files, topic: Topic, isolation: Isolation, position: Position) -> dict[int, int]:
     first, last = beginning_offsets(topic), end_offsets(topic, isolation)
     if position == "earliest":
         return first

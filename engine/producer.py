@@ -257,7 +257,7 @@ class Producer:
 
 
 def _headers(headers: Sequence[Header] | Mapping[str, bytes]) -> list[Header]:
-    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    pairs: list[Header] = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise InvalidRecord("A header is not a pair of text and bytes.", found=repr(pair)[:60])
@@ -270,6 +270,4 @@ def _headers(headers: Sequence[Header] | Mapping[str, bytes]) -> list[Header]:
 
 def _check_bytes(name: str, value: object) -> None:
     if value is not None and not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidRecord(
-            f"The {name} is not bytes.", found=type(value).__name__, expected="bytes, str or None"
-        )
+        raise InvalidRecord(f"The {name} is not bytes.", found=type(value).__name__, expected="bytes, str or None")

@@ -135,7 +135,7 @@ class ArrowPublisher:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
-        parts = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
+        parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         return None, parts, [file for _, file in slices]
 
 

@@ -19,12 +19,8 @@ class DelayedRow:
     batch_id: str = column(TEXT, "Data file.")
     first_row: int = column(INT64, "First row of the range.")
     record_count: int = column(INT64, "Number of rows, sorted by due time.")
-    due_times_ms: list[int] | None = column(
-        pa.list_(INT64), "Due time per row, once expanded.", nullable=True
-    )
-    cancelled_rows: list[Any] | None = column(
-        pa.list_(INT64), "Rows that will not be delivered.", nullable=True
-    )
+    due_times_ms: list[int] | None = column(pa.list_(INT64), "Due time per row, once expanded.", nullable=True)
+    cancelled_rows: list[Any] | None = column(pa.list_(INT64), "Rows that will not be delivered.", nullable=True)
     state: str = column(TEXT, "waiting, expanded, released or cancelled.")
     removed: bool = column(BOOL, "Nothing of it waits any more.")
 

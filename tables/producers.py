@@ -31,9 +31,7 @@ class ProducerRow:
     units: list[Any] | None = column(
         UNITS, "Producers: the last five appends per partition, oldest first.", nullable=True
     )
-    version: int | None = column(
-        INT64, "Applications: last txn_version; clients: last letter.", nullable=True
-    )
+    version: int | None = column(INT64, "Applications: last txn_version; clients: last letter.", nullable=True)
     answer: str | None = column(TEXT, "Clients: the results of that letter, as JSON.", nullable=True)
     seen_at_ms: int = column(INT64, "When it last did something.")
     removed: bool = column(BOOL, "Expired or ended.")

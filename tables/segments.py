@@ -26,9 +26,7 @@ class SegmentRow:
     partition: int = column(INT32, "Partition within the topic.")
     base_offset: int = column(INT64, "Offset of the first row.")
     record_count: int = column(INT64, "Number of offsets the segment spans.")
-    batch_id: str | None = column(
-        TEXT, "The data file: <batch_id>.parquet, and its column batch_id.", nullable=True
-    )
+    batch_id: str | None = column(TEXT, "The data file: <batch_id>.parquet, and its column batch_id.", nullable=True)
     first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
     file_partition: int | None = column(
         INT32,

@@ -335,4 +335,4 @@ def arrow_filesystem(files: Files) -> FileSystem:
     """The files of a namespace as pyarrow reads them, paths counted from the root."""
     if isinstance(files, LocalFiles):
         return SubTreeFileSystem(files.root, LocalFileSystem())
-    return files.filesystem  # type: ignore[attr-defined, no-any-return]
+    return files.filesystem  # type: ignore[attr-defined]

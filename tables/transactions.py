@@ -16,13 +16,9 @@ class TransactionRow:
     transactional_id: str = column(TEXT, "The application's id.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch.")
-    state: str = column(
-        TEXT, "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead."
-    )
+    state: str = column(TEXT, "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead.")
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
-    started_at_ms: int | None = column(
-        INT64, "First publish or offset commit of the transaction.", nullable=True
-    )
+    started_at_ms: int | None = column(INT64, "First publish or offset commit of the transaction.", nullable=True)
     updated_at_ms: int = column(INT64, "When this transition was decided.")
     topics: list[str] = column(pa.list_(TEXT), "Topic-partitions written to, as topic-partition.")
     groups: list[str] = column(pa.list_(TEXT), "Groups whose offsets it carries.")
