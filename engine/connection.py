@@ -24,7 +24,7 @@ from .producer import Producer
 from .protocol.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published
 from .protocol.state import State
-from .publish import ArrowPublisher, OnError
+from .publish import ArrowPublisher, OnError, Spread
 from .reader import Reader
 from .requester import Requester
 from .sequencer import Sequencer
@@ -60,6 +60,7 @@ class Connection:
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
         self._names = itertools.count(1)
+        self._spread = Spread(int(new_id()[:6], 16))
 
     # -- topics -----------------------------------------------------------------------------------------
 
@@ -139,6 +140,7 @@ class Connection:
             self._clock,
             new_id,
             self.namespace.config.number("inline.max.bytes"),
+            self._spread,
             self._reached,
         )
 

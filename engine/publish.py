@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
@@ -35,8 +36,21 @@ Part = tuple[int, Copy, Sequence[Run]]
 _STALE_RETRIES = 20
 
 
+class Spread:
+    """Where the next keyless rows begin their round of the partitions. Thread-safe."""
+
+    def __init__(self, start: int) -> None:
+        self._next, self._lock = start, threading.Lock()
+
+    def take(self, rows: int) -> int:
+        with self._lock:
+            start = self._next
+            self._next += rows
+            return start
+
+
 class ArrowPublisher:
-    """Publishes bodies, one after the other. Not thread-safe; several may share a requester.
+    """Publishes bodies, one after the other. Not thread-safe; several may share a requester and a spread.
 
     metadata: topics as of now; it is asked again when the sequencer says that ours are stale.
     """
@@ -49,12 +63,13 @@ class ArrowPublisher:
         clock: Clock,
         new_id: Callable[[], str],
         inline_max_bytes: int,
+        spread: Spread,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
         self._files, self._requester, self._metadata = files, requester, metadata
         self._clock, self._new_id, self._inline_max_bytes = clock, new_id, inline_max_bytes
         self._reached = reached
-        self._keyless = 0
+        self._spread = spread
         self._routes: dict[str, Route] = {}
 
     def publish(
@@ -72,16 +87,16 @@ class ArrowPublisher:
         Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
         deadline_ms = self._clock.steady_ms() + timeout_ms
+        start = self._spread.take(body.num_rows)
         for attempt in range(_STALE_RETRIES):
             route = self._route(destination)
             try:
-                result = self._send(route, body, asked, on_error, sequences, application, deadline_ms)
+                result = self._send(route, body, asked, start, on_error, sequences, application, deadline_ms)
             except StaleTopicMetadata:
                 self._routes.clear()
                 if attempt == _STALE_RETRIES - 1:
                     raise
                 continue
-            self._keyless += body.num_rows
             return result
         raise AssertionError("unreachable")
 
@@ -95,12 +110,13 @@ class ArrowPublisher:
         route: Route,
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None,
+        start: int,
         on_error: OnError,
         sequences: Sequences | None,
         application: ApplicationVersion | None,
         deadline_ms: int,
     ) -> Published:
-        rows, parts, written = self._placed(route, body, asked)
+        rows, parts, written = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
         if refused and on_error == "fail":
             raise refuse_all(refused)
@@ -119,16 +135,16 @@ class ArrowPublisher:
             return result
 
     def _placed(
-        self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None
+        self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
     ) -> tuple[pa.Table | None, list[Part], list[WrittenFile]]:
         """Few rows: those that ride in the request; else None. Where each run is; the files written."""
         if body.nbytes <= self._inline_max_bytes:
-            arranged = arrange(route.copies, body, asked, self._keyless)
+            arranged = arrange(route.copies, body, asked, start)
             return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], []
 
         def write(first: int) -> tuple[Arranged, WrittenFile]:
             mine = None if asked is None else asked[first : first + SLICE_ROWS]
-            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, self._keyless + first)
+            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, start + first)
             return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
