@@ -51,18 +51,22 @@ class Run(NamedTuple):
     max_timestamp_ms: int
 
 
-def refuse_bad_rows(body: pa.Table, partition: npt.NDArray[np.int32], max_bytes: int) -> npt.NDArray[np.int32]:
+def refuse_bad_rows(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], max_bytes: int
+) -> npt.NDArray[np.int32]:
     """`partition` with a negative number for every row that cannot be a message.
 
-    body: columns key, value, headers, timestamp; max_bytes: of key, value and headers together.
+    body: columns key, value, headers; max_bytes: of key, value and headers together.
     """
-    stamps = _numpy(body.column("timestamp").cast(pa.int64()))
-    bad = np.where((stamps < MIN_TIMESTAMP_US) | (stamps > MAX_TIMESTAMP_US), BAD_TIME, 0)
-    if body.nbytes > max_bytes or body.num_rows == 1:
-        bad = np.where(message_bytes(body) > max_bytes, TOO_LARGE, bad)
+    tests = [(BAD_TIME, (timestamps_us < MIN_TIMESTAMP_US) | (timestamps_us > MAX_TIMESTAMP_US))]
+    if body.nbytes > max_bytes:  # else no row of it can be larger
+        tests.append((TOO_LARGE, message_bytes(body) > max_bytes))
     if body.column("headers").null_count < body.num_rows:
-        bad = np.where(_keyless(body.column("headers")), BAD_HEADER, bad)
-    return np.where(bad < 0, bad, partition).astype(np.int32)
+        tests.append((BAD_HEADER, _keyless(body.column("headers"))))
+    for refusal, bad in tests:
+        if bad.any():
+            partition = np.where(bad, np.int32(refusal), partition)
+    return partition
 
 
 def message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
@@ -99,27 +103,29 @@ def _numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
-def sort_by_partition(body: pa.Table, partition: npt.NDArray[np.int32]) -> tuple[pa.Table, list[Run]]:
-    """The rows sorted by partition, the order within one kept, with `partition` filled in; and the runs, by row."""
+def sort_by_partition(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], first_row: int
+) -> tuple[pa.Table, tuple[Run, ...]]:
+    """The rows sorted by partition, the order within one kept, with `partition` filled in; and the runs, by row.
+
+    first_row: number of the first row, once it is sorted.
+    """
     n = body.num_rows
     if n == 0:
-        return body, []
+        return body, ()
     if (partition[1:] < partition[:-1]).any():
         order = np.argsort(partition, kind="stable")
-        body, partition = body.take(pa.array(order)), partition[order]
+        body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
     body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
     starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
-    stamps = _numpy(body.column("timestamp").cast(pa.int64())) // 1000
-    return body, list(
-        map(
-            Run,
-            partition[starts].tolist(),
-            starts.tolist(),
-            np.diff(np.append(starts, n)).tolist(),
-            np.minimum.reduceat(stamps, starts).tolist(),
-            np.maximum.reduceat(stamps, starts).tolist(),
-        )
-    )
+    columns = [
+        partition[starts],
+        starts + first_row,
+        np.diff(starts, append=n),
+        np.minimum.reduceat(timestamps_us, starts) // 1000,
+        np.maximum.reduceat(timestamps_us, starts) // 1000,
+    ]
+    return body, tuple(map(Run, *(column.tolist() for column in columns)))
 
 
 @dataclass(frozen=True)
@@ -135,13 +141,14 @@ def arrange(copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64]
 
     asked: explicit partitions, -1 for none; start: where the round of keyless rows begins.
     """
-    tables, runs, total = [], [], 0
-    for copy in copies:
+    timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
+    tables, runs = [], []
+    for number, copy in enumerate(copies):
         partition = _partitions(copy, body, asked, start)
-        rows, found = sort_by_partition(body, refuse_bad_rows(body, partition, copy.max_message_bytes))
-        runs.append((copy, tuple(run._replace(first_row=run.first_row + total) for run in found)))
+        partition = refuse_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
+        rows, found = sort_by_partition(body, timestamps_us, partition, number * body.num_rows)
         tables.append(rows)
-        total += rows.num_rows
+        runs.append((copy, found))
     return Arranged(pa.concat_tables(tables), tuple(runs))
 
 
