@@ -14,13 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakemq.tables.files import Files
-from lakemq.tables.messages import MESSAGES
+from lakemq.tables.messages import BODY_SCHEMA, MESSAGES
 
 ROW_GROUP_ROWS = 1 << 20
 
-# columns of a message before it has a place in a file
-BODY = [f.name for f in MESSAGES.stored_schema if f.name not in ("batch_id", "row")]
-BODY_SCHEMA: pa.Schema = pa.schema([MESSAGES.stored_schema.field(n) for n in BODY])
+BODY: list[str] = BODY_SCHEMA.names
 
 _ENCODINGS = {
     "row": "DELTA_BINARY_PACKED",
@@ -76,15 +74,18 @@ class DataFileWriter:
 @contextmanager
 def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
     """A writer whose file appears, whole and durable, when the block ends without an exception."""
-    with files.open_output(file_name(batch_id)) as sink, pq.ParquetWriter(
-        sink,
-        MESSAGES.stored_schema,
-        compression="snappy",
-        use_dictionary=["batch_id", "topic"],
-        column_encoding=_ENCODINGS,
-        write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
-        store_schema=False,
-    ) as writer:
+    with (
+        files.open_output(file_name(batch_id)) as sink,
+        pq.ParquetWriter(
+            sink,
+            MESSAGES.stored_schema,
+            compression="snappy",
+            use_dictionary=["batch_id", "topic"],
+            column_encoding=_ENCODINGS,
+            write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
+            store_schema=False,
+        ) as writer,
+    ):
         yield DataFileWriter(writer, batch_id)
 
 

@@ -158,12 +158,13 @@ class Sequencer:
         self._tend()
         taken, repeated = self._take()
         self._reached("sequencer.letters_taken")
-        due = self._due()
+        backlog = len(taken) >= self._ns.config.number("step.max.letters")
+        # nobody is forgotten while a letter of theirs may be waiting that was decided before
+        due = self._due(expire=not repeated and not backlog)
         decided = self._decide(taken, due) if taken or due else []
         self._reply(taken, repeated, decided)
         if self._projection_is_due():
             self._project(wait=False)
-        backlog = len(taken) >= self._ns.config.number("step.max.letters")
         return StepReport(self.state.step, len(taken), len(decided), backlog)
 
     def _take(self) -> tuple[list[_Taken], list[LetterName]]:
@@ -182,7 +183,8 @@ class Sequencer:
             if body is None:
                 continue
             taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
-            planned[name.client_id] = name.number
+            if turn is Turn.DECIDE:
+                planned[name.client_id] = name.number
             room -= len(body)
             if room <= 0:
                 break
@@ -213,9 +215,9 @@ class Sequencer:
             if one.refusal is not None:
                 decided += machine.refuse_letter(self.state, one.name.client_id, one.name.number, one.refusal)
             else:
-                rows = InlineRows(inline, first_row) if inline and one.rows is not None else None
+                rows = InlineRows(inline, first_row, one.rows.num_rows) if inline and one.rows is not None else None
                 decided += machine.decide_letter(self.state, one.letter, now_ms, rows, sizes)
-        decided += machine.fold(self.state, due)
+        decided += machine.fold_due(self.state, due)
         self._land(decided)
         return decided
 
@@ -244,11 +246,11 @@ class Sequencer:
         }
         return {batch_id: self._ns.files.size(file_name(batch_id)) for batch_id in named}
 
-    def _due(self) -> list[Decided]:
+    def _due(self, expire: bool) -> list[Decided]:
         """What time asks for: expiries now and then, and a sign of life when the lease is a third gone."""
         steady_ms, config = self._clock.steady_ms(), self._ns.config
         due: list[Decided] = []
-        if steady_ms - self._expired_at_ms > EXPIRY_INTERVAL_MS:
+        if expire and steady_ms - self._expired_at_ms > EXPIRY_INTERVAL_MS:
             self._expired_at_ms = steady_ms
             expiry = (config.ms("client.expiration.ms"), config.ms("producer.id.expiration.ms"))
             now_ms = max(self.state.now_ms, self._clock.now_ms())
@@ -270,9 +272,7 @@ class Sequencer:
         self._tail.append(step)
         self._reached("sequencer.journal_appended")
 
-    def _reply(
-        self, taken: Sequence[_Taken], repeated: Sequence[LetterName], decided: Sequence[Decided]
-    ) -> None:
+    def _reply(self, taken: Sequence[_Taken], repeated: Sequence[LetterName], decided: Sequence[Decided]) -> None:
         for one in decided:
             if isinstance(one.record, Answered):
                 self._answer(one.record.client_id, one.record.number, one.record.results)
@@ -338,13 +338,11 @@ def _opened(name: LetterName, body: bytes, in_turn: bool) -> _Taken:
         return _Taken(name, _nothing(name), refusal=gap)
     try:
         letter, rows = decode_letter(body)
-    except (ValueError, pa.ArrowException) as error:
+    except ValueError as error:
         unreadable = InvalidRequest(f"The letter cannot be read: {error}")
         return _Taken(name, _nothing(name), refusal=unreadable)
     if (letter.client_id, letter.number) != (name.client_id, name.number):
-        alien = InvalidRequest(
-            "The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}"
-        )
+        alien = InvalidRequest("The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}")
         return _Taken(name, _nothing(name), refusal=alien)
     return _Taken(name, letter, rows)
 

@@ -34,3 +34,6 @@ MESSAGES = TableSpec(
     sort_by=("batch_id", "row"),
     comment="Message rows as they were published; segments say which of them are which offsets.",
 )
+
+BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("batch_id", "row")])
+"""A message before it has a place in a file."""

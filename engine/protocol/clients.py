@@ -1,4 +1,4 @@
-"""Clients: each numbers its letters from 1, and each letter is decided once, in that order, whatever a listing shows."""
+"""Clients: each numbers its letters from 1; each letter is decided once, in that order, whatever a listing shows."""
 
 from __future__ import annotations
 

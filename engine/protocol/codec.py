@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.journal import JOURNAL
+from lakemq.tables.messages import BODY_SCHEMA
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from .errors import NewerFormat
@@ -36,13 +37,26 @@ def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
 
 
 def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
-    """The letter and its rows. Raises ValueError for anything that is not a letter."""
+    """The letter and its rows, which are message bodies. Raises ValueError for anything that is not a letter."""
     if len(body) < _HEAD.size or body[:4] != _MAGIC:
         raise ValueError("not a letter: it does not begin as one")
     _, length = _HEAD.unpack_from(body)
     head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
-    letter = _letters.decode(head)
-    return letter, pa.ipc.open_stream(pa.py_buffer(rest)).read_all() if len(rest) else None
+    try:
+        return _letters.decode(head), _rows(rest) if len(rest) else None
+    except (pa.ArrowException, OSError, RecursionError) as error:
+        raise ValueError(f"not a letter: {error}") from error
+
+
+def _rows(stream: memoryview) -> pa.Table:
+    rows = pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
+    if rows.schema != BODY_SCHEMA:
+        raise ValueError(f"not message bodies: found {rows.schema.names}, expected {BODY_SCHEMA.names}")
+    # bytes from elsewhere: a wrong offset in them would be read as memory of ours
+    rows.validate(full=True)
+    if rows.column("timestamp").null_count:
+        raise ValueError("a message body has no timestamp")
+    return rows
 
 
 def _stream(rows: pa.Table) -> bytes:
@@ -128,9 +142,7 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        decisions = [
-            Decided(_records.decode(text), batch, request) for _, text, request, _, _, batch in members
-        ]
+        decisions = [Decided(_records.decode(text), batch, request) for _, text, request, _, _, batch in members]
         steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
     return steps
 

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+MAX_SHOWN = 1000
+"""Characters of what a client sent that a reply repeats."""
+
 _BY_NAME: dict[str, type[LakeMQError]] = {}
 
 
@@ -38,8 +41,7 @@ class LakeMQError(Exception):
         super().__init__(detail)
 
     def __str__(self) -> str:
-        meaning = (self.__doc__ or "").splitlines()[0]
-        text = f"{self.name}: {self.detail or meaning}"
+        text = f"{self.name}: {self.detail or self.meaning()}"
         if self.found is not None:
             text += f" Found {self.found!r}."
         if self.expected is not None:
@@ -49,8 +51,21 @@ class LakeMQError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.name, self.detail, self.found, self.expected))
 
+    @classmethod
+    def meaning(cls) -> str:
+        """The first line of the docstring (which `python -OO` takes away)."""
+        return (cls.__doc__ or cls.name).partition("\n")[0]
+
     def refusal(self) -> Refusal:
-        return Refusal(self.name, self.detail, self.found, self.expected)
+        """For a reply: what was found and expected cut to a length that a journal can bear."""
+        return Refusal(self.name, self.detail[:MAX_SHOWN], _shown(self.found), _shown(self.expected))
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def error_of(refusal: Refusal) -> LakeMQError:
@@ -115,6 +130,10 @@ class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
 
 class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):
     """The client knew another shape of the topic; it must reload its metadata and repeat."""
+
+
+class StaleApplicationVersion(LakeMQError, name="STALE_APPLICATION_VERSION", retriable=True):
+    """Another instance of the application has published since: go on after the version found."""
 
 
 class FileMissing(LakeMQError, name="FILE_MISSING"):

@@ -96,11 +96,7 @@ def partitions_of(
 
 def _partitions_of_hashes(hashes: _Words, count: int, partitioner: Partitioner) -> _Words:
     """`pmod` of the signed number for xxhash64, the lower 31 bits modulo for murmur2: in `[0, count)`."""
-    signed = (
-        hashes.view(np.int64)
-        if partitioner == "xxhash64"
-        else (hashes & np.uint32(_POSITIVE)).astype(np.int64)
-    )
+    signed = hashes.view(np.int64) if partitioner == "xxhash64" else (hashes & np.uint32(_POSITIVE)).astype(np.int64)
     # numpy divides by a constant several times faster than it takes a remainder; // rounds down, hence pmod.
     partitions: _Words = signed - signed // count * count
     return partitions

@@ -14,36 +14,26 @@ import pyarrow as pa
 from lakemq.tables.segments import SEGMENT_SCHEMA
 
 from .decision import Decision
-from .errors import FileMissing, InvalidRequest, StaleTopicMetadata
-from .producers import check_producer, evolve_appended, find_duplicate
-from .ranges import Column, RangeColumns, dense_offsets
+from .errors import FileMissing, InvalidRequest, StaleApplicationVersion, StaleTopicMetadata
+from .names import check_destination, shown
+from .producers import evolve_appended
+from .ranges import Column, RangeColumns, RowSource, dense_offsets
 from .records import NO_SEGMENTS, DeadLettered, Decided, FilesAdded, Produced, UnitAppended
-from .requests import DataFile, Produce, Published, TopicRef, Unit
+from .requests import MAX_SEQUENCE, ApplicationVersion, DataFile, Produce, Published, TopicRef
 from .state import Application, State, Topic
+from .units import Units, appended_before, named_units, units_of
+
+MAX_VERSION = 2**63 - 1
+MAX_APP_ID = 249
 
 
 @dataclass(frozen=True)
 class InlineRows:
-    """Where the sequencer wrote the rows that rode in a letter: from row `first_row` of `file` on."""
+    """Where the sequencer wrote the rows that rode in a letter: `record_count` from row `first_row` of `file` on."""
 
     file: DataFile
     first_row: int
-
-
-@dataclass(frozen=True)
-class _Units:
-    """The (topic, partition) pairs of a request, as columns over all partitions of all its topics.
-
-    sequence: the producer's sequence of the first record, -1 where the request has none; appended: what was appended
-    for the unit when it came before.
-    """
-
-    topic: Column
-    partition: Column
-    record_count: Column
-    high_watermark: Column
-    sequence: Column
-    appended: Mapping[int, UnitAppended]
+    record_count: int
 
 
 def decide_produce(
@@ -55,39 +45,78 @@ def decide_produce(
 ) -> Decision:
     """Offsets for all ranges of the request, or a refusal of it as a whole.
 
+    What was published before is answered as it was then, whatever became of its topics since: first by the
+    application's version, then by the producer's sequences.
+
     inline: for a request without files, where its rows are; sizes: batch_id -> bytes of that file in the store, None
     where it is not there, for every file the request names.
-    Raises StaleTopicMetadata, FileMissing, InvalidRequest, UnknownProducerId, InvalidProducerEpoch,
-    OutOfOrderSequenceNumber.
+    Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
+    FileMissing; InvalidTopic (a target that is no destination).
     """
+    if request.application is not None and _is_old(state, request.application):
+        return Decision(Published([], duplicate=True))
+    source = _row_source(request, inline)
+    ranges = RangeColumns.of(request.ranges, _partition_counts(request.topics), source)
+    units = units_of(request, ranges)
+    appended = appended_before(state, request, units)
+    dead = _dead_letters(request, source)
+    refused_count = sum(record.record_count for record in dead)
+    if appended and len(appended) == len(units):
+        first = [appended[unit].base_offset for unit in range(len(units))]
+        return Decision(Published(named_units(request, units, first), refused_count, duplicate=True))
     topics = _current_topics(state, request)
     _check_files(request, sizes or {})
-    if _is_old_version(state, request):
-        return Decision(Published([], duplicate=True))
-    rides = inline is not None and not request.files
-    files = [inline.file] if inline is not None and rides else request.files
-    inline_first_row = inline.first_row + request.first_row if inline is not None and rides else None
-    partition_counts, file_rows = [t.partition_count for t in topics], [f.record_count for f in files]
-    ranges = RangeColumns.of(request.ranges, partition_counts, file_rows, inline_first_row)
-    units = _units(state, request, topics, ranges)
-    fresh = ranges.where(~np.isin(ranges.unit, list(units.appended))) if units.appended else ranges
-    dead = _dead_letters(request, files, inline_first_row or 0)
+    base_offsets = units.high_watermarks(topics)
+    fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     decided: list[Decided] = []
     if request.files and (len(fresh) or dead):
         decided.append(Decided(FilesAdded(request.files)))
     if len(fresh) or request.application:
-        segments = _segments(request, topics, fresh, units, files, now_ms)
-        decided.append(Decided(_produced(request, topics, units), segments))
+        segments = _segments(request, topics, fresh, units, base_offsets, source.files, now_ms)
+        decided.append(Decided(_produced(request, units, base_offsets, appended), segments))
     decided += [Decided(record) for record in dead]
-    return Decision(_result(topics, units, dead), tuple(decided))
+    first = [
+        appended[unit].base_offset if unit in appended else offset for unit, offset in enumerate(base_offsets.tolist())
+    ]
+    return Decision(Published(named_units(request, units, first), refused_count), tuple(decided))
+
+
+def _is_old(state: State, application: ApplicationVersion) -> bool:
+    check_destination(application.target)
+    if not 0 <= application.txn_version <= MAX_VERSION:
+        raise InvalidRequest(
+            "txn_version is out of range.", found=application.txn_version, expected=f"0 to {MAX_VERSION}"
+        )
+    if not 1 <= len(application.txn_app_id) <= MAX_APP_ID:
+        raise InvalidRequest(
+            "txn_app_id is too short or too long.",
+            found=f"{len(application.txn_app_id)} characters",
+            expected=f"1 to {MAX_APP_ID}",
+        )
+    known = state.applications.get((application.txn_app_id, application.target))
+    last = known.version if known else -1
+    if application.txn_version > last and application.follows not in (None, last):
+        raise StaleApplicationVersion(found=last, expected=application.follows)
+    return application.txn_version <= last
+
+
+def _row_source(request: Produce, inline: InlineRows | None) -> RowSource:
+    if inline is None or request.files:
+        return RowSource(request.files, [file.record_count for file in request.files])
+    end = inline.first_row + inline.record_count
+    return RowSource([inline.file], [end], inline.first_row + request.first_row, first_file=-1)
+
+
+def _partition_counts(refs: Sequence[TopicRef]) -> list[int]:
+    if len({ref.topic_id for ref in refs}) != len(refs):
+        raise InvalidRequest("A topic is named twice.", found=[ref.topic for ref in refs])
+    return [ref.partition_count for ref in refs]
 
 
 def _current_topics(state: State, request: Produce) -> list[Topic]:
-    if state.subscriptions_step > request.metadata_step and any(
-        t.subscriptions for t in state.active_topics()
-    ):
+    if state.subscriptions_step > request.metadata_step:
         raise StaleTopicMetadata(
-            "Topics or subscriptions have changed since.",
+            "Subscriptions have changed since.",
             found=f"step {request.metadata_step}",
             expected=f"step {state.subscriptions_step} or later",
         )
@@ -97,10 +126,10 @@ def _current_topics(state: State, request: Produce) -> list[Topic]:
 def _current_topic(state: State, ref: TopicRef) -> Topic:
     topic = state.topics.get(ref.topic_id)
     if topic is None or not topic.active:
-        raise StaleTopicMetadata(f"Topic {ref.topic!r} with id {ref.topic_id} is gone.")
+        raise StaleTopicMetadata(f"Topic {shown(ref.topic)} with id {ref.topic_id} is gone.")
     if topic.partition_count != ref.partition_count:
         raise StaleTopicMetadata(
-            f"Topic {ref.topic!r} has another number of partitions.",
+            f"Topic {topic.topic} has another number of partitions.",
             found=ref.partition_count,
             expected=topic.partition_count,
         )
@@ -118,79 +147,23 @@ def _check_files(request: Produce, sizes: Mapping[str, int | None]) -> None:
             )
 
 
-def _is_old_version(state: State, request: Produce) -> bool:
-    if request.application is None:
-        return False
-    known = state.applications.get((request.application.txn_app_id, request.application.target))
-    return known is not None and request.application.txn_version <= known.version
-
-
-def _units(state: State, request: Produce, topics: Sequence[Topic], ranges: RangeColumns) -> _Units:
-    counts = np.array([t.partition_count for t in topics], np.int64)
-    total, starts = int(counts.sum()), np.cumsum(counts) - counts
-    record_count = np.zeros(total, np.int64)
-    np.add.at(record_count, ranges.unit, ranges.record_count)
-    sequence, appended = np.full(total, -1, np.int64), {}
-    if request.producer is not None:
-        named = request.producer
-        producer = check_producer(state, named.producer_id, named.producer_epoch)
-        for t, partition, base_sequence in zip(
-            named.topic, named.partition, named.base_sequence, strict=True
-        ):
-            unit = int(starts[t]) + partition
-            sequence[unit] = base_sequence
-            again = find_duplicate(
-                producer, topics[t].topic_id, partition, base_sequence, int(record_count[unit])
-            )
-            if again is not None:
-                appended[unit] = again
-        if not np.array_equal(sequence >= 0, record_count > 0):
-            raise InvalidRequest("The sequences and the ranges name different partitions.")
-    return _Units(
-        topic=np.repeat(np.arange(len(topics)), counts),
-        partition=np.arange(total) - np.repeat(starts, counts),
-        record_count=record_count,
-        high_watermark=np.concatenate([np.zeros(0, np.int64), *(t.high_watermarks for t in topics)]),
-        sequence=sequence,
-        appended=appended,
-    )
-
-
-def _result(topics: Sequence[Topic], units: _Units, dead: Sequence[DeadLettered]) -> Published:
-    touched = np.flatnonzero(units.record_count).tolist()
-    return Published(
-        [
-            Unit(
-                topics[int(units.topic[u])].topic,
-                int(units.partition[u]),
-                units.appended[u].base_offset if u in units.appended else int(units.high_watermark[u]),
-                int(units.record_count[u]),
-            )
-            for u in touched
-        ],
-        refused_count=sum(record.record_count for record in dead),
-        duplicate=bool(touched) and len(units.appended) == len(touched),
-    )
-
-
-def _produced(request: Produce, topics: Sequence[Topic], units: _Units) -> Produced:
-    fresh = [u for u in np.flatnonzero(units.sequence >= 0).tolist() if u not in units.appended]
+def _produced(request: Produce, units: Units, base_offsets: Column, appended: Mapping[int, UnitAppended]) -> Produced:
+    producer, application = request.producer, request.application
+    columns = (units.topic, units.partition, units.sequence, units.record_count, base_offsets)
+    added = [
+        UnitAppended(request.topics[topic].topic_id, partition, sequence, count, offset)
+        for unit, (topic, partition, sequence, count, offset) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        )
+        if producer is not None and unit not in appended
+    ]
     return Produced(
-        target=request.application.target if request.application else ",".join(t.topic for t in topics[:3]),
-        producer_id=request.producer.producer_id if request.producer else None,
-        producer_epoch=request.producer.producer_epoch if request.producer else None,
-        units=[
-            UnitAppended(
-                topics[int(units.topic[u])].topic_id,
-                int(units.partition[u]),
-                int(units.sequence[u]),
-                int(units.record_count[u]),
-                int(units.high_watermark[u]),
-            )
-            for u in fresh
-        ],
-        txn_app_id=request.application.txn_app_id if request.application else None,
-        txn_version=request.application.txn_version if request.application else None,
+        target=application.target if application else ",".join(ref.topic for ref in request.topics[:3]),
+        producer_id=producer.producer_id if producer else None,
+        producer_epoch=producer.producer_epoch if producer else None,
+        units=added,
+        txn_app_id=application.txn_app_id if application else None,
+        txn_version=application.txn_version if application else None,
     )
 
 
@@ -198,21 +171,22 @@ def _segments(
     request: Produce,
     topics: Sequence[Topic],
     ranges: RangeColumns,
-    units: _Units,
+    units: Units,
+    unit_offsets: Column,
     files: Sequence[DataFile],
     now_ms: int,
 ) -> pa.RecordBatch:
     n = len(ranges)
     if n == 0:
         return NO_SEGMENTS
-    base_offsets = dense_offsets(ranges.unit, ranges.record_count, units.high_watermark)
-    by_sequencer = np.array([t.setting("message.timestamp.type") == "LogAppendTime" for t in topics])[
-        ranges.topic
-    ]
+    base_offsets = dense_offsets(ranges.unit, ranges.record_count, unit_offsets)
+    appended_at = np.array([t.setting("message.timestamp.type") == "LogAppendTime" for t in topics])
+    by_sequencer = appended_at[ranges.topic]
     producer_id = request.producer.producer_id if request.producer else None
     producer_epoch = request.producer.producer_epoch if request.producer else None
-    # within a unit the sequence runs along with the offset, and the unit's first offset is its high watermark
-    sequences = (units.sequence[ranges.unit] + base_offsets - units.high_watermark[ranges.unit]) % 2**31
+    # within a unit the sequence runs along with the offset
+    first_sequence = units.sequence[ranges.unit]
+    sequences = (first_sequence + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
     columns = [
         pa.repeat("data", n),
         np.array([t.topic_id for t in topics])[ranges.topic],
@@ -228,25 +202,22 @@ def _segments(
         pa.array(np.full(n, now_ms), mask=~by_sequencer),
         pa.repeat(pa.scalar(producer_id, pa.int64()), n),
         pa.repeat(pa.scalar(producer_epoch, pa.int32()), n),
-        pa.array(sequences, mask=units.sequence[ranges.unit] < 0),
+        pa.array(sequences, mask=first_sequence < 0),
         np.zeros(n, np.bool_),
         pa.repeat("publish", n),
     ]
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SEGMENT_SCHEMA)
 
 
-def _dead_letters(request: Produce, files: Sequence[DataFile], inline_first_row: int) -> list[DeadLettered]:
-    return [
-        DeadLettered(
-            r.source,
-            files[max(r.file, 0)].batch_id,
-            r.first_row + inline_first_row,
-            r.record_count,
-            r.error,
-            r.reason,
-        )
-        for r in request.refused
-    ]
+def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
+    dead = []
+    for rows in request.refused:
+        file, first_row = source.place(rows.file, rows.first_row)
+        if not 0 <= file < len(source.files) or first_row + rows.record_count > source.ends[file]:
+            raise InvalidRequest("The refused rows are not there.", found=f"file {rows.file}, row {rows.first_row}")
+        batch_id = source.files[file].batch_id
+        dead.append(DeadLettered(rows.source, batch_id, first_row, rows.record_count, rows.error, rows.reason))
+    return dead
 
 
 def evolve_produced(state: State, record: Produced, segments: pa.RecordBatch) -> None:

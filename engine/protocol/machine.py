@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from . import clients, leader, log, producers, topics
 from .decision import Decision
-from .errors import LakeMQError
-from .records import NO_SEGMENTS, Answered, AnyRecord, Decided, StepDecisions
+from .errors import ClientEnded, LakeMQError
+from .records import NO_SEGMENTS, Answered, AnyRecord, ClientRemoved, Decided, ProducerExpired, StepDecisions
 from .requests import (
     AlterTopic,
     AnyRequest,
@@ -26,7 +26,7 @@ from .requests import (
     Letter,
     Produce,
 )
-from .state import State
+from .state import Client, Producer, State
 
 _DECIDE: dict[type, Callable[[State, Any], Decision]] = {
     CreateTopic: topics.decide_create,
@@ -88,17 +88,38 @@ def decide_letter(
 
 
 def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQError) -> list[Decided]:
-    """Answer a letter with a refusal of all of it: it cannot be read, or the ones before it never came."""
-    answer = Answered(client_id, number, [refusal.refusal()])
-    return fold(state, [Decided(answer, NO_SEGMENTS, f"{client_id}/{number}")])
+    """Answer a letter with a refusal of all of it: it cannot be read, or (ClientEnded) the one before it never came.
+
+    A client that has ended is forgotten, so that none of its later letters has its turn either.
+    """
+    request_id = f"{client_id}/{number}"
+    decided = [Decided(Answered(client_id, number, [refusal.refusal()]), NO_SEGMENTS, request_id)]
+    if isinstance(refusal, ClientEnded):
+        decided.append(Decided(ClientRemoved(client_id, refusal.detail), NO_SEGMENTS, request_id))
+    return fold(state, decided)
 
 
-def decide_time(
-    state: State, now_ms: int, client_expiration_ms: int, producer_expiration_ms: int
-) -> list[Decided]:
-    """What is due at `now_ms` without anybody asking: clients and producers that have expired. Not folded yet."""
+def decide_time(state: State, now_ms: int, client_expiration_ms: int, producer_expiration_ms: int) -> list[Decided]:
+    """What is due at `now_ms` without anybody asking: clients and producers that have expired.
+
+    Not folded yet: `fold_due` does so, after the letters of the same step.
+    """
     due = clients.decide_expiry(state, client_expiration_ms, now_ms)
     return due + producers.decide_expiry(state, producer_expiration_ms, now_ms)
+
+
+def fold_due(state: State, due: Sequence[Decided]) -> list[Decided]:
+    """Fold what time asks for; returns it. Who did something in this very step has not expired after all."""
+    return fold(state, [one for one in due if not _was_busy(state, one.record)])
+
+
+def _was_busy(state: State, record: AnyRecord) -> bool:
+    who: Client | Producer | None = None
+    if isinstance(record, ClientRemoved):
+        who = state.clients.get(record.client_id)
+    elif isinstance(record, ProducerExpired):
+        who = state.producers.get(record.producer_id)
+    return who is not None and who.seen_at_ms == state.now_ms
 
 
 def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:

@@ -25,7 +25,7 @@ def check_topic_name(topic: str) -> None:
     if not is_name(topic):
         raise InvalidTopic(
             "This is not a topic name.",
-            found=_shown(topic),
+            found=shown(topic),
             expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'",
         )
 
@@ -35,7 +35,7 @@ def check_destination(destination: str) -> None:
     if not all(is_name(level) for level in destination.split("/")):
         raise InvalidTopic(
             "This is not a destination.",
-            found=_shown(destination),
+            found=shown(destination),
             expected="names joined by '/', each 1 to 249 of [A-Za-z0-9._-]",
         )
 
@@ -48,7 +48,7 @@ def check_subscription(subscription: str) -> None:
         if not (is_name(level) or level == "*" or (level == ">" and i == last)):
             raise InvalidTopic(
                 "This is not a subscription.",
-                found=_shown(subscription),
+                found=shown(subscription),
                 expected="names or '*' joined by '/', the last may be '>'",
             )
 
@@ -82,5 +82,6 @@ def reached(destination: str, subscriptions: Mapping[str, Iterable[str]]) -> lis
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """At most 60 characters of what somebody gave as a name."""
     return text if len(text) <= 60 else f"{text[:57]}... ({len(text)} characters)"

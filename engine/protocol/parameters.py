@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .errors import InvalidConfig
 
 Value = int | str
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Parameter:
         number: int | None = None
         if isinstance(raw, int) and not isinstance(raw, bool):
             number = raw
-        elif isinstance(raw, str) and raw.strip().lstrip("-").isascii() and raw.strip().lstrip("-").isdigit():
+        elif isinstance(raw, str) and _WHOLE_NUMBER.fullmatch(raw.strip()):
             number = int(raw)
         if number is None or not self._within(number):
             raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
@@ -76,9 +79,7 @@ _MAX_MS = 2**63 - 1
 
 TOPIC = Parameters(
     [
-        Parameter(
-            "retention.ms", 604_800_000, "Age at which messages may be deleted; -1 keeps them.", -1, _MAX_MS
-        ),
+        Parameter("retention.ms", 604_800_000, "Age at which messages may be deleted; -1 keeps them.", -1, _MAX_MS),
         Parameter(
             "retention.bytes",
             -1,
@@ -87,17 +88,13 @@ TOPIC = Parameters(
             _MAX_MS,
         ),
         Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
-        Parameter(
-            "max.message.bytes", 1_048_588, "Largest message: key, value and headers together.", 1, 2**31 - 1
-        ),
+        Parameter("max.message.bytes", 1_048_588, "Largest message: key, value and headers together.", 1, 2**31 - 1),
         Parameter(
             "message.timestamp.type",
             "CreateTime",
             "Whose time a message bears: the producer's or the sequencer's.",
             choices=("CreateTime", "LogAppendTime"),
         ),
-        Parameter(
-            "partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")
-        ),
+        Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]
 )

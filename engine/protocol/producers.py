@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from .decision import Decision
 from .errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId, UnsupportedVersion
 from .records import Decided, ProducerExpired, ProducerInitialized, UnitAppended
-from .requests import InitProducer, ProducerDone
+from .requests import MAX_SEQUENCE, InitProducer, ProducerDone
 from .state import Producer, State
 
-MAX_SEQUENCE = 2**31 - 1
 REMEMBERED = 5
 
 
@@ -26,26 +25,26 @@ def decide_init(state: State, request: InitProducer) -> Decision:
     return Decision(ProducerDone(record.producer_id, record.producer_epoch), (Decided(record),))
 
 
-def check_producer(state: State, producer_id: int, producer_epoch: int) -> Producer:
-    """The producer; raises UnknownProducerId, InvalidProducerEpoch (a zombie)."""
+def check_producer(state: State, producer_id: int, epoch: int) -> Producer:
+    """The producer; raises UnknownProducerId, InvalidProducerEpoch (a zombie). A newer epoch takes its place."""
     producer = state.producers.get(producer_id)
     if producer is None:
         raise UnknownProducerId(found=producer_id, expected="an id from init_producer that has not expired")
-    if producer_epoch != producer.epoch:
+    if epoch < producer.epoch:
         raise InvalidProducerEpoch(
-            f"Producer {producer_id} is fenced.", found=producer_epoch, expected=f"epoch {producer.epoch}"
+            f"Producer {producer_id} is fenced.", found=epoch, expected=f"epoch {producer.epoch} or later"
         )
     return producer
 
 
 def find_duplicate(
-    producer: Producer, topic_id: int, partition: int, base_sequence: int, record_count: int
+    producer: Producer, epoch: int, topic_id: int, partition: int, base_sequence: int, record_count: int
 ) -> UnitAppended | None:
-    """The remembered unit with the same range; None when the unit is the next one.
+    """The remembered unit of this epoch with the same range; None when the unit is the next one.
 
     Raises OutOfOrderSequenceNumber when it is neither.
     """
-    units = producer.units.get((topic_id, partition), ())
+    units = producer.units.get((topic_id, partition), ()) if epoch == producer.epoch else ()
     for unit in units:
         if unit.base_sequence == base_sequence and unit.record_count == record_count:
             return unit
@@ -82,12 +81,12 @@ def evolve_expired(state: State, record: ProducerExpired) -> None:
     state.producers.pop(record.producer_id, None)
 
 
-def evolve_appended(
-    state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]
-) -> None:
+def evolve_appended(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
     # total: a reader that follows the tail has no producers loaded
     producer = state.producers.setdefault(producer_id, Producer(producer_epoch, state.now_ms))
     producer.seen_at_ms = state.now_ms
+    if producer_epoch > producer.epoch:
+        producer.epoch, producer.units = producer_epoch, {}
     for unit in units:
         key = (unit.topic_id, unit.partition)
         producer.units[key] = (*producer.units.get(key, ()), unit)[-REMEMBERED:]

@@ -15,10 +15,9 @@ from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
 from .codec import encode_config, encode_results
 from .records import (
-    AnyRecord,
     Answered,
+    AnyRecord,
     ClientRemoved,
-    DataFile,
     DeadLettered,
     FilesAdded,
     Produced,
@@ -30,6 +29,7 @@ from .records import (
     TopicCreated,
     TopicDeleted,
 )
+from .requests import DataFile
 from .state import State, Topic
 
 
@@ -173,8 +173,7 @@ def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[Produce
     changed = {
         record.producer_id
         for _, record in _records(steps)
-        if isinstance(record, ProducerInitialized | ProducerExpired | Produced)
-        and record.producer_id is not None
+        if isinstance(record, ProducerInitialized | ProducerExpired | Produced) and record.producer_id is not None
     }
     for producer_id in sorted(changed):
         producer = state.producers.get(producer_id)

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRequest
-from .requests import Ranges
+from .requests import DataFile, Ranges
 
 Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class RowSource:
+    """Where the rows of a request are: in its data files, or in a stretch of the one the sequencer wrote.
+
+    ends: per file the row after the last one that is the request's; first_row, first_file: where the request's own
+    numbers begin to count.
+    """
+
+    files: Sequence[DataFile]
+    ends: Sequence[int]
+    first_row: int = 0
+    first_file: int = 0
+
+    def place(self, file: Any, first_row: Any) -> tuple[Any, Any]:
+        """Index into `files`, and row of that file; numbers or columns."""
+        return file - self.first_file, first_row + self.first_row
+
+
+@dataclass(frozen=True)
 class RangeColumns:
     """Columns of equal length, one entry per range.
 
-    topic, file: indexes into the request's topics and files; unit: number of the range's (topic, partition) pair,
-    counted over all partitions of all topics of the request.
+    topic: index into the request's topics; file: into the files of its rows; unit: number of the range's (topic,
+    partition) pair among those of the request, in order.
     """
 
     topic: Column
@@ -33,17 +52,10 @@ class RangeColumns:
     unit: Column
 
     @classmethod
-    def of(
-        cls,
-        ranges: Ranges,
-        partition_counts: Sequence[int],
-        file_rows: Sequence[int],
-        inline_first_row: int | None = None,
-    ) -> RangeColumns:
+    def of(cls, ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> RangeColumns:
         """The columns of a request's ranges; raises InvalidRequest where one lies outside what the request names.
 
-        partition_counts: per topic; file_rows: records per file; inline_first_row: where in the one file the rows of
-        the letter begin, for ranges whose file is -1.
+        partition_counts: per topic.
         """
         lists = [
             ranges.topic,
@@ -57,12 +69,12 @@ class RangeColumns:
         if len({len(column) for column in lists}) != 1:
             raise InvalidRequest("The columns of the ranges differ in length.", found=[len(c) for c in lists])
         topic, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
-        if inline_first_row is not None:
-            file, first_row = file + 1, first_row + inline_first_row
+        file, first_row = source.place(file, first_row)
         counts = np.array(partition_counts, np.int64)
-        _check(topic, partition, file, first_row, record_count, np.array(file_rows, np.int64), counts)
+        _check(topic, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
         starts = np.cumsum(counts) - counts
-        return cls(topic, partition, file, first_row, record_count, low, high, starts[topic] + partition)
+        unit = np.unique(starts[topic] + partition, return_inverse=True)[1]
+        return cls(topic, partition, file, first_row, record_count, low, high, unit)
 
     def where(self, mask: Mask) -> RangeColumns:
         """The ranges selected by the mask."""

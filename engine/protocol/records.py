@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, tag_field="record"):
         return ""
 
 
-class LeaderElected(Record, tag="leader_elected"):
+class LeaderElected(Record, frozen=True, tag="leader_elected"):
     """A sequencer took the lease, or renewed it; an empty leader gave it back."""
 
     leader: str
@@ -40,7 +40,7 @@ class LeaderElected(Record, tag="leader_elected"):
         return self.leader
 
 
-class TopicCreated(Record, tag="topic_created"):
+class TopicCreated(Record, frozen=True, tag="topic_created"):
     topic_id: int
     topic: str
     partitions: int
@@ -52,7 +52,7 @@ class TopicCreated(Record, tag="topic_created"):
         return self.topic
 
 
-class TopicAltered(Record, tag="topic_altered"):
+class TopicAltered(Record, frozen=True, tag="topic_altered"):
     """The topic as it is from now on."""
 
     topic_id: int
@@ -66,7 +66,7 @@ class TopicAltered(Record, tag="topic_altered"):
         return self.topic
 
 
-class TopicDeleted(Record, tag="topic_deleted"):
+class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
     topic_id: int
     topic: str
 
@@ -75,7 +75,7 @@ class TopicDeleted(Record, tag="topic_deleted"):
         return self.topic
 
 
-class RecordsDeleted(Record, tag="records_deleted"):
+class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
     """Partition -> new log start offset."""
 
     topic_id: int
@@ -87,7 +87,7 @@ class RecordsDeleted(Record, tag="records_deleted"):
         return self.topic
 
 
-class FilesAdded(Record, tag="files_added"):
+class FilesAdded(Record, frozen=True, tag="files_added"):
     """Data files that segments or dead letters of this step point at: to be registered in `messages`."""
 
     files: list[DataFile]
@@ -103,7 +103,7 @@ class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
     base_offset: int
 
 
-class Produced(Record, tag="produced"):
+class Produced(Record, frozen=True, tag="produced"):
     """Rows became offsets. The segments travel beside the JSON, as columns (a batch of SEGMENT_SCHEMA)."""
 
     target: str
@@ -118,7 +118,7 @@ class Produced(Record, tag="produced"):
         return self.target
 
 
-class DeadLettered(Record, tag="dead_lettered"):
+class DeadLettered(Record, frozen=True, tag="dead_lettered"):
     """Rows that were refused, with the reason."""
 
     source: str
@@ -133,7 +133,7 @@ class DeadLettered(Record, tag="dead_lettered"):
         return self.source
 
 
-class ProducerInitialized(Record, tag="producer_initialized"):
+class ProducerInitialized(Record, frozen=True, tag="producer_initialized"):
     producer_id: int
     producer_epoch: int
 
@@ -142,7 +142,7 @@ class ProducerInitialized(Record, tag="producer_initialized"):
         return str(self.producer_id)
 
 
-class ProducerExpired(Record, tag="producer_expired"):
+class ProducerExpired(Record, frozen=True, tag="producer_expired"):
     producer_id: int
 
     @property
@@ -150,7 +150,7 @@ class ProducerExpired(Record, tag="producer_expired"):
         return str(self.producer_id)
 
 
-class Answered(Record, tag="answered"):
+class Answered(Record, frozen=True, tag="answered"):
     """A letter was decided with these results; the client's last ones are kept for a repeat."""
 
     client_id: str
@@ -162,7 +162,7 @@ class Answered(Record, tag="answered"):
         return self.client_id
 
 
-class ClientRemoved(Record, tag="client_removed"):
+class ClientRemoved(Record, frozen=True, tag="client_removed"):
     """A client was silent for too long, or left a gap in its letters."""
 
     client_id: str

@@ -1,26 +1,45 @@
-"""What may be asked of the sequencer, and what it answers. Values only; they travel as JSON in a letter."""
+"""What may be asked of the sequencer, and what it answers. Values only; they travel as JSON in a letter.
+
+What a client's code puts in is bounded by its type and refused on decoding; what a user may get wrong is refused by
+deciding, with an error of its own.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from .errors import Refusal
+
+MAX_SEQUENCE = 2**31 - 1
+MAX_EPOCH = 2**15 - 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Rows, bytes, indexes: small enough that no sum of a letter's numbers overflows 64 bits."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
+"""Epoch milliseconds; what a timestamp in microseconds can hold fits."""
+
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+BatchId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):
     """Base of all requests."""
 
 
-class CreateTopic(Request, tag="create_topic"):
+class CreateTopic(Request, frozen=True, tag="create_topic"):
     topic: str
     partitions: int
     config: dict[str, Any] = {}
     subscriptions: list[str] = []
 
 
-class AlterTopic(Request, tag="alter_topic"):
+class AlterTopic(Request, frozen=True, tag="alter_topic"):
     """`config` sets keys, null resets one to its default; `partitions` and `subscriptions` replace what is there."""
 
     topic: str
@@ -29,18 +48,18 @@ class AlterTopic(Request, tag="alter_topic"):
     subscriptions: list[str] | None = None
 
 
-class DeleteTopic(Request, tag="delete_topic"):
+class DeleteTopic(Request, frozen=True, tag="delete_topic"):
     topic: str
 
 
-class DeleteRecords(Request, tag="delete_records"):
+class DeleteRecords(Request, frozen=True, tag="delete_records"):
     """Partition -> offset before which all is deleted; -1 stands for the high watermark."""
 
     topic: str
     before: dict[int, int]
 
 
-class InitProducer(Request, tag="init_producer"):
+class InitProducer(Request, frozen=True, tag="init_producer"):
     """Ask for a producer id. A transactional id is refused until transactions are offered."""
 
     transactional_id: str | None = None
@@ -51,18 +70,18 @@ class TopicRef(msgspec.Struct, frozen=True, array_like=True):
     """A topic as the client knew it when it hashed the keys."""
 
     topic: str
-    topic_id: int
-    partition_count: int
+    topic_id: Number
+    partition_count: Count
 
 
 class DataFile(msgspec.Struct, frozen=True):
     """A file of message rows: `messages/<batch_id>.parquet`."""
 
-    batch_id: str
-    size_bytes: int
-    record_count: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
+    batch_id: BatchId
+    size_bytes: Count
+    record_count: Count
+    min_timestamp_ms: Millis
+    max_timestamp_ms: Millis
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -71,22 +90,22 @@ class Ranges(msgspec.Struct, frozen=True):
     topic: index into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
     """
 
-    topic: list[int] = []
-    partition: list[int] = []
-    file: list[int] = []
-    first_row: list[int] = []
-    record_count: list[int] = []
-    min_timestamp_ms: list[int] = []
-    max_timestamp_ms: list[int] = []
+    topic: list[Count] = []
+    partition: list[Count] = []
+    file: list[FileIndex] = []
+    first_row: list[Count] = []
+    record_count: list[Count] = []
+    min_timestamp_ms: list[Millis] = []
+    max_timestamp_ms: list[Millis] = []
 
 
 class RefusedRows(msgspec.Struct, frozen=True):
     """Rows that cannot be messages: they become dead letters, the rest is published."""
 
     source: str
-    file: int
-    first_row: int
-    record_count: int
+    file: FileIndex
+    first_row: Count
+    record_count: Count
     error: str
     reason: str
 
@@ -94,32 +113,36 @@ class RefusedRows(msgspec.Struct, frozen=True):
 class ProducerSequences(msgspec.Struct, frozen=True):
     """Sequence of the first record per unit, a unit being all a request puts into one (topic, partition)."""
 
-    producer_id: int
-    producer_epoch: int
-    topic: list[int]
-    partition: list[int]
-    base_sequence: list[int]
+    producer_id: Number
+    producer_epoch: Epoch
+    topic: list[Count]
+    partition: list[Count]
+    base_sequence: list[Sequence]
 
 
 class ApplicationVersion(msgspec.Struct, frozen=True):
-    """Delta's `txnAppId` and `txnVersion`, for one target: a version not above the last is not published again."""
+    """Delta's `txnAppId` and `txnVersion`, for one target: a version not above the last is not published again.
+
+    follows: the version that must have been the last (-1: none), for whoever publishes all since then as one; None: any.
+    """
 
     txn_app_id: str
     txn_version: int
     target: str
+    follows: int | None = None
 
 
-class Produce(Request, tag="produce"):
+class Produce(Request, frozen=True, tag="produce"):
     """Publish rows of files; or, where it names no file, rows that ride in the letter from its row `first_row` on."""
 
     topics: list[TopicRef]
     ranges: Ranges
-    metadata_step: int
+    metadata_step: Number
     files: list[DataFile] = []
     refused: list[RefusedRows] = []
     producer: ProducerSequences | None = None
     application: ApplicationVersion | None = None
-    first_row: int = 0
+    first_row: Count = 0
 
 
 AnyRequest = CreateTopic | AlterTopic | DeleteTopic | DeleteRecords | InitProducer | Produce
@@ -129,22 +152,22 @@ class Result(msgspec.Struct, frozen=True, tag_field="outcome", omit_defaults=Tru
     """Base of all results but Refusal."""
 
 
-class Done(Result, tag="done"):
+class Done(Result, frozen=True, tag="done"):
     pass
 
 
-class TopicDone(Result, tag="topic"):
+class TopicDone(Result, frozen=True, tag="topic"):
     topic_id: int
     partitions: int
 
 
-class ProducerDone(Result, tag="producer"):
+class ProducerDone(Result, frozen=True, tag="producer"):
     producer_id: int
     producer_epoch: int
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """What one request put into one partition: offsets base_offset .. base_offset + record_count, if it is in one piece."""
+    """What one request put into one partition: offsets base_offset .. base_offset + record_count."""
 
     topic: str
     partition: int
@@ -152,8 +175,8 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     record_count: int
 
 
-class Published(Result, tag="published"):
-    """`duplicate`: the same was published before and nothing was added; a unit's base_offset is then the first one's."""
+class Published(Result, frozen=True, tag="published"):
+    """`duplicate`: the same was published before, nothing was added; a unit's base_offset is then the first one's."""
 
     units: list[Unit]
     refused_count: int = 0

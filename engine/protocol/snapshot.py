@@ -44,9 +44,7 @@ def _restore_topic(state: State, row: TopicRow) -> None:
     zeros = np.zeros(row.partition_count, np.int64)
     active = row.state == "active"
     config, subscriptions = decode_config(row.config), list(row.subscriptions)
-    state.topics[row.topic_id] = Topic(
-        row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy(), active
-    )
+    state.topics[row.topic_id] = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy(), active)
     if active:
         state.topic_ids[row.topic] = row.topic_id
 

@@ -79,13 +79,11 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
         TOPIC[key]  # unknown keys are refused, also when they are to be reset
     config = {k: v for k, v in topic.config.items() if k not in changes}
     config.update(TOPIC.parse({k: v for k, v in changes.items() if v is not None}))
-    changed = changes.get("partitioner", topic.setting("partitioner"))
-    if "partitioner" in changes and config.get("partitioner", TOPIC["partitioner"].default) != topic.setting(
-        "partitioner"
-    ):
+    partitioner = config.get("partitioner", TOPIC["partitioner"].default)
+    if partitioner != topic.setting("partitioner"):
         raise InvalidConfig(
             "The partitioner of a topic cannot change: keys would move to other partitions.",
-            found=changed,
+            found=partitioner,
             expected=topic.setting("partitioner"),
         )
     return config
@@ -140,7 +138,9 @@ def evolve_created(state: State, record: TopicCreated) -> None:
     )
     state.topic_ids[record.topic] = record.topic_id
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
-    state.subscriptions_step = state.step
+    # its name is a destination now, which others may have reached by their subscriptions
+    if any(topic.subscriptions for topic in state.active_topics()):
+        state.subscriptions_step = state.step
 
 
 def evolve_altered(state: State, record: TopicAltered) -> None:
@@ -148,15 +148,15 @@ def evolve_altered(state: State, record: TopicAltered) -> None:
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
+    if topic.subscriptions != record.subscriptions:
+        state.subscriptions_step = state.step
     topic.config, topic.subscriptions = record.config, record.subscriptions
-    state.subscriptions_step = state.step
 
 
 def evolve_deleted(state: State, record: TopicDeleted) -> None:
     # the entry stays until the projection has told of it; nothing finds it by name any more
     state.topics[record.topic_id].active = False
     state.topic_ids.pop(record.topic, None)
-    state.subscriptions_step = state.step
 
 
 def evolve_records_deleted(state: State, record: RecordsDeleted) -> None:

@@ -1,0 +1,87 @@
+"""Units: all that one request puts into one (topic, partition) is one. Which a request has, which came before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import InvalidRequest
+from .producers import check_producer, find_duplicate
+from .ranges import Column, RangeColumns
+from .records import UnitAppended
+from .requests import Produce, ProducerSequences, Unit
+from .state import State, Topic
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of a request as columns, in order of topic and partition; a range's `unit` is an index into them.
+
+    topic: index into the request's topics; sequence: the producer's for the first record, -1 for a request without.
+    """
+
+    topic: Column
+    partition: Column
+    record_count: Column
+    sequence: Column
+
+    def __len__(self) -> int:
+        return len(self.topic)
+
+    def high_watermarks(self, topics: Sequence[Topic]) -> Column:
+        """Per unit the offset its first record gets. topics: those of the request."""
+        found = np.empty(len(self), np.int64)
+        bounds = np.searchsorted(self.topic, np.arange(len(topics) + 1)).tolist()
+        for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
+            found[low:high] = topic.high_watermarks[self.partition[low:high]]
+        return found
+
+
+def units_of(request: Produce, ranges: RangeColumns) -> Units:
+    """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
+    first = np.unique(ranges.unit, return_index=True)[1]
+    record_count = np.zeros(len(first), np.int64)
+    np.add.at(record_count, ranges.unit, ranges.record_count)
+    topic, partition = ranges.topic[first], ranges.partition[first]
+    if request.producer is None:
+        sequence = np.full(len(first), -1, np.int64)
+    else:
+        sequence = _sequences(request.producer, list(zip(topic.tolist(), partition.tolist(), strict=True)))
+    return Units(topic, partition, record_count, sequence)
+
+
+def _sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> Column:
+    by_unit = dict(zip(zip(named.topic, named.partition, strict=False), named.base_sequence, strict=False))
+    lengths = {len(named.topic), len(named.partition), len(named.base_sequence)}
+    if lengths != {len(units)} or by_unit.keys() != set(units):
+        raise InvalidRequest("The sequences and the ranges do not name the same partitions, each once.")
+    return np.array([by_unit[unit] for unit in units], np.int64)
+
+
+def appended_before(state: State, request: Produce, units: Units) -> dict[int, UnitAppended]:
+    """Unit -> what was appended for it when it came before; the other units are the next ones of their sequence.
+
+    Raises UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber.
+    """
+    if request.producer is None:
+        return {}
+    epoch = request.producer.producer_epoch
+    producer = check_producer(state, request.producer.producer_id, epoch)
+    columns = (units.topic, units.partition, units.sequence, units.record_count)
+    again = {}
+    for unit, (topic, partition, sequence, count) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        topic_id = request.topics[topic].topic_id
+        if found := find_duplicate(producer, epoch, topic_id, partition, sequence, count):
+            again[unit] = found
+    return again
+
+
+def named_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
+    """The units as a result tells them. base_offsets: per unit."""
+    columns = (units.topic.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
+    return [
+        Unit(request.topics[topic].topic, partition, base_offset, count)
+        for topic, partition, base_offset, count in zip(*columns, strict=True)
+    ]
