@@ -17,11 +17,11 @@ import pyarrow as pa
 from . import crash
 from .clock import Clock, SystemClock
 from .compose import body_of
-from .fetched import Fetched, fetch, offsets_for_times
+from .fetched import Fetched, offsets_for_times, plan_positions
 from .namespace import Namespace
 from .plan import Isolation, Position, beginning_offsets, end_offsets
 from .producer import Producer
-from .protocol.errors import InvalidRecord, InvalidRequest, UnsupportedVersion
+from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published
 from .protocol.state import State
 from .publish import ArrowPublisher, OnError, Spread
@@ -33,6 +33,10 @@ from .topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from .inbox import Drained
+    from .publish_spark import SparkPublisher
+    from .streaming import Streamed
 
 
 def new_id() -> str:
@@ -119,10 +123,35 @@ class Connection:
             table = _selected(data, columns)
             body, asked = body_of(table, topic, self._clock.now_ms())
             return self._arrow_publisher().publish(topic, body, asked, on_error, application=application)
+        return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application)
+
+    def publish_stream(
+        self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **columns: Any
+    ) -> Streamed:
+        """Publish all that the source of a streaming DataFrame has by now, exactly once by the name of the query.
+
+        columns: as in `publish`. checkpoint: where Structured Streaming keeps its notes; the namespace keeps a copy, so
+        that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
+        """
+        from .streaming import publish_available  # pyspark is heavy, and not every client has it
+
+        def publish(batch: DataFrame, batch_id: int) -> Published:
+            return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **columns)
+
+        return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
+
+    def drain_inbox(self) -> Drained:
+        """Publish what SQL inserted into `inbox`, exactly once. Raises IllegalState, also without a Spark session."""
+        if self._spark is None:
+            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        from .inbox import Inbox  # pyspark is heavy, and not every client has it
+
+        return Inbox(self.namespace, self._spark_publisher(), self._spark, self._reached).drain()
+
+    def _spark_publisher(self) -> SparkPublisher:
         from .publish_spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
-        publisher = SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
-        return publisher.publish(topic, data, columns, order_by, on_error, application)
+        return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 
     def producer(self, transactional_id: str | None = None, **options: Any) -> Producer:
         """A producer for records and tables; see Producer for its options."""
@@ -161,7 +190,8 @@ class Connection:
         message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
         """
         with self._lock:
-            plan = fetch(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
+            self._reader.refresh()
+            plan = plan_positions(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
         return Fetched(self.namespace, plan, self._spark)
 
     def tail(
@@ -173,24 +203,22 @@ class Connection:
         poll_ms: int = 20,
     ) -> Iterator[pa.Table]:
         """Messages as they come, without an end: one table for each time there are any."""
+        files = self.namespace.files
         with self._lock:
-            state = self._reader.refresh()
-            first = fetch(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
+            self._reader.refresh()
+            first = plan_positions(self._reader, files, topic, isolation, start, "latest", None)
         position = {r.partition: r.start for r in first.ranges}
         while True:
             with self._lock:
-                state = self._reader.refresh()
-                ends = end_offsets(state.topic(topic), isolation)
+                ends = end_offsets(self._reader.refresh().topic(topic), isolation)
                 moved = {p: e for p, e in ends.items() if e > position.get(p, 0)}
                 begin = {p: position.get(p, 0) for p in moved}
-                plan = (
-                    fetch(self._reader, self.namespace.files, topic, isolation, begin, moved, None) if moved else None
-                )
-            if plan is not None:
-                yield Fetched(self.namespace, plan, self._spark).to_arrow()
-                position.update(moved)
-            else:
+                plan = plan_positions(self._reader, files, topic, isolation, begin, moved, None) if moved else None
+            if plan is None:
                 self._clock.sleep(poll_ms)
+                continue
+            yield Fetched(self.namespace, plan, self._spark).to_arrow()
+            position.update(moved)
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""

@@ -83,7 +83,7 @@ class Fetched:
                 )
 
 
-def fetch(
+def plan_positions(
     reader: Reader,
     files: Files,
     topic_name: str,
@@ -92,9 +92,9 @@ def fetch(
     end: Position,
     partitions: list[int] | None,
 ) -> FetchPlan:
-    """The plan of a fetch as of the newest step."""
+    """The plan of a fetch as of the reader's step."""
     check_isolation(isolation)
-    topic = reader.refresh().topic(topic_name)
+    topic = reader.state.topic(topic_name)
     starts = _positions(reader, files, topic, isolation, start)
     ends = _positions(reader, files, topic, isolation, end)
     if partitions is not None:

@@ -27,6 +27,9 @@ from .recovery import load_state, read_watermark
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""
 
+MANY_CHUNKS = 16
+"""Pieces of the overlay that are joined into one, so that looking through it stays quick."""
+
 _ATTEMPTS = 20
 
 
@@ -45,7 +48,6 @@ class Reader:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._loaded_at_ms: int | None = None
-        self._journal: TableHandle
         self._segments: TableHandle
         self.state = State()
 
@@ -71,45 +73,60 @@ class Reader:
         except StepTooOld:
             return False
         self._watermark_step = watermark.step
+        # who follows the end of a log never needs what is stored, only the overlay
+        self._stored_ends = {t.topic_id: t.high_watermarks.copy() for t in self.state.topics.values()}
         self._segments = self._store.open(SEGMENTS)
-        self._journal = self._store.open(JOURNAL)
-        self._overlay: list[pa.Table] = []
-        return self._fold(self._journal)
+        journal = self._store.open(JOURNAL)
+        self._journal_version = journal.version
+        self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
+        return self._fold(journal.read(step=(watermark.step + 1, None)))
 
     def _follow(self) -> bool:
         """Fold what the journal has gained; False where its tail has a gap."""
-        before = self._journal.version
-        if self._journal.refresh() == before:
-            return True
-        return self._fold(self._journal)
+        while True:
+            try:
+                rows = self._store.read_commit(JOURNAL, self._journal_version + 1)
+            except FileNotFoundError:  # merged away meanwhile
+                return False
+            if rows is None:
+                return True
+            self._journal_version += 1
+            if not self._fold(rows):
+                return False
 
-    def _fold(self, journal: TableHandle) -> bool:
-        rows = journal.read(step=(self.state.step + 1, None))
+    def _fold(self, rows: pa.Table) -> bool:
         steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
         if [s.step for s in steps] != list(range(self.state.step + 1, self.state.step + 1 + len(steps))):
             return False
         machine.replay(self.state, steps)
-        self._overlay += [_segments_of(step) for step in steps]
+        self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]
+        if len(self._overlay) > MANY_CHUNKS:
+            self._overlay = [pa.concat_tables(self._overlay).combine_chunks()]
         return True
 
     def segments(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
         """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
         if not ranges:
             return SEGMENT_SCHEMA.empty_table()
-        low, high = min(r.partition for r in ranges), max(r.partition for r in ranges)
-        stored = self._segments.read(
+        mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
+        found = pa.concat_tables([self._stored(topic, ranges), pa.concat_tables(self._overlay).filter(mine)])
+        ordered = found.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+        return clip(ordered, {r.partition: r for r in ranges})
+
+    def _stored(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
+        """Segments that were projected at the watermark and overlap the ranges."""
+        ends = self._stored_ends.get(topic.topic_id, ())
+        wanted = [r for r in ranges if r.partition < len(ends) and r.start < ends[r.partition]]
+        if not wanted:
+            return SEGMENT_SCHEMA.empty_table()
+        return self._segments.read(
             SEGMENT_SCHEMA.names,
-            where=(pc.field("kind") == "data") & _overlapping(ranges),
+            where=(pc.field("kind") == "data") & _overlapping(wanted),
             topic_id=(topic.topic_id, topic.topic_id),
-            partition=(low, high),
-            base_offset=(None, max(r.end for r in ranges) - 1),
+            partition=(min(r.partition for r in wanted), max(r.partition for r in wanted)),
+            base_offset=(None, max(r.end for r in wanted) - 1),
             step=(None, self._watermark_step),
         )
-        overlay = [t for t in self._overlay if t.num_rows]
-        mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
-        tail = pa.concat_tables(overlay).filter(mine) if overlay else SEGMENT_SCHEMA.empty_table()
-        found = pa.concat_tables([stored, tail]).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-        return clip(found, {r.partition: r for r in ranges})
 
 
 def _segments_of(step: StepDecisions) -> pa.Table:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -92,6 +93,11 @@ class TableHandle:
     @property
     def version(self) -> int:
         return self._table.version()
+
+    @property
+    def table_id(self) -> str:
+        """Delta's id of the table: another one after it was dropped and made again."""
+        return str(self._table.metadata().id)
 
     def refresh(self) -> int:
         """Move on to the newest version; returns it."""
@@ -229,6 +235,11 @@ class TableHandle:
             return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
         return self._dataset(chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
 
+    def dataset(self) -> ds.Dataset:
+        """All live rows as of this version, read when they are scanned; columns of `stored_schema`."""
+        files = self.files()
+        return self._dataset(files) if files else ds.dataset(self.spec.empty())
+
     def _dataset(self, files: Sequence[StoredFile]) -> ds.Dataset:
         paths = [f"{self.spec.name}/{unquote(f.path)}" for f in files]
         return ds.dataset(paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem)
@@ -294,6 +305,23 @@ class Store:
         if missing:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
+
+    def read_commit(self, spec: TableSpec, version: int) -> pa.Table | None:
+        """Rows that this very commit added; None while there is no such commit. Files it only moved do not count.
+
+        A table is followed so at the price of one small object per version, where moving a handle on costs a
+        replay of the log since its checkpoint. Source: the Delta protocol, "Delta Log Entries".
+        """
+        try:
+            entry = self.files.get(f"{spec.name}/_delta_log/{version:020d}.json")
+        except FileNotFoundError:
+            return None
+        added = [a["add"]["path"] for a in map(json.loads, entry.splitlines()) if "add" in a and a["add"]["dataChange"]]
+        tables = [
+            pq.read_table(self.files.open_input(f"{spec.name}/{unquote(path)}"), schema=spec.stored_schema)
+            for path in added
+        ]
+        return pa.concat_tables([spec.empty(), *tables])
 
     def make_durable(self, spec: TableSpec, version: int) -> None:
         """On a local disk: the commit of this version and the files it adds survive a power cut.
