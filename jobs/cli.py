@@ -1,0 +1,149 @@
+"""`lakemq`, the command: global options, groups of commands, and what becomes of an error.
+
+Exit codes: 0 success; 1 refused or failed, with one line `NAME: message` on stderr; 2 wrong usage. A stack trace is
+shown only with LAKEMQ_TRACE=1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lakemq.jobs.commands import messages, namespace, publish, query, topics
+from lakemq.jobs.commands.context import PATH_VARIABLE, Session
+from lakemq.jobs.output import Output, one_line
+
+TRACE_VARIABLE = "LAKEMQ_TRACE"
+
+_GLOBAL = ("--path", "--conf", "--storage-option", "--output")
+
+_UsageError: Any = typer.BadParameter.__base__
+"""What wrong usage is raised as; typer has no public name for it."""
+
+
+class _Commands(TyperGroup):
+    """The commands, with the global options allowed anywhere on the line, and errors told in one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, hoisted(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, _UsageError):
+            raise
+        except BrokenPipeError:
+            # whoever read our output has enough; what is still buffered must not raise again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        except Exception as error:
+            if os.environ.get(TRACE_VARIABLE):
+                raise
+            typer.echo(one_line(told(error)), err=True)
+            raise typer.Exit(1) from None
+
+
+def hoisted(args: Sequence[str]) -> list[str]:
+    """The arguments with the global options first, so that they may stand behind the command too."""
+    front: list[str] = []
+    rest: list[str] = []
+    left = list(args)
+    while left:
+        one = left.pop(0)
+        if one == "--":
+            return [*front, *rest, one, *left]
+        name, equals, _ = one.partition("=")
+        if name not in _GLOBAL:
+            rest.append(one)
+        elif equals or not left:
+            front.append(one)
+        else:
+            front += [one, left.pop(0)]
+    return [*front, *rest]
+
+
+def told(error: Exception) -> str:
+    """An error as `NAME: message`."""
+    from lakemq.engine.errors import LakeMQError
+
+    if isinstance(error, LakeMQError):
+        return str(error)
+    text = str(error).strip() or type(error).__name__
+    origin = type(error).__module__.partition(".")[0]
+    if isinstance(error, OSError) and error.strerror:
+        return f"STORAGE_ERROR: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, OSError) or origin in ("deltalake", "_internal", "pyarrow"):
+        return f"STORAGE_ERROR: {text}"
+    if origin in ("duckdb", "_duckdb"):
+        return f"SQL_ERROR: {text}"
+    return f"INTERNAL_ERROR: {type(error).__name__}: {text} (with {TRACE_VARIABLE}=1 you see where)"
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="lakemq",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Global options may also stand behind the command. Exit codes: 0 success, 1 refused, 2 wrong usage.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lakemq import __version__
+
+        typer.echo(f"lakemq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def lakemq(
+    ctx: typer.Context,
+    path: Annotated[
+        str | None, typer.Option(envvar=PATH_VARIABLE, help="The namespace: a folder or object-store URI.")
+    ] = None,
+    conf: Annotated[str | None, typer.Option(help="A settings file, else $LAKEMQ_CONF, else defaults.")] = None,
+    storage_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the object store; repeatable.")
+    ] = None,
+    output: Annotated[Output, typer.Option(help="How data is printed: json is one object a line.")] = Output.table,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A partitioned, transactional message queue whose every bit of state is a Delta table."""
+    options: dict[str, str] = {}
+    if storage_option:
+        from lakemq.engine.topics import parse_config
+
+        options = parse_config(storage_option)
+    ctx.obj = Session(path, conf, options, output)
+
+
+namespace.add_to(app)
+topics.add_to(app)
+publish.add_to(app)
+messages.add_to(app)
+query.add_to(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: runs the command and ends the process."""
+    # data is UTF-8 wherever it goes, whatever the locale says
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8", errors="backslashreplace")
+    app(args=None if arguments is None else list(arguments), prog_name="lakemq")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""From the fields of a file to the columns of a message."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.engine.errors import InvalidRecord
+from lakemq.jobs.commands.times import parse_time
+from lakemq.tables.messages import HEADERS
+from lakemq.tables.spec import TIME
+
+_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which field of a file is what of a message; None: it has none, or, for the value, the whole row."""
+
+    key: str | None = None
+    value: str | None = None
+    headers: str | None = None
+    timestamp: str | None = None
+    partition: str | None = None
+
+    def named(self) -> dict[str, str]:
+        """Part of a message -> field."""
+        return {part: field for part, field in vars(self).items() if field is not None}
+
+
+def lines_table(lines: Sequence[bytes]) -> pa.Table:
+    """Each line a value."""
+    return pa.table({"value": pa.array(lines, pa.binary())})
+
+
+def json_table(lines: Sequence[bytes], first: int, columns: Columns) -> pa.Table:
+    """A message for each line of JSON; `first` is the number of the first one. Blank lines are passed over.
+
+    Raises InvalidRecord naming the line: not JSON, no object, no such field, a field of the wrong type.
+    """
+    decode, named = msgspec.json.Decoder().decode, columns.named()
+    kept: list[bytes] = []
+    objects: list[Any] = []
+    numbers: list[int] = []
+    for number, line in enumerate(lines, first):
+        if not line.strip():
+            continue
+        try:
+            found = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRecord(f"Line {number} is not JSON: {error}") from None
+        if named and not isinstance(found, dict):
+            raise InvalidRecord(f"Line {number} has no fields.", found=type(found).__name__, expected="a JSON object")
+        kept.append(line)
+        objects.append(found)
+        numbers.append(number)
+    fields = {
+        part: [_field(o, field, n, part) for o, n in zip(objects, numbers, strict=True)]
+        for part, field in named.items()
+    }
+    made = {part: _CONVERT[part](values, _Places("Line", numbers)) for part, values in fields.items()}
+    return pa.table({"value": pa.array(kept, pa.binary()), **made})
+
+
+def _field(found: dict[str, Any], field: str, number: int, part: str) -> Any:
+    if field in found:
+        return found[field]
+    if f"{field}_base64" in found:
+        return _from_base64(found[f"{field}_base64"], f"Line {number}")
+    if part == "value":
+        raise InvalidRecord(f"Line {number} has no field {field!r}.", found=sorted(found)[:10])
+    return None
+
+
+def rows_table(rows: pa.Table, first: int, columns: Columns) -> pa.Table:
+    """A message for each row; `first` is the number of the first one.
+
+    Raises InvalidRecord: no such column, or a field of the wrong type, naming its row.
+    """
+    places = _Places("Row", range(first, first + rows.num_rows))
+    made: dict[str, Any] = {}
+    for part, field in columns.named().items():
+        given, coded = (rows.column(n) if n in rows.column_names else None for n in (field, f"{field}_base64"))
+        if given is None and coded is None:
+            raise InvalidRecord(f"There is no column {field!r}.", found=rows.column_names[:20])
+        if given is not None and part in ("key", "value") and _is_plain(given.type):
+            made[part] = given.cast(pa.binary())
+        elif given is not None:
+            made[part] = _CONVERT[part](_without_text(part, given.to_pylist()), places)
+        if coded is not None and part in ("key", "value"):
+            decoded = [None if t is None else _from_base64(t, places.name(i)) for i, t in enumerate(coded.to_pylist())]
+            binary = pa.chunked_array([pa.array(decoded, pa.binary())])
+            made[part] = pc.coalesce(made[part], binary) if part in made else binary
+    if "value" not in made:
+        made["value"] = pa.array([msgspec.json.encode(row) for row in rows.to_pylist()], pa.binary())
+    return pa.table(made)
+
+
+def _is_plain(type: pa.DataType) -> bool:
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(type) for test in tests)
+
+
+def _without_text(part: str, values: list[Any]) -> list[Any]:
+    """CSV has nothing but text: there headers are JSON, partitions and epoch milliseconds digits."""
+    if part == "headers":
+        return [_json_or(v) if isinstance(v, str) else v for v in values]
+    if part in ("partition", "timestamp"):
+        return [int(v) if isinstance(v, str) and v.lstrip("-").isdigit() else v for v in values]
+    return values
+
+
+def _json_or(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _from_base64(text: object, place: str) -> bytes:
+    try:
+        return base64.b64decode(text if isinstance(text, str) else "?", validate=True)
+    except binascii.Error:
+        raise InvalidRecord(f"{place}: this is not base64.", found=str(text)[:40]) from None
+
+
+# -- parts of a message ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where values stand in the file, for those who must mend it."""
+
+    kind: str
+    numbers: Sequence[int]
+
+    def name(self, index: int) -> str:
+        return f"{self.kind} {self.numbers[index]}"
+
+
+def _texts(values: Sequence[Any], places: _Places) -> pa.Array:
+    """Keys and values: text as it is, anything else as its JSON."""
+    return pa.array([_as_bytes(v) for v in values], pa.binary())
+
+
+def _as_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+
+
+def _times(values: Sequence[Any], places: _Places) -> pa.Array:
+    """Timestamps: epoch milliseconds or ISO 8601. The engine refuses those that no message can have."""
+    return pa.array([_microseconds(v, i, places) for i, v in enumerate(values)], pa.int64()).cast(TIME)
+
+
+def _microseconds(value: Any, index: int, places: _Places) -> int | None:
+    try:
+        if isinstance(value, str):
+            value = parse_time(value)
+        if isinstance(value, datetime):
+            aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+            return round((aware - _EPOCH).total_seconds() * 1e6)
+        if value is None:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return max(-_INT64, min(_INT64, value * 1000))
+    except ValueError:
+        pass
+    raise InvalidRecord(
+        f"{places.name(index)}: this is no time.", found=str(value)[:40], expected="epoch milliseconds or ISO 8601"
+    )
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _partitions(values: Sequence[Any], places: _Places) -> pa.Array:
+    for i, value in enumerate(values):
+        good = value is None or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31)
+        if not good:
+            raise InvalidRecord(f"{places.name(i)}: this is no partition.", found=str(value)[:40], expected="a number")
+    return pa.array(values, pa.int64())
+
+
+def _header_lists(values: Sequence[Any], places: _Places) -> pa.Array:
+    """Headers: an object of texts, or a list of {"key": ..., "value": ...} as `lakemq fetch` prints them."""
+    return pa.array([_header_list(v, places.name(i)) for i, v in enumerate(values)], HEADERS)
+
+
+def _header_list(value: Any, place: str) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        value = [{"key": key, "value": one} for key, one in value.items()]
+    if isinstance(value, list) and all(isinstance(h, dict) and isinstance(h.get("key"), str) for h in value):
+        return [
+            {
+                "key": header["key"],
+                "value": _from_base64(header["value_base64"], place)
+                if "value_base64" in header
+                else _as_bytes(header.get("value")),
+            }
+            for header in value
+        ]
+    raise InvalidRecord(
+        f"{place}: these are no headers.",
+        found=str(value)[:40],
+        expected='{"name": "text"} or [{"key": ..., "value": ...}]',
+    )
+
+
+_CONVERT: dict[str, Callable[[Sequence[Any], _Places], pa.Array]] = {
+    "key": _texts,
+    "value": _texts,
+    "headers": _header_lists,
+    "timestamp": _times,
+    "partition": _partitions,
+}

@@ -1,0 +1,108 @@
+"""`lakemq fetch` and `lakemq tail`: messages to stdout."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.commands.publish import progress
+from lakemq.jobs.commands.times import parse_position
+from lakemq.jobs.output import MessagePrinter
+
+if TYPE_CHECKING:
+    from lakemq.engine.connection import Connection
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
+Isolation = Annotated[str, typer.Option(metavar="read_committed|read_uncommitted", help="What is visible.")]
+
+_POSITION = "earliest, latest, an offset for all partitions, or a time in ISO 8601 (UTC unless it says otherwise)"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(fetch)
+    app.command()(tail)
+
+
+def fetch(
+    ctx: typer.Context,
+    topic: Topic,
+    start: Annotated[str, typer.Option("--from", help=f"Where to begin: {_POSITION}.")] = "earliest",
+    end: Annotated[str, typer.Option("--to", help="Where to end, itself not included; as --from.")] = "latest",
+    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeatable. Otherwise all.")] = None,
+    isolation: Isolation = "read_committed",
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many messages.")] = None,
+) -> None:
+    """Print messages, by partition and offset.
+
+    Keys and values are shown as UTF-8 text; where they are not, JSON and CSV have key_base64 or value_base64 instead.
+    """
+    first, last = _position(start, "--from"), _position(end, "--to")
+    session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
+    from lakemq.engine.pieces import pieces
+
+    with session.connect() as mq:
+        found = mq.fetch(topic, isolation=_isolation(isolation), start=first, end=last, partitions=partition or None)
+        total = found.record_count if limit is None else min(limit, found.record_count)
+        done = 0
+        with _quiet_progress(lambda: done / max(total, 1)) as tell:
+            for table in pieces(mq.namespace.files, found.plan, total):
+                printer.write(table)
+                done += table.num_rows
+                tell(done)
+    printer.close()
+
+
+def tail(
+    ctx: typer.Context,
+    topic: Topic,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many of each partition.")] = 10,
+    start: Annotated[str | None, typer.Option("--from", help=f"Begin here instead: {_POSITION}.")] = None,
+    isolation: Isolation = "read_committed",
+) -> None:
+    """Print the newest messages, and with --follow those that come."""
+    first = None if start is None else _position(start, "--from")
+    session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
+    from lakemq.engine.pieces import pieces
+
+    with session.connect() as mq:
+        level = _isolation(isolation)
+        ends = mq.end_offsets(topic, level)
+        begin = _last(mq, topic, ends, lines) if first is None else first
+        found = mq.fetch(topic, isolation=level, start=begin, end=ends)
+        for table in pieces(mq.namespace.files, found.plan):
+            printer.write(table)
+        printer.close()
+        if follow:
+            try:
+                for table in mq.tail(topic, start=ends, isolation=level):
+                    printer.write(table)
+            except KeyboardInterrupt:
+                return
+
+
+def _last(mq: Connection, topic: str, ends: dict[int, int], lines: int) -> dict[int, int]:
+    return {p: max(first, ends[p] - lines) for p, first in mq.beginning_offsets(topic).items() if p in ends}
+
+
+def _position(text: str, option: str) -> Any:
+    try:
+        return parse_position(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _isolation(text: str) -> Any:
+    if text not in ("read_committed", "read_uncommitted"):
+        raise typer.BadParameter(f"{text!r} is neither read_committed nor read_uncommitted", param_hint="--isolation")
+    return text
+
+
+def _quiet_progress(fraction: Any) -> Any:
+    """A bar only where it does not run into the messages: when they go somewhere else than to the terminal."""
+    from contextlib import nullcontext
+
+    return nullcontext(lambda count: None) if sys.stdout.isatty() else progress("fetched", fraction)

@@ -1,0 +1,82 @@
+"""`lakemq init`, `serve`, `step`, `catalog`, `doctor`: a namespace as a whole."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.output import Output, note, show
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (init, serve, step, catalog, doctor):
+        app.command()(command)
+
+
+def init(ctx: typer.Context) -> None:
+    """Make a namespace at --path: all tables, empty. One that is there already stays as it is."""
+    session = session_of(ctx)
+    with session.connect(create=True) as mq:
+        made = {"path": mq.namespace.path, "topics": len(mq.topics.list())}
+    show([made], session.output, tuple(made))
+
+
+def serve(ctx: typer.Context) -> None:
+    """Run a sequencer until SIGTERM or SIGINT; then finish the step and hand over the lease.
+
+    While another one leads, this one stands by and takes over when the other stops or dies.
+    """
+    from lakemq.jobs.serve import serve_until_stopped
+
+    with session_of(ctx).connect() as mq:
+        serve_until_stopped(mq)
+
+
+def step(
+    ctx: typer.Context,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Go on until no letter waits.")] = False,
+    wait_ms: Annotated[int, typer.Option(min=0, help="How long to wait while another sequencer leads.")] = 0,
+) -> None:
+    """Decide what waits, project it, and end: for schedules, in place of `serve`.
+
+    Refused with NOT_LEADER while another sequencer leads.
+    """
+    from lakemq.jobs.step import run_steps
+
+    session = session_of(ctx)
+    with session.connect() as mq:
+        letters = run_steps(mq, until_idle, wait_ms)
+    show([{"letters": letters}], session.output, ("letters",))
+
+
+def catalog(ctx: typer.Context) -> None:
+    """Print the SQL that registers all tables and views with Spark.
+
+    lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql
+    """
+    from lakemq.tables.catalog import catalog_sql
+
+    with session_of(ctx).connect() as mq:
+        typer.echo(catalog_sql(mq.namespace.path, mq.namespace.store), nl=False)
+
+
+def doctor(
+    ctx: typer.Context,
+    spark: Annotated[bool, typer.Option(help="Whether to check what only Spark needs.")] = True,
+) -> None:
+    """Check this machine and, with --path, the namespace; say how to mend what is found. Exit code 1: something is."""
+    from lakemq.jobs.doctor import examine
+
+    session = session_of(ctx)
+    findings = list(examine(session.path, session.conf, session.storage_options, spark))
+    records = [
+        {"check": f.check, "state": "ok" if f.ok else "FINDING", "found": f.found, "mend": f.mend} for f in findings
+    ]
+    show(records, session.output, ("check", "state", "found", "mend"))
+    count = sum(not f.ok for f in findings)
+    if count:
+        if session.output is Output.table:
+            note(f"{count} finding{'s' if count > 1 else ''}")
+        raise typer.Exit(1)

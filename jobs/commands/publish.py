@@ -1,0 +1,179 @@
+"""`lakemq publish`: the lines or rows of a file become messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
+from lakemq.jobs.output import note, show
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lakemq.engine.producer import Flushed, Producer
+
+_HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
+
+The value is the column --value-column, else all of it: the JSON line, the CSV or Parquet row as a JSON object.
+Text goes as UTF-8, anything else as its JSON; for a missing column x, x_base64 is taken and decoded.
+The file is read and sent in pieces, each of which is published whole or not at all, and only once.
+
+{NEEDS_ANSWER}"""
+
+_FORMATS = ("jsonl", "lines", "csv", "parquet")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(help=_HELP)(publish)
+
+
+def publish(
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Option(help="The topic, or a destination that topics subscribe to.")],
+    file: Annotated[str, typer.Argument(help="A file (.gz is unpacked); - is stdin.")] = "-",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(_FORMATS), help="How the file is written; else its name says it; for stdin jsonl."
+        ),
+    ] = None,
+    key_column: Annotated[str | None, typer.Option(help="The column that is the key.")] = None,
+    value_column: Annotated[str | None, typer.Option(help="The column that is the value.")] = None,
+    headers_column: Annotated[str | None, typer.Option(help="The column that has the headers.")] = None,
+    timestamp_column: Annotated[str | None, typer.Option(help="The column that is the timestamp.")] = None,
+    partition_column: Annotated[str | None, typer.Option(help="The column that is the partition.")] = None,
+    on_error: Annotated[
+        str,
+        typer.Option(
+            metavar="dead_letter|fail",
+            help="Rows that cannot be messages: into dead_letters, the rest is published; or the piece is refused.",
+        ),
+    ] = "dead_letter",
+) -> None:
+    if on_error not in ("dead_letter", "fail"):
+        raise typer.BadParameter(f"{on_error!r} is neither dead_letter nor fail", param_hint="--on-error")
+    from lakemq.jobs.commands.fields import Columns
+    from lakemq.jobs.commands.rows import read
+
+    session, chosen = session_of(ctx), _format(format, file)
+    columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
+    with ExitStack() as stack:
+        mq = stack.enter_context(session.connect())
+        stream, fraction = stack.enter_context(_opened(file))
+        stack.enter_context(answered(mq))
+        producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
+        tell = stack.enter_context(progress("published", fraction))
+        sent = _Sent()
+        try:
+            _send_all(producer, topic, read(stream, chosen, columns), sent, tell)
+        except BaseException:
+            if sent.count:
+                note(f"{sent.count} messages were published before this:")
+            raise
+    show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
+    if sent.refused_count:
+        note(f"{sent.refused_count} rows were refused; the table dead_letters has the reasons")
+
+
+def _format(given: str | None, file: str) -> Any:
+    from lakemq.jobs.commands.rows import Format, format_of
+
+    if given is not None:
+        if given not in _FORMATS:
+            raise typer.BadParameter(f"{given!r} is none of {', '.join(_FORMATS)}", param_hint="--format")
+        return Format(given)
+    found = Format.jsonl if file == "-" else format_of(file)
+    if found is None:
+        raise typer.BadParameter(f"the name {file!r} does not say how it is written", param_hint="--format")
+    return found
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
+    """The file's bytes, and how much of them has been read, as far as that is known."""
+    if file == "-":
+        yield sys.stdin.buffer, lambda: None
+        return
+    import gzip
+    import os
+
+    with open(file, "rb") as raw:
+        size = os.fstat(raw.fileno()).st_size
+
+        def fraction() -> float | None:
+            return None if raw.closed or not size else raw.tell() / size
+
+        if file.endswith(".gz"):
+            with gzip.open(raw) as unpacked:
+                yield unpacked, fraction  # type: ignore[misc]
+        else:
+            yield raw, fraction
+
+
+class _Sent:
+    """What was acknowledged: per topic and partition the first offset, the last one, and how many."""
+
+    def __init__(self) -> None:
+        self.count = self.refused_count = 0
+        self._partitions: dict[tuple[str, int], list[int]] = {}
+
+    def add(self, flushed: Flushed) -> None:
+        self.refused_count += flushed.refused_count
+        for unit in flushed.units:
+            last = unit.base_offset + unit.record_count - 1
+            found = self._partitions.setdefault((unit.topic, unit.partition), [unit.base_offset, last, 0])
+            found[1] = max(found[1], last)
+            found[2] += unit.record_count
+            self.count += unit.record_count
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        for (topic, partition), (first, last, count) in sorted(self._partitions.items()):
+            yield {
+                "topic": topic,
+                "partition": partition,
+                "first_offset": first,
+                "last_offset": last,
+                "messages": count,
+            }
+
+
+def _send_all(
+    producer: Producer, topic: str, tables: Iterator[pa.Table], sent: _Sent, tell: Callable[[int], None]
+) -> None:
+    """While a piece is on its way the next one is read; not more than these two are held."""
+    for table in tables:
+        sent.add(producer.flush())
+        tell(sent.count)
+        producer.send_arrow(topic, table)
+    sent.add(producer.flush())
+    tell(sent.count)
+
+
+@contextmanager
+def progress(verb: str, fraction: Callable[[], float | None]) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr if that is a terminal; to be told how many messages are done."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    parts = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(verb, total=None)
+
+        def tell(count: int) -> None:
+            done = fraction()
+            bar.update(
+                task,
+                description=f"{count:,} messages {verb}",
+                total=None if done is None else 1.0,
+                completed=done or 0.0,
+            )
+
+        yield tell

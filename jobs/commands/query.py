@@ -1,0 +1,34 @@
+"""`lakemq sql`: DuckDB over the tables of a namespace."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.output import show
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(sql)
+
+
+def sql(
+    ctx: typer.Context,
+    query: Annotated[str, typer.Argument(help="Statements, the last one's result is printed; - reads stdin.")],
+) -> None:
+    """Query the tables and the views log and log_committed with DuckDB, without a JVM.
+
+    Everything is as of the last projection, at most a second old while a sequencer serves. "offset" is a reserved
+    word in DuckDB: quote it, as in SELECT "offset", value FROM log_committed. Keys and values are blobs: decode(value)
+    is their text.
+    """
+    from lakemq.jobs.sql import run_query
+
+    session = session_of(ctx)
+    text = sys.stdin.read() if query == "-" else query
+    with session.connect() as mq:
+        columns, rows = run_query(mq.namespace, text)
+    show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)

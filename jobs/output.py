@@ -1,0 +1,269 @@
+"""What a command prints: records and messages to stdout as a table, JSON lines or CSV; all else to stderr.
+
+Nothing is lost on the way: a key or value that is not UTF-8 stands in JSON and CSV as `key_base64`, `value_base64`.
+Tables are for eyes: what a terminal would obey is shown escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from decimal import Decimal
+from enum import Enum
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Record = Mapping[str, Any]
+
+# A table that goes into a pipe is as wide as it needs to be.
+_WIDE = 100_000
+
+
+class Output(str, Enum):
+    """How records are printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+def note(text: str) -> None:
+    """One line for whoever watches, on stderr."""
+    print(one_line(text), file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and without anything that a terminal would obey."""
+    return shown(" ".join(text.split()))
+
+
+def shown(text: str) -> str:
+    """The text with control characters escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def show(records: Iterable[Record], output: Output, columns: Sequence[str]) -> None:
+    """Print records; `columns`: which of their fields a table or CSV has, JSON has all."""
+    if output is Output.json:
+        for record in records:
+            print(to_json(readable(record)))
+    elif output is Output.csv:
+        lines = _CsvLines(sys.stdout)
+        lines.write(columns)
+        for record in records:
+            lines.write([record.get(c) for c in columns])
+    else:
+        _show_table(list(records), columns)
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON on one line; times as ISO 8601."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value)
+
+
+def readable(value: Any) -> Any:
+    """The value with its bytes as text; what is not UTF-8 as `<name>_base64` in an object, else as `base64:...`."""
+    if isinstance(value, Mapping):
+        record: dict[str, Any] = {}
+        for name, one in value.items():
+            if isinstance(one, bytes):
+                _put(record, name, one)
+            else:
+                record[name] = readable(one)
+        return record
+    if isinstance(value, list | tuple):
+        return [readable(one) for one in value]
+    if isinstance(value, bytes):
+        text = as_text(value)
+        return f"base64:{base64.b64encode(value).decode()}" if text is None else text
+    return value
+
+
+def iso(time: datetime) -> str:
+    """A time in UTC as ISO 8601, to the millisecond or, where it has them, the microsecond."""
+    utc = time.astimezone(timezone.utc) if time.tzinfo else time
+    precision = "microseconds" if utc.microsecond % 1000 else "milliseconds"
+    return utc.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+
+
+def _cell(value: Any) -> str:
+    """A value as text in a table or in CSV."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, bytes):
+        return str(readable(value))
+    return to_json(readable(value))
+
+
+def _show_table(records: Sequence[Record], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        numbers = bool(records) and all(_is_number(r.get(name)) for r in records)
+        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
+    for record in records:
+        values = (record.get(name) for name in columns)
+        table.add_row(*(Text("" if v is None else shown(_cell(v))) for v in values))
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    plain = Console(file=StringIO(), no_color=True, width=_WIDE, force_terminal=False)
+    plain.print(table)
+    print("\n".join(line.rstrip() for line in plain.file.getvalue().splitlines()))  # type: ignore[attr-defined]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class _CsvLines:
+    """CSV in which null is nothing at all and an empty text is two quotes, so that both can be read back."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, values: Iterable[Any]) -> None:
+        self._stream.write(",".join(map(self._field, values)) + "\n")
+
+    @staticmethod
+    def _field(value: Any) -> str:
+        if value is None:
+            return ""
+        text = _cell(value)
+        if text == "" or any(c in text for c in ',"\r\n'):
+            return '"' + text.replace('"', '""') + '"'
+        return text
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "key_base64",
+    "value",
+    "value_base64",
+    "headers",
+)
+"""Fields of a printed message. Of `key` and `key_base64` one is null, and so with the value."""
+
+
+def as_text(data: bytes) -> str | None:
+    """The bytes as UTF-8, None: they are not."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _put(record: dict[str, Any], name: str, data: bytes | None) -> None:
+    text = None if data is None else as_text(data)
+    if data is not None and text is None:
+        record[f"{name}_base64"] = base64.b64encode(data).decode()
+    else:
+        record[name] = text
+
+
+def message_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A fetched row as a record: key and value as text, or else as `key_base64`, `value_base64`."""
+    record = {name: row[name] for name in ("topic", "partition", "offset")}
+    record["timestamp"] = iso(row["timestamp"])
+    for name in ("key", "value"):
+        _put(record, name, row[name])
+    headers = []
+    for header in row["headers"] or ():
+        one = {"key": header["key"]}
+        _put(one, "value", header["value"])
+        headers.append(one)
+    record["headers"] = headers
+    return record
+
+
+class MessagePrinter:
+    """Prints fetched messages as they come, without keeping them."""
+
+    def __init__(self, output: Output, stream: TextIO | None = None) -> None:
+        self._output = output
+        self._stream = stream or sys.stdout
+        self._begun = False
+
+    def write(self, table: pa.Table) -> None:
+        """Print the rows of a fetched table."""
+        write = {Output.json: self._json, Output.csv: self._csv, Output.table: self._table}[self._output]
+        for batch in table.to_batches(max_chunksize=4096):
+            write([message_record(row) for row in batch.to_pylist()])
+        self._stream.flush()
+
+    def close(self) -> None:
+        """The header at least, where there is one."""
+        if not self._begun and self._output is not Output.json:
+            self.write_header()
+            self._stream.flush()
+
+    def write_header(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if self._output is Output.csv:
+            _CsvLines(self._stream).write(COLUMNS)
+        else:
+            line = _TABLE_LINE.format("partition", "offset", "timestamp", "key", "value")
+            bold = self._stream.isatty()
+            self._stream.write(f"\x1b[1m{line}\x1b[0m\n" if bold else f"{line}\n")
+
+    def _json(self, records: Sequence[Record]) -> None:
+        self._stream.write("".join(to_json(record) + "\n" for record in records))
+
+    def _csv(self, records: Sequence[Record]) -> None:
+        self.write_header()
+        lines = _CsvLines(self._stream)
+        for record in records:
+            values = [record.get(name) for name in COLUMNS]
+            values[-1] = to_json(record["headers"]) if record["headers"] else None
+            lines.write(values)
+
+    def _table(self, records: Sequence[Record]) -> None:
+        self.write_header()
+        for record in records:
+            headers = " ".join(f"{h['key']}={_seen(h, 'value')}" for h in record["headers"])
+            line = _TABLE_LINE.format(
+                record["partition"],
+                record["offset"],
+                record["timestamp"],
+                shown(_seen(record, "key")),
+                shown(_seen(record, "value")),
+            )
+            self._stream.write(line + (f"  [{shown(headers)}]" if headers else "") + "\n")
+
+
+_TABLE_LINE = "{:>9}  {:>10}  {:<24}  {:<16}  {}"
+
+
+def _seen(record: Record, name: str) -> str:
+    if f"{name}_base64" in record:
+        return f"base64:{record[f'{name}_base64']}"
+    return "(null)" if record[name] is None else str(record[name])

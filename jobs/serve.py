@@ -1,0 +1,109 @@
+"""Serve a namespace until stopped: `lakemq serve`, or `spark-submit jobs/serve.py --path ...` (no Spark is started).
+
+SIGTERM or SIGINT: the step is finished, what is decided is projected, the lease is handed over; the exit code is 0.
+A second signal ends the process at once. Who leads is told on stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lakemq.engine.connection import Connection
+    from lakemq.engine.sequencer import Sequencer
+
+log = logging.getLogger("lakemq.serve")
+
+
+def serve_until_stopped(mq: Connection) -> None:
+    """Lead, or stand by while another one leads, until a signal comes. Raises what the storage fails with."""
+    from lakemq.engine.clock import SystemClock
+    from lakemq.engine.serving import serve
+
+    with told_on_stderr(), stopping_signals() as stop:
+        sequencer = mq.sequencer()
+        watch, orphaned = _Watch(sequencer), _orphaned()
+        log.info("%s serves %s", sequencer.name, mq.namespace.path)
+
+        def stopped() -> bool:
+            watch.look()
+            return stop.is_set() or orphaned()
+
+        serve(sequencer, mq.namespace.config, SystemClock(), stopped)
+        log.info("%s has stopped; the lease is handed over", sequencer.name)
+
+
+@contextmanager
+def stopping_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or SIGINT sets; the second one does what it always does."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        stop.set()
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def told_on_stderr(level: int = logging.INFO) -> Iterator[None]:
+    """What the engine logs goes to stderr, with the time in UTC."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    engine = logging.getLogger("lakemq")
+    before: Any = engine.level, engine.propagate
+    engine.addHandler(handler)
+    engine.setLevel(level)
+    engine.propagate = False
+    try:
+        yield
+    finally:
+        engine.removeHandler(handler)
+        engine.level, engine.propagate = before
+
+
+class _Watch:
+    """Tells whom a standby stands by for."""
+
+    def __init__(self, sequencer: Sequencer) -> None:
+        self._sequencer, self._leader = sequencer, ""
+
+    def look(self) -> None:
+        state = self._sequencer.state
+        leader = "" if self._sequencer.leads else state.leader
+        if leader and leader != self._leader:
+            log.info("%s stands by: %s leads with epoch %d", self._sequencer.name, leader, state.leader_epoch)
+        self._leader = leader
+
+
+def _orphaned() -> Any:
+    """Whether the JVM of spark-submit that started us is gone: nobody would stop us any more."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return lambda: False
+    parent = os.getppid()
+    return lambda: os.getppid() != parent
+
+
+if __name__ == "__main__":
+    from lakemq.jobs.cli import main
+
+    main(["serve", *sys.argv[1:]])

@@ -1,0 +1,41 @@
+"""Decide what waits and end: `lakemq step`, or `spark-submit jobs/step.py --path ...` (no Spark is started).
+
+For schedules: nothing runs between two calls, requests wait in the mailbox.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lakemq.engine.connection import Connection
+
+_LOOK_S = 0.2
+
+
+def run_steps(mq: Connection, until_idle: bool, wait_ms: int) -> int:
+    """The number of letters decided, by one step or by as many as it takes until none waits.
+
+    Raises NotLeader when another sequencer leads for longer than `wait_ms`.
+    """
+    if until_idle:
+        return mq.step_until_idle(wait_ms)
+    from lakemq.engine.errors import NotLeader
+
+    sequencer, deadline_s = mq.sequencer(), time.monotonic() + wait_ms / 1000
+    try:
+        while not sequencer.try_lead():
+            if time.monotonic() > deadline_s:
+                raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
+            time.sleep(min(_LOOK_S, wait_ms / 1000))
+        return sequencer.step().letters
+    finally:
+        sequencer.resign()
+
+
+if __name__ == "__main__":
+    from lakemq.jobs.cli import main
+
+    main(["step", *sys.argv[1:]])
