@@ -47,7 +47,11 @@ def connect(
     namespace = open_namespace(str(path), load_config(conf, config), storage_options, create)
     connection = Connection(namespace, spark)
     if spark is not None:
-        from lakemq.tables.catalog import register
+        from lakemq.engine.errors import NamespaceError
+        from lakemq.tables.catalog import DatabaseTaken, register
 
-        register(spark, namespace.path, namespace.store)
+        try:
+            register(spark, namespace.path, namespace.store)
+        except DatabaseTaken as taken:
+            raise NamespaceError(str(taken)) from None
     return connection

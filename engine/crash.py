@@ -29,6 +29,10 @@ POINTS: tuple[str, ...] = (
     "housekeeping.files_swapped",
     "publish.file_written",
     "publish.letter_put",
+    "inbox.published",
+    "inbox.drained",
+    "stream.progress_saved",
+    "stream.published",
 )
 
 

@@ -7,9 +7,10 @@ that a request names exist for anyone.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ RANGES = pa.schema(
         ("batch_id", pa.string()),
         ("size_bytes", pa.int64()),
         ("file_rows", pa.int64()),
+        ("destination", pa.int32()),
         ("copy", pa.int32()),
         ("partition", pa.int32()),
         ("first_row", pa.int64()),
@@ -38,45 +40,82 @@ RANGES = pa.schema(
     ]
 )
 RANGES_DDL = (
-    "task int, batch_id string, size_bytes bigint, file_rows bigint, copy int, partition int, "
+    "task int, batch_id string, size_bytes bigint, file_rows bigint, destination int, copy int, partition int, "
     "first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
 )
 
 
+class Destination(NamedTuple):
+    """A name rows may bear, and the copies stored of them; without copies nobody receives them."""
+
+    name: str
+    copies: tuple[Copy, ...]
+
+
+class Placed(NamedTuple):
+    """A run of rows in a file. Indexes of its destination (ELSEWHERE: none of those given) and of that one's copy."""
+
+    destination: int
+    copy: int
+    run: Run
+
+
+ELSEWHERE = -1
+
+# no topic has this partition: rows that ask for it are stored as refused
+NO_PARTITION = 2**40
+NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
+
+
 @dataclass(frozen=True)
 class WriteMessages:
-    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked -> one row per range (RANGES)."""
+    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic -> one row per run.
+
+    Without a column topic all rows go to the one destination; rows of a topic that is no destination are stored as
+    refused. Gives RANGES.
+    """
 
     root: str
     storage_options: Mapping[str, str]
-    destination: str
-    copies: tuple[Copy, ...]
+    destinations: tuple[Destination, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import (
-            TaskContext,
-        )  # there is one on every executor, and none where this module is only imported
+        # there is one on every executor, and none where this module is only imported
+        from pyspark import TaskContext
 
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         files, batch_id = open_files(self.root, dict(self.storage_options)), uuid.uuid4().hex
-        runs: list[tuple[int, Run]] = []
+        placed: list[Placed] = []
         with ExitStack() as stack:
             writer: DataFileWriter | None = None
             for table in _gathered(batches):
                 if writer is None:  # an empty task leaves no file
                     writer = stack.enter_context(new_data_file(files, batch_id))
-                runs += self._write(writer, table, task)
-        if writer is not None and runs:
-            yield _ranges(task, batch_id, writer.written(files).size_bytes, writer.record_count, runs)
+                placed += self._write(writer, table, task)
+        if writer is not None and placed:
+            yield _ranges(task, batch_id, writer.written(files).size_bytes, writer.record_count, placed)
 
-    def _write(self, writer: DataFileWriter, table: pa.Table, task: int) -> Iterator[tuple[int, Run]]:
-        asked = table.column("asked").to_numpy() if "asked" in table.column_names else None
-        arranged = arrange(self.copies, _body(table, self.destination), asked, task + writer.record_count)
-        first_row = writer.write(arranged.rows)
-        for copy, runs in arranged.runs:
-            index = self.copies.index(copy)
-            yield from ((index, run._replace(first_row=run.first_row + first_row)) for run in runs)
+    def _write(self, writer: DataFileWriter, table: pa.Table, task: int) -> Iterator[Placed]:
+        for index, rows in self._by_destination(table):
+            destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
+            asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
+            if not destination.copies:
+                destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
+            arranged = arrange(destination.copies, _body(rows, destination.name), asked, task + writer.record_count)
+            first_row = writer.write(arranged.rows)
+            for copy, (_, runs) in enumerate(arranged.runs):
+                for run in runs:
+                    yield Placed(index, copy, run._replace(first_row=run.first_row + first_row))
+
+    def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        if "topic" not in table.column_names:
+            yield 0, table
+            return
+        names = pa.array([d.name for d in self.destinations], pa.string())
+        index = pc.fill_null(pc.index_in(table.column("topic"), names), ELSEWHERE)
+        for chosen in sorted(pc.unique(index).to_pylist()):
+            yield chosen, table.filter(pc.equal(index, chosen))
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -96,7 +135,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _body(table: pa.Table, destination: str) -> pa.Table:
     n = table.num_rows
     columns = {
-        "topic": pa.repeat(destination, n),
+        "topic": table.column("topic") if "topic" in table.column_names else pa.repeat(destination, n),
         "partition": pa.array(np.zeros(n, np.int32)),
         **{name: table.column(name) for name in ("key", "value", "timestamp")},
     }
@@ -112,17 +151,16 @@ def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, lists.type), lists)
 
 
-def _ranges(
-    task: int, batch_id: str, size_bytes: int, rows: int, runs: list[tuple[int, Run]]
-) -> pa.RecordBatch:
-    n = len(runs)
+def _ranges(task: int, batch_id: str, size_bytes: int, rows: int, placed: Sequence[Placed]) -> pa.RecordBatch:
+    n = len(placed)
     columns = [
         [task] * n,
         [batch_id] * n,
         [size_bytes] * n,
         [rows] * n,
-        [copy for copy, _ in runs],
-        *zip(*(run for _, run in runs), strict=True),
+        [one.destination for one in placed],
+        [one.copy for one in placed],
+        *zip(*(one.run for one in placed), strict=True),
     ]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES

@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegralType,
-    NullType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import DataFrame, Row
 
 from . import crash
-from .arrange import Run
+from .arrange import Copy, Run
 from .clock import Clock
-from .compose import KEY_HEADERS, produce_request, ranges_of, refuse_all
+from .compose import produce_request, ranges_of, refuse_all
 from .datafile import WrittenFile
-from .executor import RANGES_DDL, WriteMessages
+from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
+from .message_rows import message_rows
 from .namespace import Namespace
-from .protocol.errors import InvalidRecord, RequestTimedOut, StaleTopicMetadata
-from .protocol.requests import ApplicationVersion, Published
+from .protocol.errors import (
+    InvalidTopic,
+    LakeMQError,
+    RequestTimedOut,
+    StaleTopicMetadata,
+    UnknownTopicOrPartition,
+)
+from .protocol.names import MAX_LENGTH
+from .protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef
 from .protocol.state import State
 from .publish import OnError, published
 from .requester import Requester
-from .routing import find_route
+from .routing import Route, find_route
 
-HEADERS_DDL = "array<struct<key:string,value:binary>>"
+_ATTEMPTS = 4
+"""How often a publish is tried that topics changed under, or, where a repeat is harmless, that nobody answered."""
 
-_ALLOWED: dict[str, tuple[type, ...]] = {
-    "key": (BinaryType, StringType, NullType),
-    "value": (BinaryType, StringType, NullType),
-    "headers": (ArrayType, NullType),
-    "timestamp": (TimestampType, TimestampNTZType, NullType),
-    "partition": (IntegralType, NullType),
-}
+MAX_UNKNOWN = 1000
+"""Most names without a topic that one publish gives dead letters of their own."""
+
+_RUN_FIELDS = Run._fields
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where rows go by the name they bear; `unknown`: names nobody receives, and why. All routes share their topics.
+
+    source: what dead letters name for rows whose name is none of these.
+    """
+
+    routes: tuple[Route, ...]
+    unknown: tuple[tuple[str, LakeMQError], ...] = ()
+    source: str = ""
+
+    @property
+    def destinations(self) -> tuple[Destination, ...]:
+        known = tuple(Destination(route.destination, route.copies) for route in self.routes)
+        return known + tuple(Destination(name, ()) for name, _ in self.unknown)
+
+
+def routes_by_name(state: State, names: Sequence[str], source: str) -> Routes:
+    """The routes of all names. Of names nobody receives, only so many are told apart as are worth a line each."""
+    found: list[Route] = []
+    unknown: list[tuple[str, LakeMQError]] = []
+    for name in names:
+        try:
+            found.append(find_route(state, name))
+        except (InvalidTopic, UnknownTopicOrPartition) as error:
+            if len(unknown) < MAX_UNKNOWN and len(name) <= MAX_LENGTH:
+                unknown.append((name, error))
+    # a topic that two names reach must stand in the request once: its offsets are given out per entry
+    topics: dict[TopicRef, int] = {}
+    for route in found:
+        for topic in route.topics:
+            topics.setdefault(topic, len(topics))
+    return Routes(tuple(_renumbered(route, topics) for route in found), tuple(unknown), source)
+
+
+def _renumbered(route: Route, topics: Mapping[TopicRef, int]) -> Route:
+    copies = tuple(copy._replace(topics=tuple(topics[route.topics[i]] for i in copy.topics)) for copy in route.copies)
+    return Route(route.destination, tuple(topics), copies, route.metadata_step)
 
 
 class SparkPublisher:
@@ -59,6 +94,10 @@ class SparkPublisher:
         self._ns, self._requester, self._metadata, self._clock = namespace, requester, metadata, clock
         self._reached = reached
 
+    def state(self) -> State:
+        """Topics, and what else a client sees, as of the newest step."""
+        return self._metadata()
+
     def publish(
         self,
         destination: str,
@@ -70,36 +109,95 @@ class SparkPublisher:
     ) -> Published:
         """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
         rows = message_rows(df, columns, self._clock.now_ms(), order_by)
-        for _ in range(3):
+
+        def routes() -> Routes:
+            return Routes((find_route(self._metadata(), destination),))
+
+        return self._until_current(routes, rows, on_error, application)
+
+    def publish_by_topic(
+        self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
+    ) -> Published:
+        """Publish each row to the destination in its column `topic`, all together or none.
+
+        df: topic and the columns of a message; names: the destinations that occur; source: what dead letters name for
+        rows that bear none of them. Rows nobody receives become dead letters.
+        """
+        rows = message_rows(df, dict.fromkeys(df.columns), self._clock.now_ms(), None)
+
+        def routes() -> Routes:
+            return routes_by_name(self._metadata(), names, source)
+
+        return self._until_current(routes, rows, "dead_letter", application)
+
+    def _until_current(
+        self,
+        routes: Callable[[], Routes],
+        rows: DataFrame,
+        on_error: OnError,
+        application: ApplicationVersion | None,
+    ) -> Published:
+        for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(destination, rows, on_error, application)
+                return self._publish(routes(), rows, on_error, application)
             except StaleTopicMetadata:
                 continue
-        return self._publish(destination, rows, on_error, application)
+        return self._publish(routes(), rows, on_error, application)
 
     def _publish(
-        self, destination: str, rows: DataFrame, on_error: OnError, application: ApplicationVersion | None
+        self, routes: Routes, rows: DataFrame, on_error: OnError, application: ApplicationVersion | None
     ) -> Published:
-        route = find_route(self._metadata(), destination)
         options = dict(self._ns.storage_options)
-        write = WriteMessages(self._ns.files.root, options, destination, route.copies)
+        write = WriteMessages(self._ns.files.root, options, routes.destinations)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
-        files, parts = [], []
-        for index, (_, group) in enumerate(groupby(written, key=lambda row: row.batch_id)):
-            of_file = list(group)
-            files.append(_file(of_file))
-            parts += [(index, route.copies[row.copy], [Run(*row[5:])]) for row in of_file]
-        ranges, refused = ranges_of(route, parts)
-        if refused and on_error == "fail":
-            raise refuse_all(refused)
-        request = produce_request(route, ranges, refused, files, application=application)
-        while True:
+        request = _request(routes, written, application)
+        if request.refused and on_error == "fail":
+            raise refuse_all(request.refused)
+        return self._ask(request)
+
+    def _ask(self, request: Produce) -> Published:
+        attempts = 1 if request.application is None else _ATTEMPTS
+        for _ in range(attempts - 1):
             try:
                 return published(self._requester.submit(request))
             except RequestTimedOut:
-                if application is None:
-                    raise
+                continue
+        return published(self._requester.submit(request))
+
+
+def _request(routes: Routes, written: Sequence[Row], application: ApplicationVersion | None) -> Produce:
+    """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
+    files: list[WrittenFile] = []
+    parts: dict[int, list[tuple[int, int, Run]]] = {}
+    for index, (_, group) in enumerate(groupby(written, key=lambda row: row.batch_id)):
+        of_file = list(group)
+        files.append(_file(of_file))
+        for row in of_file:
+            run = Run(*(row[name] for name in _RUN_FIELDS))
+            parts.setdefault(row.destination, []).append((index, row.copy, run))
+    ranges, refused = Ranges(), []
+    for destination, mine in sorted(parts.items()):
+        if 0 <= destination < len(routes.routes):
+            route = routes.routes[destination]
+            placed: list[tuple[int, Copy, Sequence[Run]]] = [(f, route.copies[c], [run]) for f, c, run in mine]
+            more, bad = ranges_of(route, placed)
+            for name in Ranges.__struct_fields__:
+                getattr(ranges, name).extend(getattr(more, name))
+            refused += bad
+        else:
+            refused += _nobodys(routes, destination, mine)
+    some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
+    return produce_request(some_route, ranges, refused, files, application=application)
+
+
+def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:
+    source: str = routes.source
+    error: LakeMQError = InvalidTopic("The row names no topic, or none that could be one.")
+    if destination != ELSEWHERE:
+        source, error = routes.unknown[destination - len(routes.routes)]
+    reason = str(error).removeprefix(f"{error.name}: ")
+    return [RefusedRows(source, f, run.first_row, run.record_count, error.name, reason) for f, _, run in parts]
 
 
 def _file(rows: list[Row]) -> WrittenFile:
@@ -111,101 +209,3 @@ def _file(rows: list[Row]) -> WrittenFile:
         min(row.min_timestamp_ms for row in rows),
         max(row.max_timestamp_ms for row in rows),
     )
-
-
-def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any) -> DataFrame:
-    """key, value, timestamp and, where they are given, headers and asked (an explicit partition), of the types stored.
-
-    columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
-    one. order_by: the rows of a key stay in this order. Raises InvalidRecord.
-    """
-    chosen = {
-        name: given if given is not None else name
-        for name, given in columns.items()
-        if given is not None or name in df.columns
-    }
-    if "value" not in chosen:
-        raise InvalidRecord(
-            "The DataFrame has no column for the value.", found=df.columns, expected="value, or value="
-        )
-    try:
-        picked = [_column(given).alias(name) for name, given in chosen.items()]
-        ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]
-        kept = [_column(given).alias(f"__order_{i}") for i, given in enumerate(ordering)]
-        message = df.select(*picked, *kept)
-    except PySparkException as error:
-        raise InvalidRecord(_first_line(error), found=df.columns) from None
-    _check_types(message)
-    now = F.lit(datetime.fromtimestamp(now_ms / 1000, timezone.utc))
-    typed = message.select(
-        _key(chosen).alias("key"),
-        F.col("value").cast("binary").alias("value"),
-        *([_without_nulls("headers").alias("headers")] if "headers" in chosen else []),
-        F.coalesce(_optional(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
-        *(
-            [F.coalesce(F.col("partition").cast("bigint"), F.lit(-1)).alias("asked")]
-            if "partition" in chosen
-            else []
-        ),
-        *(f"__order_{i}" for i in range(len(ordering))),
-    )
-    if not ordering:
-        return typed
-    return (
-        typed.repartition("key")
-        .sortWithinPartitions(*(f"__order_{i}" for i in range(len(ordering))))
-        .drop(*(f"__order_{i}" for i in range(len(ordering))))
-    )
-
-
-def _column(given: Any) -> Column:
-    return given if isinstance(given, Column) else F.col(str(given))
-
-
-def _without_nulls(name: str) -> Column:
-    # Spark 4.2's Arrow writer takes time quadratic in the rows of a batch for null arrays: 58 s instead of 1 s for
-    # 2 M rows in batches of 50,000; an empty array costs nothing, and becomes null again on the other side
-    return F.coalesce(F.col(name).cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
-
-
-def _optional(chosen: Mapping[str, Any], name: str, ddl: str) -> Column:
-    return (F.col(name) if name in chosen else F.lit(None)).cast(ddl)
-
-
-def _key(chosen: Mapping[str, Any]) -> Column:
-    """The key, else what the headers say it is."""
-    key = _optional(chosen, "key", "binary")
-    if "headers" not in chosen:
-        return key
-    named = F.filter(F.col("headers").cast(HEADERS_DDL), lambda h: h["key"].isin(*KEY_HEADERS))
-    return F.coalesce(key, F.try_element_at(named, F.lit(1))["value"])
-
-
-def _check_types(message: DataFrame) -> None:
-    for field in message.schema.fields:
-        allowed = _ALLOWED.get(field.name)
-        if allowed and not isinstance(field.dataType, allowed):
-            raise InvalidRecord(
-                f"Column {field.name} is of the wrong type.",
-                found=field.dataType.simpleString(),
-                expected=" or ".join(
-                    t.__name__.removesuffix("Type").lower() for t in allowed if t is not NullType
-                ),
-            )
-        if field.name == "headers" and isinstance(field.dataType, ArrayType):
-            _check_header_type(field.dataType)
-
-
-def _check_header_type(type: ArrayType) -> None:
-    found = type.simpleString()
-    names = [(f.name, f.dataType.simpleString()) for f in getattr(type.elementType, "fields", [])]
-    if (
-        [n for n, _ in names] != ["key", "value"]
-        or names[0][1] != "string"
-        or names[1][1] not in ("binary", "string")
-    ):
-        raise InvalidRecord("Column headers is of the wrong type.", found=found, expected=HEADERS_DDL)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -23,6 +23,10 @@ _TYPES = {
 }
 
 
+class DatabaseTaken(Exception):
+    """Another namespace, or something else, has the name of the database already."""
+
+
 def database_name(path: str) -> str:
     """The last part of a namespace's path as the name of a database: letters, digits and underscores."""
     last = path.rstrip("/").rsplit("/", 1)[-1].lower()
@@ -57,7 +61,8 @@ def catalog_statements(path: str, store: Store) -> list[str]:
         f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
         for name, query in VIEWS.items()
     ]
-    return [f"CREATE DATABASE IF NOT EXISTS {database}", *tables, *views]
+    comment = _quoted(_database_comment(store))
+    return [f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{comment}'", *tables, *views]
 
 
 def catalog_sql(path: str, store: Store) -> str:
@@ -66,10 +71,23 @@ def catalog_sql(path: str, store: Store) -> str:
 
 
 def register(spark: SparkSession, path: str, store: Store) -> str:
-    """Register tables and views with a session; returns the database's name."""
-    for statement in catalog_statements(path, store):
+    """Register tables and views with a session; returns the database's name. Raises DatabaseTaken."""
+    database, statements = database_name(path), catalog_statements(path, store)
+    if spark.catalog.databaseExists(database):
+        found = spark.catalog.getDatabase(database).description
+        if found != _database_comment(store):
+            raise DatabaseTaken(
+                f"The Spark session has a database {database} already: found {found!r},"
+                f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
+            )
+        statements = statements[1:]
+    for statement in statements:
         spark.sql(statement)
-    return database_name(path)
+    return database
+
+
+def _database_comment(store: Store) -> str:
+    return f"LakeMQ namespace {store.files.root}"
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,113 @@
+"""The default job: one micro-batch of all that waits.
+
+    spark-submit --jars "$(python -m lakemq.jobs.jars --print)" jobs/microbatch.py --path data/mq
+
+drains `inbox`, publishes what a source of Structured Streaming has by now, decides what waits in the mailbox, projects,
+and ends. Run by a scheduler as often as wished: whatever was killed is taken up by the next run, and nothing is
+published twice. Where a sequencer serves the namespace, that one decides; otherwise this job does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakemq.engine.config import load_config
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import LakeMQError, NotLeader
+from lakemq.engine.namespace import open_namespace
+from lakemq.jobs.jars import MissingJars, MissingJava
+from lakemq.jobs.session import spark_session
+
+COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="microbatch", description="Drain the inbox and a source, publish, step.")
+    parser.add_argument("--path", required=True, help="the namespace: a path or URI")
+    parser.add_argument("--conf", help="a settings file (else $LAKEMQ_CONF)")
+    parser.add_argument("--create", action="store_true", help="make the namespace if it is not there")
+    parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
+    parser.add_argument("--no-inbox", action="store_true", help="leave the inbox alone")
+    source = parser.add_argument_group("source", "what Structured Streaming can read; --topic and --query go with it")
+    source.add_argument("--source-format", metavar="FORMAT", help="json, csv, parquet, delta, kafka, ...")
+    source.add_argument("--source-option", metavar="KEY=VALUE", action="append", default=[], help="path=..., ...")
+    source.add_argument("--source-schema", metavar="DDL", help="columns of files, as in 'id int, name string'")
+    source.add_argument("--query", help="name of the stream, for ever: its batches are numbered under it")
+    source.add_argument("--checkpoint", help="where Structured Streaming keeps its notes (else a scratch folder)")
+    source.add_argument("--topic", help="topic or destination to publish to")
+    for name in COLUMNS:
+        source.add_argument(f"--{name}", metavar="EXPRESSION", help=f"the {name}, as a SQL expression of the source")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; ends with a usage message where they do not go together."""
+    made = parser()
+    given = made.parse_args(arguments)
+    if given.source_format is None:
+        lonely = [n for n in ("query", "topic", "checkpoint", "source_schema", *COLUMNS) if getattr(given, n)]
+        if lonely or given.source_option:
+            made.error("--source-format is missing")
+    elif not (given.query and given.topic):
+        made.error("--source-format needs --query and --topic")
+    if bad := [pair for pair in given.source_option if "=" not in pair]:
+        made.error(f"--source-option is written KEY=VALUE, found {bad[0]!r}")
+    options = dict(pair.split("=", 1) for pair in given.source_option)
+    if len(options) < len(given.source_option):
+        made.error("a --source-option stands twice")
+    given.source_options = options
+    return given
+
+
+def open_source(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
+    """The streaming DataFrame the arguments describe."""
+    reader = spark.readStream.format(given.source_format).options(**given.source_options)
+    return (reader.schema(given.source_schema) if given.source_schema else reader).load()
+
+
+def run(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> list[str]:
+    """One micro-batch; returns what was done, a line each."""
+    said = []
+    with mq.serving():
+        if not given.no_inbox:
+            drained = mq.drain_inbox()
+            said.append(f"inbox: {drained.record_count} published, {drained.refused_count} refused")
+        if given.source_format:
+            columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(given, name))}
+            source = open_source(spark, given)
+            done = mq.publish_stream(given.topic, source, query=given.query, checkpoint=given.checkpoint, **columns)
+            said.append(
+                f"{given.query}: {done.batch_count} batches, {done.record_count} published,"
+                f" {done.refused_count} refused"
+            )
+    try:
+        letters = mq.step_until_idle()
+        said.append(f"mailbox: {letters} more letters decided")
+    except NotLeader:
+        said.append("mailbox: left to the sequencer that serves")
+    return said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    try:
+        spark = spark_session("lakemq microbatch", given.master)
+        # not lakemq.connect: registering tables and views takes longer than many a micro-batch, and nobody asks here
+        namespace = open_namespace(given.path, load_config(given.conf), create=given.create)
+        with Connection(namespace, spark) as mq:
+            for line in run(mq, spark, given):
+                print(line)
+    except (LakeMQError, PySparkException, MissingJars, MissingJava, ValueError, OSError) as error:
+        print(f"microbatch: {str(error).splitlines()[0] if str(error) else type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
