@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +118,7 @@ def sort_by_partition(
         body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
     body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
     starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
-    columns = [
+    columns: list[npt.NDArray[Any]] = [
         partition[starts],
         starts + first_row,
         np.diff(starts, append=n),

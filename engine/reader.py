@@ -21,6 +21,7 @@ from .protocol import machine
 from .protocol.codec import decode_steps
 from .protocol.errors import LakeMQError, StepTooOld
 from .protocol.records import StepDecisions
+from .protocol.segments import table_of
 from .protocol.state import State, Topic
 from .recovery import load_state, read_watermark
 
@@ -130,7 +131,7 @@ class Reader:
 
 
 def _segments_of(step: StepDecisions) -> pa.Table:
-    return pa.Table.from_batches([one.segments for one in step.decisions if one.segments.num_rows], SEGMENT_SCHEMA)
+    return table_of(one.segments for one in step.decisions)
 
 
 def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:

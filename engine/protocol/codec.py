@@ -19,8 +19,9 @@ from lakemq.tables.messages import BODY_SCHEMA
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from .errors import NewerFormat
-from .records import FORMAT_VERSION, NO_SEGMENTS, AnyRecord, Decided, StepDecisions
+from .records import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
 from .requests import Answer, AnyResult, Letter
+from .segments import NO_SEGMENTS, Segments, table_of
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"LMQ1"
@@ -112,11 +113,11 @@ def encode_step(step: StepDecisions) -> pa.Table:
     )
 
 
-def _segment_lists(batches: list[pa.RecordBatch]) -> pa.Array:
+def _segment_lists(parts: list[Segments]) -> pa.Array:
     """One list of segment structs per decision, null where it has none."""
-    table = pa.Table.from_batches(batches, SEGMENT_SCHEMA).combine_chunks()
+    table = table_of(parts).combine_chunks()
     columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
-    counts = np.array([b.num_rows for b in batches])
+    counts = np.array([len(part) for part in parts])
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
     items = pa.StructArray.from_arrays(columns, fields=list(SEGMENT_SCHEMA))
     return pa.ListArray.from_arrays(offsets, items, mask=pa.array(counts == 0))
@@ -129,7 +130,7 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
     newest = max(rows.column("format_version").to_pylist())
     if newest > FORMAT_VERSION:
         raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
-    segments = _segment_batches(rows.column("segments"))
+    segments = _segments_of(rows.column("segments"))
     heads = zip(
         rows.column("step").to_pylist(),
         rows.column("decision").to_pylist(),
@@ -142,13 +143,13 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        decisions = [Decided(_records.decode(text), batch, request) for _, text, request, _, _, batch in members]
+        decisions = [Decided(_records.decode(text), part, request) for _, text, request, _, _, part in members]
         steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
     return steps
 
 
-def _segment_batches(column: pa.ChunkedArray) -> list[pa.RecordBatch]:
-    """The segments of each decision as a batch; slices of one buffer, nothing is copied per row."""
+def _segments_of(column: pa.ChunkedArray) -> list[Segments]:
+    """The segments of each decision; slices of one buffer, nothing is copied per row."""
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
@@ -157,6 +158,6 @@ def _segment_batches(column: pa.ChunkedArray) -> list[pa.RecordBatch]:
     batch = pa.RecordBatch.from_struct_array(lists.flatten())
     starts = np.cumsum(lengths) - lengths
     return [
-        batch.slice(start, length) if length else NO_SEGMENTS
+        Segments(batch.slice(start, length)) if length else NO_SEGMENTS
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
     ]

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-
-from lakemq.tables.segments import SEGMENT_SCHEMA
 
 from .decision import Decision
 from .errors import FileMissing, InvalidRequest, StaleApplicationVersion, StaleTopicMetadata
 from .names import check_destination, shown
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
-from .records import NO_SEGMENTS, DeadLettered, Decided, FilesAdded, Produced, UnitAppended
+from .records import DeadLettered, Decided, FilesAdded, Produced, UnitAppended
 from .requests import MAX_SEQUENCE, ApplicationVersion, DataFile, Produce, Published, TopicRef
+from .segments import NO_SEGMENTS, Segments
 from .state import Application, State, Topic
 from .units import Units, appended_before, named_units, units_of
 
@@ -175,38 +174,40 @@ def _segments(
     unit_offsets: Column,
     files: Sequence[DataFile],
     now_ms: int,
-) -> pa.RecordBatch:
+) -> Segments:
     n = len(ranges)
     if n == 0:
         return NO_SEGMENTS
     base_offsets = dense_offsets(ranges.unit, ranges.record_count, unit_offsets)
-    appended_at = np.array([t.setting("message.timestamp.type") == "LogAppendTime" for t in topics])
-    by_sequencer = appended_at[ranges.topic]
-    producer_id = request.producer.producer_id if request.producer else None
-    producer_epoch = request.producer.producer_epoch if request.producer else None
     # within a unit the sequence runs along with the offset
-    first_sequence = units.sequence[ranges.unit]
-    sequences = (first_sequence + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
-    columns = [
-        pa.repeat("data", n),
-        np.array([t.topic_id for t in topics])[ranges.topic],
-        pa.array([t.topic for t in topics]).take(pa.array(ranges.topic)),
-        ranges.partition.astype(np.int32),
-        base_offsets,
-        ranges.record_count,
-        pa.array([f.batch_id for f in files]).take(pa.array(ranges.file)),
-        ranges.first_row,
-        ranges.partition.astype(np.int32),
-        np.where(by_sequencer, now_ms, ranges.min_timestamp_ms),
-        np.where(by_sequencer, now_ms, ranges.max_timestamp_ms),
-        pa.array(np.full(n, now_ms), mask=~by_sequencer),
-        pa.repeat(pa.scalar(producer_id, pa.int64()), n),
-        pa.repeat(pa.scalar(producer_epoch, pa.int32()), n),
-        pa.array(sequences, mask=first_sequence < 0),
-        np.zeros(n, np.bool_),
-        pa.repeat("publish", n),
+    sequences = (units.sequence[ranges.unit] + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
+    stamped = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
+    by_sequencer = [stamped[t] for t in ranges.topic.tolist()]
+    partition, producer = ranges.partition.tolist(), request.producer
+    columns: list[list[Any]] = [
+        ["data"] * n,
+        [topics[t].topic_id for t in ranges.topic.tolist()],
+        [topics[t].topic for t in ranges.topic.tolist()],
+        partition,
+        base_offsets.tolist(),
+        ranges.record_count.tolist(),
+        [files[f].batch_id for f in ranges.file.tolist()],
+        ranges.first_row.tolist(),
+        partition,
+        _times(ranges.min_timestamp_ms, by_sequencer, now_ms),
+        _times(ranges.max_timestamp_ms, by_sequencer, now_ms),
+        [now_ms if stamped else None for stamped in by_sequencer],
+        [producer.producer_id if producer else None] * n,
+        [producer.producer_epoch if producer else None] * n,
+        sequences.tolist() if producer else [None] * n,
+        [False] * n,
+        ["publish"] * n,
     ]
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SEGMENT_SCHEMA)
+    return Segments(columns)
+
+
+def _times(times_ms: Column, by_sequencer: Sequence[bool], now_ms: int) -> list[int]:
+    return [now_ms if stamped else ms for ms, stamped in zip(times_ms.tolist(), by_sequencer, strict=True)]
 
 
 def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
@@ -220,14 +221,12 @@ def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
     return dead
 
 
-def evolve_produced(state: State, record: Produced, segments: pa.RecordBatch) -> None:
-    if segments.num_rows:
-        topic_ids = segments.column("topic_id").to_numpy()
-        partitions = segments.column("partition").to_numpy()
-        ends = segments.column("base_offset").to_numpy() + segments.column("record_count").to_numpy()
-        for topic_id in set(topic_ids.tolist()):
-            mine = topic_ids == topic_id
-            np.maximum.at(state.topics[topic_id].high_watermarks, partitions[mine], ends[mine])
+def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
+    if len(segments):
+        names = ("topic_id", "partition", "base_offset", "record_count")
+        for topic_id, partition, offset, count in zip(*(segments.column(n) for n in names), strict=True):
+            # those of a partition stand in the order of their offsets: the last one is the furthest
+            state.topics[topic_id].high_watermarks[partition] = offset + count
     if record.producer_id is not None and record.producer_epoch is not None:
         evolve_appended(state, record.producer_id, record.producer_epoch, record.units)
     if record.txn_app_id is not None and record.txn_version is not None:

@@ -1,7 +1,7 @@
 """The machine: requests and time in, decisions out; decisions folded into the state. No I/O, no clock, no chance.
 
-`decide_letter` and `decide_time` only read the state; `evolve` only writes it. A transaction, group or delay machine
-takes its place beside `log` and `topics` in the two tables below.
+`decide_request` and `decide_time` only read the state, `evolve` only writes it, `decide_letter` does both in turn.
+A transaction, group or delay machine takes its place beside `log` and `topics` in the two tables below.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from . import clients, leader, log, producers, topics
 from .decision import Decision
 from .errors import ClientEnded, LakeMQError
-from .records import NO_SEGMENTS, Answered, AnyRecord, ClientRemoved, Decided, ProducerExpired, StepDecisions
+from .records import Answered, AnyRecord, ClientRemoved, Decided, ProducerExpired, StepDecisions
 from .requests import (
     AlterTopic,
     AnyRequest,
@@ -26,6 +24,7 @@ from .requests import (
     Letter,
     Produce,
 )
+from .segments import NO_SEGMENTS, Segments
 from .state import Client, Producer, State
 
 _DECIDE: dict[type, Callable[[State, Any], Decision]] = {
@@ -129,7 +128,7 @@ def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:
     return list(decided)
 
 
-def evolve(state: State, record: AnyRecord, segments: pa.RecordBatch = NO_SEGMENTS) -> None:
+def evolve(state: State, record: AnyRecord, segments: Segments = NO_SEGMENTS) -> None:
     """Fold one decision into the state. Total: what was decided is never refused here."""
     if record.kind == "produced":
         log.evolve_produced(state, record, segments)  # type: ignore[arg-type]

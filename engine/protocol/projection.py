@@ -30,6 +30,7 @@ from .records import (
     TopicDeleted,
 )
 from .requests import DataFile
+from .segments import Segments, table_of
 from .state import State, Topic
 
 
@@ -107,7 +108,7 @@ def _partitions(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
                 changed.setdefault(record.topic_id, set()).update(range(record.partitions))
             elif isinstance(record, RecordsDeleted):
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
-            elif isinstance(record, Produced) and one.segments.num_rows:
+            elif isinstance(record, Produced):
                 _add_touched(changed, one.segments)
     return pa.concat_tables(
         [PARTITIONS.empty()]
@@ -115,10 +116,9 @@ def _partitions(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
     )
 
 
-def _add_touched(changed: dict[int, set[int]], segments: pa.RecordBatch) -> None:
-    topic_ids, partitions = segments.column("topic_id").to_numpy(), segments.column("partition").to_numpy()
-    for topic_id in set(topic_ids.tolist()):
-        changed.setdefault(topic_id, set()).update(partitions[topic_ids == topic_id].tolist())
+def _add_touched(changed: dict[int, set[int]], segments: Segments) -> None:
+    for topic_id, partition in zip(segments.column("topic_id"), segments.column("partition"), strict=True):
+        changed.setdefault(topic_id, set()).add(partition)
 
 
 def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
@@ -138,9 +138,8 @@ def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
 def _segments(steps: Sequence[StepDecisions]) -> pa.Table:
     tables = [SEGMENTS.empty()]
     for step in steps:
-        batches = [one.segments for one in step.decisions if one.segments.num_rows]
-        if batches:
-            table = pa.Table.from_batches(batches)
+        table = table_of(one.segments for one in step.decisions)
+        if table.num_rows:
             tables.append(table.add_column(0, "step", pa.repeat(step.step, table.num_rows)))
         cuts = [row for one in step.decisions for row in _cuts(step.step, one.record)]
         if cuts:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pyarrow as pa
-
-from lakemq.tables.segments import SEGMENT_SCHEMA
 
 from .requests import AnyResult, DataFile
+from .segments import NO_SEGMENTS, Segments
 
 FORMAT_VERSION = 1
-
-NO_SEGMENTS: pa.RecordBatch = pa.RecordBatch.from_pylist([], schema=SEGMENT_SCHEMA)
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="record"):
@@ -104,7 +100,7 @@ class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Produced(Record, frozen=True, tag="produced"):
-    """Rows became offsets. The segments travel beside the JSON, as columns (a batch of SEGMENT_SCHEMA)."""
+    """Rows became offsets. The segments travel beside the JSON, as columns."""
 
     target: str
     producer_id: int | None = None
@@ -193,7 +189,7 @@ class Decided(msgspec.Struct, frozen=True):
     """A record with the segments that belong to it."""
 
     record: AnyRecord
-    segments: pa.RecordBatch = NO_SEGMENTS
+    segments: Segments = NO_SEGMENTS
     request_id: str | None = None
 
 

@@ -123,7 +123,7 @@ class ProducerSequences(msgspec.Struct, frozen=True):
 class ApplicationVersion(msgspec.Struct, frozen=True):
     """Delta's `txnAppId` and `txnVersion`, for one target: a version not above the last is not published again.
 
-    follows: the version that must have been the last (-1: none), for whoever publishes all since then as one; None: any.
+    follows: the version that must have been the last (-1: none), for who publishes all since then as one; None: any.
     """
 
     txn_app_id: str

@@ -1,0 +1,67 @@
+"""The segments of a decision: equally long columns of SEGMENT_SCHEMA.
+
+They are held as they come, as lists from a decision and as Arrow batches from the journal. Most requests have a few
+segments, for which making Arrow arrays costs more than deciding them: a step makes them once, for all its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.tables.segments import SEGMENT_SCHEMA
+
+_INDEX = {name: i for i, name in enumerate(SEGMENT_SCHEMA.names)}
+
+
+class Segments:
+    """Segments, in the order of their offsets within each partition. Immutable."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: Sequence[list[Any]] | pa.RecordBatch) -> None:
+        """columns: lists, or a batch, in the order of SEGMENT_SCHEMA."""
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return self._columns.num_rows if isinstance(self._columns, pa.RecordBatch) else len(self._columns[0])
+
+    def column(self, name: str) -> list[Any]:
+        """One column as Python values."""
+        column = self._columns[_INDEX[name]]
+        return column if isinstance(column, list) else column.to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segments) and table_of([self]).equals(table_of([other]))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Segments({table_of([self]).to_pylist()})"
+
+
+NO_SEGMENTS = Segments([[] for _ in SEGMENT_SCHEMA])
+
+
+def table_of(parts: Iterable[Segments]) -> pa.Table:
+    """All segments one after the other, as a table of SEGMENT_SCHEMA."""
+    tables: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
+    lists: list[Sequence[list[Any]]] = []
+    for part in parts:
+        if isinstance(part._columns, pa.RecordBatch):
+            tables += [*_arrow(lists), pa.Table.from_batches([part._columns])]
+            lists = []
+        elif len(part):
+            lists.append(part._columns)
+    return pa.concat_tables([*tables, *_arrow(lists)])
+
+
+def _arrow(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
+    if not parts:
+        return []
+    columns = (chain.from_iterable(part[i] for part in parts) for i in range(len(SEGMENT_SCHEMA)))
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, SEGMENT_SCHEMA, strict=True)]
+    return [pa.table(arrays, schema=SEGMENT_SCHEMA)]
