@@ -42,6 +42,8 @@ def open_namespace(
         files = open_files(path, storage_options)
         store = Store(files, storage_options)
         if create and not store.exists(JOURNAL):
+            if files.list("_delta_log", 1):
+                raise NamespaceError(f"{path} is itself a Delta table, and no place for a namespace.")
             for spec in TABLES:
                 store.create(spec)
         store.open(JOURNAL)
@@ -53,5 +55,7 @@ def open_namespace(
         ) from error
     except OSError as error:
         raise NamespaceError(f"{path} cannot be used: {error.strerror or error}") from error
+    except ValueError as error:
+        raise NamespaceError(f"{path!r} cannot be used: {error}") from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
     return Namespace(path, files, store, mailbox, config, dict(storage_options or {}))

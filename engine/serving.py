@@ -68,17 +68,25 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
 
 
 class Serving:
-    """A sequencer in a thread of this process; a context manager."""
+    """A sequencer in a thread of this process; a context manager.
+
+    error: what ended it before its time, such as a full disk; logged when it happens.
+    """
 
     def __init__(self, sequencer: Sequencer, config: EngineConfig, clock: Clock) -> None:
+        self.error: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=serve,
-            args=(sequencer, config, clock, self._stop.is_set),
-            name="lakemq-sequencer",
-            daemon=True,
+            target=self._run, args=(sequencer, config, clock), name="lakemq-sequencer", daemon=True
         )
         self._thread.start()
+
+    def _run(self, sequencer: Sequencer, config: EngineConfig, clock: Clock) -> None:
+        try:
+            serve(sequencer, config, clock, self._stop.is_set)
+        except Exception as error:
+            self.error = error
+            log.error("%s has ended: %s: %s", sequencer.name, type(error).__name__, error)
 
     def close(self) -> None:
         """Finish the step, hand over the lease."""

@@ -7,6 +7,7 @@ shown only with LAKEMQ_TRACE=1.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def told(error: Exception) -> str:
 
     if isinstance(error, LakeMQError):
         return str(error)
-    text = str(error).strip() or type(error).__name__
+    # delta-rs quotes Rust's way of saying it
+    text = re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", str(error).strip()) or type(error).__name__
     origin = type(error).__module__.partition(".")[0]
     if isinstance(error, OSError) and error.strerror:
         return f"STORAGE_ERROR: {error.strerror}" + (f": {error.filename}" if error.filename else "")

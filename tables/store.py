@@ -273,8 +273,10 @@ class Store:
         return self.files.uri(spec.name)
 
     def create(self, spec: TableSpec) -> None:
-        """Create the empty table unless it is there."""
-        if not self.exists(spec):
+        """Create the empty table unless it is there. OSError: the store refuses."""
+        if self.exists(spec):
+            return
+        try:
             DeltaTable.create(
                 self.uri(spec),
                 schema=spec.stored_schema,
@@ -285,6 +287,8 @@ class Store:
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
+        except DeltaError as error:
+            raise OSError(" ".join(str(error).split())) from error
 
     def exists(self, spec: TableSpec) -> bool:
         return DeltaTable.is_deltatable(self.uri(spec), self._options)
