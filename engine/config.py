@@ -72,7 +72,7 @@ ENGINE = Parameters(
             600_000,
             "How long files that compaction replaced stay for running queries.",
             1000,
-            30 * _DAY_MS,
+            _DAY_MS // 4,
         ),
         Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
         Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),

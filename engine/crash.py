@@ -16,17 +16,22 @@ VARIABLE = "LAKEMQ_CRASH_AT"
 Reached = Callable[[str], None]
 
 POINTS: tuple[str, ...] = (
+    "sequencer.elected",
     "sequencer.letters_taken",
     "sequencer.rows_written",
     "sequencer.journal_appended",
     "sequencer.answered",
     "sequencer.letters_discarded",
+    "sequencer.resigned",
     "projector.messages_registered",
     "projector.table_appended",
     "projector.tables_appended",
     "projector.watermark_written",
     "housekeeping.merged_file_written",
     "housekeeping.files_swapped",
+    "housekeeping.checkpointed",
+    "housekeeping.merged_journal_written",
+    "housekeeping.journal_swapped",
     "publish.file_written",
     "publish.letter_put",
     "inbox.published",

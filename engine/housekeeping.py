@@ -1,14 +1,15 @@
-"""Housekeeping of the tables by the leader: checkpoints, merging of small files, removal of what was replaced.
+"""Housekeeping of the tables by the leader: checkpoints, merging of small files, removal of what is not needed.
 
 Invariant: a merge changes no row that a reader at or above the floor sees. A namespace must run for months, so the
-number of live files and of log entries read at start stays bounded.
+number of live files, of files on disk and of log entries stays bounded, however often the leader changes.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +20,8 @@ from lakemq.tables.changelog import newest
 from lakemq.tables.files import Files
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.spec import TableSpec
-from lakemq.tables.store import NewFile, StoredFile, TableHandle
-from lakemq.tables.watermarks import WATERMARKS
+from lakemq.tables.store import CommitConflict, NewFile, StoredFile, TableHandle
+from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
 from . import crash
 from .clock import Clock
@@ -29,116 +30,211 @@ from .config import EngineConfig
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""
 
+MANY_BIG_FILES = 8
+"""Merged files of a changelog that are merged once more: most of their rows have newer ones by then."""
+
+LOAD_MS = 10_000
+"""Age of a watermark that nobody begins to read from any more: what keys were before it may be forgotten."""
+
+EXPIRE_LOG_MS = 10_000
+"""Least time between two removals of old log entries of a table."""
+
+SWEEP_MS = 3_600_000
+"""Time between two removals of files that earlier leaders left behind."""
+
+_HOUR_MS = 3_600_000
 _STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
 
 
 @dataclass
 class _Tended:
-    commits_at_checkpoint: int = 0
-    expired_at_ms: int = 0
-    floor: int = 0
-    """The watermark when the table was last tended: a merge now keeps what keys were then."""
+    checkpointed_version: int
+    merged_version: int = 0
+    expired_at_ms: int | None = None
+    swept_at_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class JournalMerge:
-    """Files of the journal to swap for merged ones."""
+    """Files of the journal to swap for merged ones. first_step: the journal begins there then."""
 
     add: tuple[NewFile, ...]
     remove: tuple[StoredFile, ...]
+    first_step: int
 
 
-@dataclass
+@dataclass(frozen=True)
+class JournalTended:
+    """What the background did for the journal, and what it leaves to the sequencer to commit."""
+
+    checkpointed: bool = False
+    merge: JournalMerge | None = None
+
+
 class Housekeeping:
-    """Tends one table at a time, right after a commit of the leader's."""
+    """Of one term of leadership. Tends one table at a time, right after a commit of the leader's.
 
-    files: Files
-    config: EngineConfig
-    clock: Clock
-    reached: crash.Reached = crash.nowhere
-    _tended: dict[str, _Tended] = field(default_factory=dict)
-    _replaced: list[tuple[int, str]] = field(default_factory=list)
+    floor, journal_start: what the next watermark says of them.
+    """
 
-    def tend(self, handle: TableHandle, step: int) -> None:
-        """Checkpoint, merge and expire as far as it is time. `step`: the watermark just written."""
-        tended = self._tended.setdefault(handle.spec.name, _Tended(handle.version))
-        if handle.version - tended.commits_at_checkpoint < self.config.number("checkpoint.interval"):
+    def __init__(
+        self,
+        files: Files,
+        config: EngineConfig,
+        clock: Clock,
+        watermark: WatermarkRow,
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        """watermark: the newest one at the beginning of the term."""
+        self._files, self._config, self._clock, self._reached = files, config, clock, reached
+        self.floor, self.journal_start = watermark.floor, watermark.journal_start
+        age_ms = max(0, clock.now_ms() - watermark.decided_at_ms)
+        self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
+        self._tended: dict[str, _Tended] = {}
+        self._replaced: deque[tuple[int, str]] = deque()
+
+    def projected(self, step: int) -> None:
+        """The watermark of this step was just written."""
+        self._watermarks.append((self._clock.steady_ms(), step))
+
+    # -- projections ------------------------------------------------------------------------------------
+
+    def tend(self, handle: TableHandle) -> None:
+        """Checkpoint, merge and remove as far as it is time. Raises CommitConflict."""
+        tended = self._tending(handle)
+        if handle.version - tended.checkpointed_version < self._config.number("checkpoint.interval"):
             return
         if handle.spec.shape != "data":
-            self._merge(handle, tended.floor)
-        handle.checkpoint()
-        self._expire_log(handle, tended)
+            self._merge(handle)
+        self._checkpoint(handle, tended)
+        version = handle.version
         handle.reopen()
-        tended.commits_at_checkpoint, tended.floor = handle.version, step
-        self.remove_replaced()
+        if handle.version != version:
+            raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
 
-    def _merge(self, handle: TableHandle, floor: int) -> None:
+    def _merge(self, handle: TableHandle) -> None:
         files = handle.files()
-        small = [f for f in files if f.size_bytes < SMALL_BYTES]
-        if len(small) < self.config.number("compact.min.files"):
+        chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
+        if len(chosen) < self._config.number("compact.min.files"):
             return
-        rows = _kept(handle.spec, handle.read(files=small), floor, whole=len(small) == len(files))
+        if handle.spec.shape == "changelog" and len(files) - len(chosen) >= MANY_BIG_FILES:
+            chosen = files
+        floor = max(self._settled_step(), handle.floor())
+        rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
         added = [self._write(handle.spec, rows)] if rows.num_rows else []
-        self.reached("housekeeping.merged_file_written")
-        handle.replace_at(handle.version, added, small, handle.last_step() or None, floor)
-        self.reached("housekeeping.files_swapped")
-        self._retire(handle.spec, small)
+        self._reached("housekeeping.merged_file_written")
+        handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
+        self._reached("housekeeping.files_swapped")
+        if handle.spec.shape == "changelog":
+            self.floor = max(self.floor, floor)
+        self._retire(handle.spec, chosen)
 
-    def tend_journal(self, handle: TableHandle, watermark: int) -> JournalMerge | None:
-        """Checkpoint the journal, and prepare the merge of its files up to the watermark, if it is time.
+    def _settled_step(self) -> int:
+        """The newest watermark that is LOAD_MS old; 0 where none is."""
+        horizon_ms = self._clock.steady_ms() - LOAD_MS
+        while len(self._watermarks) > 1 and self._watermarks[1][0] <= horizon_ms:
+            self._watermarks.popleft()
+        written_at_ms, step = self._watermarks[0]
+        return step if written_at_ms <= horizon_ms else 0
 
-        `handle` is not the sequencer's own. The merge is a commit to the journal, so that the sequencer makes it,
-        between two steps; the files it names stay live until then, because nobody else removes any.
+    # -- the journal ------------------------------------------------------------------------------------
+
+    def tend_journal(self, open_journal: Callable[[], TableHandle], version: int, watermark: int) -> JournalTended:
+        """Checkpoint the journal, and prepare the merge of its files up to the watermark, as far as it is time.
+
+        The handle opened is not the sequencer's own, which was at `version` when this began. The merge is a commit to
+        the journal, so that the sequencer makes it, between two steps; the files it names stay live until then,
+        because nobody else removes any.
         """
-        tended = self._tended.setdefault(JOURNAL.name, _Tended())
-        if handle.version - tended.commits_at_checkpoint >= self.config.number("checkpoint.interval"):
-            handle.checkpoint()
-            self._expire_log(handle, tended)
-            tended.commits_at_checkpoint = handle.version
-        horizon = self.clock.now_ms() - self.config.ms("journal.retention.ms")
-        projected = [f for f in handle.files() if f.statistics["max.step"] <= watermark]
+        self._remove_replaced()
+        tended = self._tended.get(JOURNAL.name)
+        interval, fewest = self._config.number("checkpoint.interval"), self._config.number("compact.min.files")
+        if tended and version - tended.checkpointed_version < interval and version - tended.merged_version < fewest:
+            return JournalTended()
+        handle = open_journal()
+        tended = self._tending(handle)
+        checkpointed = handle.version - tended.checkpointed_version >= interval
+        if checkpointed:
+            self._checkpoint(handle, tended)
+        merge = self._journal_merge(handle, watermark)
+        if merge is not None:
+            tended.merged_version = handle.version
+        return JournalTended(checkpointed, merge)
+
+    def _journal_merge(self, handle: TableHandle, watermark: int) -> JournalMerge | None:
+        """Of what is projected, small files become one, and decisions older than journal.retention.ms go.
+
+        The last step stays at any age: a reader with an older watermark must find that it has missed some.
+        """
+        horizon_ms = self._clock.now_ms() - self._config.ms("journal.retention.ms")
+        files = handle.files()
+        projected = [f for f in files if f.statistics["max.step"] <= watermark]
         small = [f for f in projected if f.size_bytes < SMALL_BYTES]
         old = [
             f
             for f in projected
-            if f.size_bytes >= SMALL_BYTES and f.statistics["max.decided_at_ms"] < horizon
+            if f.size_bytes >= SMALL_BYTES
+            and f.statistics["max.decided_at_ms"] < horizon_ms
+            and f.statistics["max.step"] < watermark
         ]
-        if len(small) < self.config.number("compact.min.files") and not old:
+        if len(small) < self._config.number("compact.min.files") and not old:
             return None
-        rows = handle.read(files=small, decided_at_ms=(horizon, None))
+        stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
+        rows = handle.read(files=small, where=stays)
         added = (self._write(JOURNAL, rows),) if rows.num_rows else ()
-        return JournalMerge(added, (*small, *old))
+        self._reached("housekeeping.merged_journal_written")
+        gone = {f.path for f in (*small, *old)}
+        firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
+        firsts += [f.statistics["minValues"]["step"] for f in added]
+        return JournalMerge(added, (*small, *old), min(firsts, default=watermark + 1))
 
     def merged_journal(self, merge: JournalMerge) -> None:
         """The sequencer has committed the merge."""
+        self._reached("housekeeping.journal_swapped")
+        self.journal_start = max(self.journal_start, merge.first_step)
         self._retire(JOURNAL, merge.remove)
+
+    # -- both -------------------------------------------------------------------------------------------
+
+    def _tending(self, handle: TableHandle) -> _Tended:
+        name = handle.spec.name
+        if name not in self._tended:
+            # as stored, so that leaders of a few commits each checkpoint and merge in their turn
+            self._tended[name] = _Tended(handle.checkpointed_version())
+        return self._tended[name]
+
+    def _checkpoint(self, handle: TableHandle, tended: _Tended) -> None:
+        handle.checkpoint()
+        tended.checkpointed_version = handle.version
+        self._reached("housekeeping.checkpointed")
+        now_ms = self._clock.steady_ms()
+        if tended.expired_at_ms is None or now_ms - tended.expired_at_ms >= EXPIRE_LOG_MS:
+            tended.expired_at_ms = now_ms
+            handle.expire_log()
+        if handle.spec.shape != "data" and (tended.swept_at_ms is None or now_ms - tended.swept_at_ms >= SWEEP_MS):
+            tended.swept_at_ms = now_ms
+            hours = -(-self._config.ms("reader.grace.ms") // _HOUR_MS)
+            self._files.delete(f"{handle.spec.name}/{path}" for path in handle.unneeded_files(hours))
 
     def _write(self, spec: TableSpec, rows: pa.Table) -> NewFile:
         if spec.sort_by:
             rows = rows.sort_by([(key, "ascending") for key in spec.sort_by])
         path = f"merged-{uuid.uuid4().hex}.parquet"
-        with self.files.open_output(f"{spec.name}/{path}") as sink:
+        with self._files.open_output(f"{spec.name}/{path}") as sink:
             pq.write_table(rows, sink, compression="zstd", row_group_size=1 << 16)
-        size = self.files.size(f"{spec.name}/{path}")
-        return NewFile(path, size or 0, self.clock.now_ms(), _statistics(rows))
-
-    def _expire_log(self, handle: TableHandle, tended: _Tended) -> None:
-        now_ms = self.clock.now_ms()
-        if now_ms - tended.expired_at_ms > 600_000:
-            handle.expire_log()
-            tended.expired_at_ms = now_ms
+        size = self._files.size(f"{spec.name}/{path}")
+        return NewFile(path, size or 0, self._clock.now_ms(), _statistics(rows))
 
     def _retire(self, spec: TableSpec, files: Sequence[StoredFile]) -> None:
-        now_ms = self.clock.now_ms()
+        now_ms = self._clock.steady_ms()
         self._replaced += [(now_ms, f"{spec.name}/{f.path}") for f in files]
 
-    def remove_replaced(self) -> None:
-        """Delete files that were replaced longer than `reader.grace.ms` ago."""
-        horizon = self.clock.now_ms() - self.config.ms("reader.grace.ms")
-        due = [path for at_ms, path in self._replaced if at_ms < horizon]
-        if due:
-            self.files.delete(due)
-            self._replaced = self._replaced[len(due) :]
+    def _remove_replaced(self) -> None:
+        """Delete files that this leader replaced longer than `reader.grace.ms` ago."""
+        horizon_ms, due = self._clock.steady_ms() - self._config.ms("reader.grace.ms"), []
+        while self._replaced and self._replaced[0][0] < horizon_ms:
+            due.append(self._replaced.popleft()[1])
+        self._files.delete(due)
 
 
 def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:

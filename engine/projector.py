@@ -1,7 +1,8 @@
 """Projecting: what was decided is written to the tables people query, `messages` first, the watermark last.
 
-Killed anywhere, it goes on: every commit notes the last step the table holds, so that no row of a log is written twice;
-rows of a changelog above the watermark are what was decided, and the next pass writes the newest again.
+Killed anywhere, it goes on: every commit notes the last step the table holds, and nothing up to that step is written
+again. What is written was decided, hence is right even when a projector does so whose sequencer does not lead any more;
+of two that write to a table, one finds that the other was there.
 """
 
 from __future__ import annotations
@@ -45,13 +46,12 @@ def plan_pass(state: State, steps: Sequence[StepDecisions], floor: int, journal_
 class Projector:
     """Writes passes, one at a time. A conflict means another sequencer projects: NotLeader."""
 
-    def __init__(
-        self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere
-    ) -> None:
+    def __init__(self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere) -> None:
         self._store, self._housekeeping, self._reached = store, housekeeping, reached
         self._handles: dict[str, TableHandle] = {}
 
     def write(self, work: Pass) -> None:
+        """Write one pass, then tend the tables written so far. Raises NotLeader."""
         try:
             if work.files:
                 self._register(work)
@@ -62,24 +62,25 @@ class Projector:
             self._reached("projector.tables_appended")
             self._append(WATERMARKS.name, work.watermark, work.step)
             self._reached("projector.watermark_written")
+            self._housekeeping.projected(work.step)
             for handle in self._handles.values():
-                self._housekeeping.tend(handle, work.step)
+                self._housekeeping.tend(handle)
         except CommitConflict as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
     def _append(self, name: str, rows: pa.Table, step: int) -> None:
         handle = self._handle(name)
-        known = handle.last_step()
-        if known and handle.spec.shape == "log":
-            rows = rows.filter(pc.field("step") > known)
+        # rows of a changelog bear the step of their pass, so that of them, too, only newer ones are written
+        rows = rows.filter(pc.field("step") > handle.last_step())
         if rows.num_rows:
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
 
     def _register(self, work: Pass) -> None:
         handle = self._handle(MESSAGES.name)
-        # the same path added again replaces itself: registering is idempotent
-        handle.replace_at(handle.version, [_message_file(f) for f in work.files], last_step=work.step)
+        if handle.last_step() < work.step:
+            # the same path added again replaces itself: registering is idempotent
+            handle.replace_at(handle.version, [_message_file(f) for f in work.files], last_step=work.step)
 
     def _handle(self, name: str) -> TableHandle:
         if name not in self._handles:

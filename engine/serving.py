@@ -9,46 +9,80 @@ from collections.abc import Callable
 from .clock import Clock
 from .config import EngineConfig
 from .protocol.errors import NotLeader
-from .sequencer import Sequencer
+from .sequencer import Sequencer, StepReport
 
 log = logging.getLogger("lakemq.serve")
 
 STANDBY_MS = 200
+SHORTEST_RETRY_MS = 200
+LONGEST_RETRY_MS = 5_000
 
 
 def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Callable[[], bool]) -> None:
-    """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing happens."""
-    tick_ms, idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
-    rest_ms = 1.0
+    """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing happens.
+
+    What the store fails with (no space left, gone for a while) is logged and tried again, ever more seldom: requests
+    wait meanwhile. Only when it fails from the very beginning is it raised.
+    """
+    pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
     try:
         while not stopped():
-            if not sequencer.leads:
-                if not sequencer.try_lead():
-                    clock.sleep(STANDBY_MS)
-                    continue
-                log.info("%s leads with epoch %d", sequencer.name, sequencer.state.leader_epoch)
             started_ms = clock.steady_ms()
             try:
-                report = sequencer.step()
+                rest_ms = _lead_and_step(sequencer, pace)
             except NotLeader as lost:
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
-            if report.letters:
-                rest_ms = 1.0
-                if not report.backlog:
-                    clock.sleep(max(0, tick_ms - (clock.steady_ms() - started_ms)))
-            else:
-                # the first requests after a pause should not wait: rest longer only little by little
-                rest_ms = min(idle_ms, rest_ms * 1.02 + 0.01)
-                clock.sleep(rest_ms)
+            except Exception as error:
+                if not has_worked:
+                    raise
+                log.exception("%s goes on in %d ms: %s", sequencer.name, retry_ms, error)
+                clock.sleep(retry_ms)
+                retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
+                continue
+            has_worked, retry_ms = True, SHORTEST_RETRY_MS
+            clock.sleep(max(0, rest_ms - (clock.steady_ms() - started_ms)))
     finally:
+        _resign(sequencer)
+
+
+def _lead_and_step(sequencer: Sequencer, pace: _Pace) -> float:
+    """How long the next one may wait, from the start of this one, in ms."""
+    if not sequencer.leads:
+        if not sequencer.try_lead():
+            return STANDBY_MS
+        log.info("%s leads with epoch %d", sequencer.name, sequencer.state.leader_epoch)
+    return pace.after(sequencer.step())
+
+
+class _Pace:
+    """How long to rest between two steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._tick_ms, self._idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
+        self._rest_ms = 1.0
+
+    def after(self, report: StepReport) -> float:
+        """Milliseconds from the start of the step reported to that of the next."""
+        if report.letters:
+            self._rest_ms = 1.0
+            return 0.0 if report.backlog else self._tick_ms
+        # the first requests after a pause should not wait: rest longer only little by little
+        self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
+        return self._rest_ms
+
+
+def _resign(sequencer: Sequencer) -> None:
+    try:
         sequencer.resign()
+    except Exception as error:
+        log.exception("%s could not hand over its lease, which runs out by itself: %s", sequencer.name, error)
 
 
 def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int) -> int:
     """Step until no letter waits, then hand the lease over; returns the number of letters decided.
 
-    Raises NotLeader when another sequencer leads for longer than `wait_ms`.
+    Raises NotLeader when another sequencer leads for longer than `wait_ms`, and what the store fails with.
     """
     deadline_ms, letters = clock.steady_ms() + wait_ms, 0
     try:
@@ -58,7 +92,10 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
                     raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
                 clock.sleep(min(STANDBY_MS, wait_ms))
                 continue
-            report = sequencer.step()
+            try:
+                report = sequencer.step()
+            except NotLeader:
+                continue  # overtaken: it may be ours again, before the deadline
             letters += report.letters
             if report.letters == 0:
                 return letters
@@ -70,7 +107,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
 class Serving:
     """A sequencer in a thread of this process; a context manager.
 
-    error: what ended it before its time, such as a full disk; logged when it happens.
+    error: what ended it before its time, such as a full disk at the very beginning; logged when it happens.
     """
 
     def __init__(self, sequencer: Sequencer, config: EngineConfig, clock: Clock) -> None:

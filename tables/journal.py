@@ -33,5 +33,10 @@ JOURNAL = TableSpec(
     shape="log",
     keys=("step", "position"),
     sort_by=("step", "position"),
+    # tens of commits a second, and nobody holds on to a version of it for longer than seconds
+    properties={
+        "delta.logRetentionDuration": "interval 1 minutes",
+        "delta.deletedFileRetentionDuration": "interval 2 hours",
+    },
     comment="The decisions, in order. The one table whose commit decides; all others follow from it.",
 )

@@ -248,6 +248,13 @@ class TableHandle:
         """Write a checkpoint of this version, so that loading is quick again."""
         self._table.create_checkpoint()
 
+    def checkpointed_version(self) -> int:
+        """The version of the last checkpoint, whoever made it; 0 before the first."""
+        try:
+            return int(json.loads(self._store.files.get(f"{self.spec.name}/_delta_log/_last_checkpoint"))["version"])
+        except FileNotFoundError:
+            return 0
+
     def expire_log(self) -> None:
         """Remove log entries older than logRetentionDuration that a checkpoint covers."""
         self._table.cleanup_metadata()
@@ -255,6 +262,15 @@ class TableHandle:
     def vacuum(self, retention_hours: int) -> list[str]:
         """Remove data files that left the table more than `retention_hours` ago; returns their paths."""
         return self._table.vacuum(retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False)
+
+    def unneeded_files(self, retention_hours: int) -> list[str]:
+        """Data files that left the table longer ago, or are as old and were never in it; paths below the table.
+
+        To be asked of a table only whose files are written right before the commit that adds them.
+        """
+        return self._table.vacuum(
+            retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """commitInfo of every later commit, newest first (operation, engineInfo, timestamp, ...)."""

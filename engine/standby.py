@@ -1,0 +1,73 @@
+"""Standing by: who leads, and for how long the journal has not moved on this process's own steady clock."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.store import Store
+
+from .clock import Clock
+from .protocol import leader, machine
+from .protocol.codec import decode_steps
+from .protocol.state import State
+from .recovery import read_watermark
+
+_IS_LEASE = pc.field("kind") == "leader_elected"
+
+
+class Standby:
+    """Follows the journal commit by commit, at the price of one object that is not there yet.
+
+    state: of all that is decided, only the lease.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._still_since_ms = clock.steady_ms()
+        self.version: int | None = None
+        self.state = State()
+
+    def forget(self) -> None:
+        """Start over: what was known may be wrong, and the journal counts as just moved."""
+        self.version = None
+
+    def may_lead(self, name: str) -> bool:
+        """Look; then whether `name` may try to take the lease."""
+        if self.version is None:
+            self.version = self._load()
+            moved = True
+        else:
+            moved = self._follow()
+        now_ms = self._clock.steady_ms()
+        if moved:
+            self._still_since_ms = now_ms
+        return leader.may_lead(self.state, name, now_ms - self._still_since_ms)
+
+    def _load(self) -> int:
+        watermark = read_watermark(self._store)
+        self.state = State(
+            step=watermark.step,
+            leader=watermark.leader,
+            leader_epoch=watermark.leader_epoch,
+            lease_ms=watermark.lease_ms,
+        )
+        journal = self._store.open(JOURNAL)
+        self._fold(journal.read(where=_IS_LEASE, step=(watermark.step + 1, None)))
+        return journal.version
+
+    def _follow(self) -> bool:
+        """Fold what the journal has gained; whether it has moved."""
+        assert self.version is not None
+        begun_at = self.version
+        try:
+            while (rows := self._store.read_commit(JOURNAL, self.version + 1)) is not None:
+                self.version += 1
+                self._fold(rows.filter(_IS_LEASE))
+        except FileNotFoundError:  # merged away before we came to it
+            self.version = self._load()
+        return self.version != begun_at
+
+    def _fold(self, rows: pa.Table) -> None:
+        machine.replay(self.state, decode_steps(rows.sort_by("step")))
