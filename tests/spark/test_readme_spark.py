@@ -1,0 +1,46 @@
+"""What README shows of Spark runs as it stands, on what its Python example left; so does its SQL."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The database the examples make, which no other test's is."""
+    monkeypatch.chdir(tmp_path)
+    spark.sql("DROP DATABASE IF EXISTS mq CASCADE")
+    yield "mq"
+    spark.sql("USE default")
+    spark.sql("DROP DATABASE IF EXISTS mq CASCADE")
+
+
+def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:
+    python, in_spark = blocks("python")
+    said = io.StringIO()
+    with redirect_stdout(said):
+        names: dict[str, object] = {}
+        exec(compile(python, "README.md", "exec"), names)
+        exec(compile(in_spark, "README.md", "exec"), names)
+    counts = [int(count) for count in re.findall(r"^\|\s+\d+\|\s*(\d+)\|$", said.getvalue(), re.MULTILINE)]
+    assert sum(counts) == 101_000
+
+    spark.sql(f"USE {database}")
+    rows = spark.sql(blocks("sql")[0]).collect()
+    # 100,000 + 1,000 orders of 7 customers in turn
+    assert [(row.customer, row.orders) for row in rows] == [(f"customer-{n}", 14_286 + 143) for n in range(5)]
+    newest = [int(row.newest_order.removeprefix("order ")) for row in rows]
+    assert all(order > 99_990 and order % 7 == n for n, order in enumerate(newest))

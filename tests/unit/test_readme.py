@@ -1,0 +1,80 @@
+"""What README shows runs as it stands: the Python, the SQL (DuckDB), the command lines."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lakemq
+from lakemq.jobs.sql import run_query
+
+CHECKOUT = Path(__file__).parents[2]
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which the Python example has run; its output is in `out.txt`."""
+    folder = tmp_path_factory.mktemp("readme")
+    done = subprocess.run(
+        [sys.executable, "-c", blocks("python")[0]], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "out.txt").write_text(done.stdout)
+    return folder
+
+
+def test_the_examples_are_as_short_as_promised() -> None:
+    for example in (blocks("python")[0], blocks("sql")[0]):
+        assert len([line for line in example.splitlines() if line]) <= 10
+
+
+def test_the_python_example_sends_and_fetches(folder: Path) -> None:
+    offsets, *messages = (folder / "out.txt").read_text().splitlines()
+    ends = ast.literal_eval(offsets)
+    assert sum(last + 1 for _, last in ends.values()) == 1000
+    assert {topic for topic, _ in ends} == {"orders"}
+    assert [line.split()[0] for line in messages] == ["0", "1", "2"]
+
+
+def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
+    with lakemq.connect(str(folder / "data/mq")) as mq:
+        columns, rows = run_query(mq.namespace, blocks("sql")[0])
+        found = [dict(zip(columns, row, strict=True)) for row in rows]
+    # 1000 orders of 7 customers in turn: the first six have one more than the seventh
+    assert [(row["customer"], row["orders"]) for row in found] == [(f"customer-{n}", 143) for n in range(5)]
+    assert [row["newest_order"] for row in found] == [f"order {994 + n}" for n in range(5)]
+    assert all(row["last_offset"] - row["first_offset"] >= 142 for row in found)
+
+
+def test_the_command_lines_run(tmp_path: Path) -> None:
+    (script,) = [block for block in blocks("sh") if "lakemq" in block]
+    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEMQ_")}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (fetched,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (fetched["topic"], fetched["offset"], fetched["key"]) == ("clicks", 0, "ann")
+    assert json.loads(fetched["value"]) == {"user": "ann", "page": "/tea"}
+    assert done.stdout.split()[-2:] == ["messages", "1"]
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^make (\w+)", README, re.MULTILINE)
+    makefile = (CHECKOUT / "Makefile").read_text()
+    assert targets == ["demo", "test"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
