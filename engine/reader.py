@@ -80,7 +80,10 @@ class Reader:
         journal = self._store.open(JOURNAL)
         self._journal_version = journal.version
         self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
-        return self._fold(journal.read(step=(watermark.step + 1, None)))
+        if not self._fold(journal.read(step=(watermark.step + 1, None))):
+            return False
+        # a tail that was projected and cut off meanwhile looks like none at all
+        return self.state.step > watermark.step or read_watermark(self._store).step == watermark.step
 
     def _follow(self) -> bool:
         """Fold what the journal has gained; False where its tail has a gap."""
