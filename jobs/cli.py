@@ -71,12 +71,16 @@ def hoisted(args: Sequence[str]) -> list[str]:
 
 def told(error: Exception) -> str:
     """An error as `NAME: message`."""
+    # delta-rs quotes Rust's way of saying it
+    return re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", _told(error))
+
+
+def _told(error: Exception) -> str:
     from lakemq.engine.errors import LakeMQError
 
     if isinstance(error, LakeMQError):
         return str(error)
-    # delta-rs quotes Rust's way of saying it
-    text = re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", str(error).strip()) or type(error).__name__
+    text = str(error).strip() or type(error).__name__
     origin = type(error).__module__.partition(".")[0]
     if isinstance(error, OSError) and error.strerror:
         return f"STORAGE_ERROR: {error.strerror}" + (f": {error.filename}" if error.filename else "")

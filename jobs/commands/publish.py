@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -145,13 +145,21 @@ class _Sent:
 def _send_all(
     producer: Producer, topic: str, tables: Iterator[pa.Table], sent: _Sent, tell: Callable[[int], None]
 ) -> None:
-    """While a piece is on its way the next one is read; not more than these two are held."""
-    for table in tables:
+    """While a piece is on its way the next one is read; not more than these two are held.
+
+    `sent` holds exactly what was acknowledged, also when this raises.
+    """
+    try:
+        for table in tables:
+            sent.add(producer.flush())
+            tell(sent.count)
+            producer.send_arrow(topic, table)
         sent.add(producer.flush())
         tell(sent.count)
-        producer.send_arrow(topic, table)
-    sent.add(producer.flush())
-    tell(sent.count)
+    except Exception:
+        with suppress(Exception):
+            sent.add(producer.flush())
+        raise
 
 
 @contextmanager

@@ -1,0 +1,327 @@
+"""The `lakemq` command, run in this process: what goes in comes out, in every format."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs.cli import app, hoisted
+from lakemq.jobs.output import message_record
+
+Lakemq = Callable[..., Result]
+NOT_UTF8 = b"\xff\x00\x1b[31m"
+
+
+def run(path: Path | None, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
+    where = [] if path is None else ["--path", str(path)]
+    result = CliRunner().invoke(app, [*where, *arguments], input=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli") / "mq"
+
+
+@pytest.fixture(scope="module")
+def mq(namespace: Path) -> Iterator[Connection]:
+    """A namespace for all tests of this module, with a sequencer that leads; each test makes its own topics."""
+    with lakemq.connect(str(namespace), create=True) as connection, connection.serving():
+        connection.topics.create("first")
+        yield connection
+
+
+@pytest.fixture
+def lake(mq: Connection) -> Lakemq:
+    """The command on the namespace."""
+    return lambda *arguments, **options: run(Path(mq.namespace.path), *arguments, **options)
+
+
+def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
+    """The messages of a topic as `lakemq fetch` prints them."""
+    return [message_record(row) for row in mq.fetch(topic).to_arrow().to_pylist()]
+
+
+# -- namespace and topics -------------------------------------------------------------------------------
+
+
+def test_the_first_minute_needs_no_other_process(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    run(path, "init")
+    run(path, "topics", "create", "t")
+    run(path, "publish", "--topic", "t", stdin=b"1\n")
+    assert [m["value"] for m in objects(run(path, "fetch", "t", "--output", "json"))] == ["1"]
+    # the lease was handed over each time, and what is there stays as it is
+    assert objects(run(path, "step", "--output", "json")) == [{"letters": 0}]
+    assert objects(run(path, "step", "--until-idle", "--output", "json")) == [{"letters": 0}]
+    assert objects(run(path, "init", "--output", "json")) == [{"path": str(path), "topics": 1}]
+
+
+def test_the_life_of_a_topic(lake: Lakemq) -> None:
+    lake("topics", "create", "life", "--partitions", "2", "--config", "retention.ms=1000", "--subscription", "air/>")
+    (described,) = objects(lake("topics", "describe", "life", "--output", "json"))
+    assert (described["partitions"], described["config"]) == (2, {"retention.ms": 1000})
+    assert (described["subscriptions"], described["end_offsets"]) == (["air/>"], [0, 0])
+    assert described["settings"]["cleanup.policy"] == "delete"
+    lake("topics", "alter", "life", "--partitions", "3", "--reset", "retention.ms", "--no-subscriptions")
+    (altered,) = objects(lake("topics", "describe", "life", "--output", "json"))
+    assert (altered["partitions"], altered["config"], altered["subscriptions"]) == (3, {}, [])
+    assert "life" in [t["topic"] for t in objects(lake("topics", "list", "--output", "json"))]
+    lake("topics", "delete", "life")
+    assert "life" not in [t["topic"] for t in objects(lake("topics", "list", "--output", "json"))]
+
+
+def test_describe_as_csv_has_a_line_per_partition(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("csv-described", partitions=2)
+    rows = list(csv.DictReader(io.StringIO(lake("topics", "describe", "csv-described", "--output", "csv").stdout)))
+    assert [(r["topic"], r["partition"], r["end_offset"]) for r in rows] == [
+        ("csv-described", "0", "0"),
+        ("csv-described", "1", "0"),
+    ]
+
+
+def test_a_topic_may_be_there_already_if_that_is_said(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("twice", partitions=2)
+    lake("topics", "create", "twice", "--partitions", "2", "--if-not-exists")
+    lake("topics", "create", "twice", "--partitions", "3", "--if-not-exists", code=1)
+
+
+def test_deleted_records_are_not_fetched(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("trimmed")
+    lake("publish", "--topic", "trimmed", "--format", "lines", stdin=b"a\nb\nc\n")
+    lake("topics", "delete-records", "trimmed", "--before", "0=2")
+    assert [(m["offset"], m["value"]) for m in fetched(mq, "trimmed")] == [(2, "c")]
+    lake("topics", "delete-records", "trimmed", "--before", "0=latest")
+    assert fetched(mq, "trimmed") == []
+
+
+# -- publish --------------------------------------------------------------------------------------------
+
+
+def test_json_lines_are_whole_values(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("whole")
+    lines = [b'{"a": 1}', b"  [1,2] ", b'"text"']
+    result = lake("publish", "--topic", "whole", "--output", "json", stdin=b"\n".join(lines) + b"\n\n")
+    assert objects(result) == [{"topic": "whole", "partition": 0, "first_offset": 0, "last_offset": 2, "messages": 3}]
+    assert [m["value"] for m in fetched(mq, "whole")] == [line.decode() for line in lines]
+
+
+def test_fields_of_json_lines_become_the_parts_of_a_message(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("parts", partitions=4)
+    lines = [
+        {"k": "N1", "v": "text", "h": {"a": "1"}, "t": "2024-05-01T12:00:00.123Z", "p": 3},
+        {"k": 7, "v": {"nested": [1]}, "h": [{"key": "x", "value_base64": "/w=="}], "t": 1714564800000, "p": 1},
+        {"k": None, "v": None, "h": None, "t": None, "p": 0},
+        {"v_base64": base64.b64encode(NOT_UTF8).decode(), "p": 2},
+    ]
+    options = [f"--{part}-column={part[0]}" for part in ("key", "value", "headers", "timestamp", "partition")]
+    lake("publish", "--topic", "parts", *options, stdin="\n".join(map(json.dumps, lines)).encode())
+    null, second, coded, first = fetched(mq, "parts")
+    assert (first["key"], first["value"], first["partition"]) == ("N1", "text", 3)
+    assert (first["headers"], first["timestamp"]) == ([{"key": "a", "value": "1"}], "2024-05-01T12:00:00.123Z")
+    assert (second["key"], second["value"], second["timestamp"]) == ("7", '{"nested":[1]}', "2024-05-01T12:00:00.000Z")
+    assert second["headers"] == [{"key": "x", "value_base64": "/w=="}]
+    assert (null["key"], null["value"], null["headers"]) == (None, None, [])
+    assert "value" not in coded
+    assert base64.b64decode(coded["value_base64"]) == NOT_UTF8
+
+
+def test_csv_stays_text_and_tells_null_from_empty(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:
+    mq.topics.create("csv")
+    file = tmp_path / "rows.csv"
+    file.write_bytes('\ufeffid,code,"a,b"\r\n1,007,"two\nlines"\r\n2,"",x\r\n3,,"say ""hi"""\r\n'.encode())
+    lake("publish", str(file), "--topic", "csv", "--key-column", "id", "--value-column", "code")
+    assert [(m["key"], m["value"]) for m in fetched(mq, "csv")] == [("1", "007"), ("2", ""), ("3", None)]
+    mq.topics.create("csv-whole")
+    lake("publish", str(file), "--topic", "csv-whole")
+    assert [json.loads(m["value"]) for m in fetched(mq, "csv-whole")] == [
+        {"id": "1", "code": "007", "a,b": "two\nlines"},
+        {"id": "2", "code": "", "a,b": "x"},
+        {"id": "3", "code": None, "a,b": 'say "hi"'},
+    ]
+
+
+@pytest.mark.parametrize("by_pipe", [False, True])
+def test_parquet_columns_keep_their_bytes(lake: Lakemq, mq: Connection, tmp_path: Path, by_pipe: bool) -> None:
+    topic = f"parquet-{by_pipe}"
+    mq.topics.create(topic)
+    file = tmp_path / "rows.parquet"
+    rows = pa.table({"k": [b"a", None], "v": [NOT_UTF8, b"plain"], "n": [1, 2]})
+    pq.write_table(rows, file)
+    source, stdin = ("-", file.read_bytes()) if by_pipe else (str(file), b"")
+    options = ["--topic", topic, "--format", "parquet", "--key-column", "k", "--value-column", "v"]
+    lake("publish", source, *options, stdin=stdin)
+    first, second = fetched(mq, topic)
+    assert (first["key"], base64.b64decode(first["value_base64"])) == ("a", NOT_UTF8)
+    assert (second["key"], second["value"]) == (None, "plain")
+
+
+def test_gzip_is_unpacked(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:
+    mq.topics.create("gzip")
+    file = tmp_path / "lines.txt.gz"
+    file.write_bytes(gzip.compress(b"a\nb\r\n"))
+    lake("publish", str(file), "--topic", "gzip")
+    assert [m["value"] for m in fetched(mq, "gzip")] == ["a", "b"]
+
+
+def test_a_destination_reaches_every_topic_that_subscribes(lake: Lakemq, mq: Connection) -> None:
+    for topic in ("sub-a", "sub-b"):
+        mq.topics.create(topic, subscriptions=["fleet/*"])
+    result = lake("publish", "--topic", "fleet/n1", "--output", "json", stdin=b"1\n")
+    assert [(p["topic"], p["messages"]) for p in objects(result)] == [("sub-a", 1), ("sub-b", 1)]
+
+
+def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("refusing")
+    options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
+    lines = b'{"p": 0, "v": "good"}\n{"p": 9, "v": "bad"}\n'
+    result = lake("publish", *options, stdin=lines)
+    assert result.stderr == "1 rows were refused; the table dead_letters has the reasons\n"
+    failed = lake("publish", *options, "--on-error", "fail", stdin=lines, code=1)
+    assert failed.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
+    assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]
+
+
+def test_a_large_file_is_published_in_pieces_in_order(
+    lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lakemq.jobs.commands.rows.PIECE_BYTES", 1000)
+    mq.topics.create("pieces")
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("".join(f"{i}\n" for i in range(1500)))
+    (result,) = objects(lake("publish", str(file), "--topic", "pieces", "--output", "json"))
+    assert result["messages"] == 1500
+    assert [int(m["value"]) for m in fetched(mq, "pieces")] == list(range(1500))
+
+
+def test_what_was_published_before_an_error_is_said(
+    lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakemq.jobs.commands.rows.PIECE_ROWS", 2)
+    mq.topics.create("half")
+    result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=1)
+    told = result.stderr.splitlines()
+    assert told[1].startswith("INVALID_RECORD: Line 5 is not JSON")
+    assert told[0] == "4 messages were published before this:"
+    assert [m["value"] for m in fetched(mq, "half")] == ["1", "2", "3", "4"]
+
+
+def test_what_fetch_prints_can_be_published_again(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("source")
+    odd = ["", "a,b", 'q"q', "new\nline", " sp ", "\u00fc\u2028"]
+    with mq.producer() as producer:
+        for i, text in enumerate(odd):
+            producer.send("source", text, key=str(i), headers=[("h", b"\xfe"), ("h", None)], timestamp_ms=i)
+        producer.send("source", NOT_UTF8, key=NOT_UTF8, timestamp_ms=77)
+        producer.send("source", None, timestamp_ms=78)
+    first = fetched(mq, "source")
+    assert objects(lake("fetch", "source", "--output", "json")) == first
+    for output, format in (("json", "jsonl"), ("csv", "csv")):
+        copy = f"copy-{output}"
+        mq.topics.create(copy)
+        printed = lake("fetch", "source", "--output", output).stdout_bytes
+        parts = [f"--{part}-column={part}{'s' if part == 'header' else ''}" for part in ("key", "value", "timestamp")]
+        lake("publish", "--topic", copy, "--format", format, *parts, "--headers-column", "headers", stdin=printed)
+        assert [{**m, "topic": "source"} for m in fetched(mq, copy)] == first
+
+
+# -- fetch and tail -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ten(mq: Connection, namespace: Path) -> str:
+    """A topic of two partitions with messages 0..4 each, their offset being their value and their time in seconds."""
+    mq.topics.create("ten", partitions=2)
+    lines = [{"v": str(i), "p": p, "t": i * 1000} for i in range(5) for p in (0, 1)]
+    options = ["--value-column=v", "--partition-column=p", "--timestamp-column=t"]
+    run(namespace, "publish", "--topic=ten", *options, stdin="\n".join(map(json.dumps, lines)).encode())
+    return "ten"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
+        (("--from", "3"), [(0, 3), (0, 4), (1, 3), (1, 4)]),
+        (("--from", "1", "--to", "2"), [(0, 1), (1, 1)]),
+        (("--from", "latest"), []),
+        (("--from", "earliest", "--to", "1970-01-01T00:00:02Z", "--partition", "1"), [(1, 0), (1, 1)]),
+        (("--from", "1970-01-01T01:00:04+01:00"), [(0, 4), (1, 4)]),
+        (("--partition", "0", "--partition", "1", "--limit", "6"), [(0, i) for i in range(5)] + [(1, 0)]),
+        (("--limit", "0"), []),
+        (("--isolation", "read_uncommitted", "--limit", "1"), [(0, 0)]),
+    ],
+)
+def test_fetch_of_a_range(lake: Lakemq, ten: str, options: tuple[str, ...], expected: list[tuple[int, int]]) -> None:
+    found = objects(lake("fetch", ten, *options, "--output", "json"))
+    assert [(m["partition"], m["offset"]) for m in found] == expected
+    assert all(m["value"] == str(m["offset"]) for m in found)
+
+
+def test_tail_shows_the_last_of_each_partition(lake: Lakemq, ten: str) -> None:
+    found = objects(lake("tail", ten, "-n", "2", "--output", "json"))
+    assert [(m["partition"], m["offset"]) for m in found] == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    found = objects(lake("tail", ten, "--from", "4", "--output", "json"))
+    assert [(m["partition"], m["offset"]) for m in found] == [(0, 4), (1, 4)]
+
+
+def test_tables_show_what_a_terminal_would_obey_escaped(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("escape")
+    lake("publish", "--topic", "escape", "--format", "lines", stdin=b"\x1b[31mred\x07[bold]x[/bold]\n\xff\n")
+    shown = lake("fetch", "escape").stdout
+    assert "\\x1b[31mred\\x07[bold]x[/bold]" in shown
+    assert "base64:/w==" in shown
+    assert "\x1b" not in shown
+
+
+def test_an_empty_fetch_as_csv_has_its_header(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("empty")
+    assert lake("fetch", "empty", "--output", "csv").stdout.startswith("topic,partition,offset,timestamp,key,")
+    assert lake("fetch", "empty", "--output", "json").stdout == ""
+
+
+# -- the command itself ---------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    assert run(None, "--version").stdout == f"lakemq {lakemq.__version__}\n"
+
+
+def test_global_options_may_stand_anywhere() -> None:
+    given = ["topics", "list", "--output", "json", "--path=p", "--", "--conf", "x"]
+    assert hoisted(given) == ["--output", "json", "--path=p", "topics", "list", "--", "--conf", "x"]
+    assert hoisted(["fetch", "--output"]) == ["--output", "fetch"]
+
+
+def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEMQ_PATH", mq.namespace.path)
+    assert "first" in [t["topic"] for t in objects(run(None, "topics", "list", "--output", "json"))]
+
+
+def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
+    assert lake("step", code=1).stderr.startswith("NOT_LEADER: Another sequencer leads.")
+    assert lake("step", "--until-idle", "--wait-ms", "1", code=1).stderr.startswith("NOT_LEADER: ")
+
+
+def test_catalog_prints_the_tables_and_views(lake: Lakemq) -> None:
+    printed = lake("catalog").stdout
+    assert "CREATE TABLE IF NOT EXISTS mq.segments USING delta" in printed
+    assert "VIEW mq.log_committed" in printed
