@@ -126,18 +126,20 @@ class Connection:
         return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application)
 
     def publish_stream(
-        self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **columns: Any
+        self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
     ) -> Streamed:
         """Publish all that the source of a streaming DataFrame has by now, exactly once by the name of the query.
 
-        columns: as in `publish`. checkpoint: where Structured Streaming keeps its notes; the namespace keeps a copy, so
-        that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
+        how: columns and on_error, as in `publish`. checkpoint: where Structured Streaming keeps its notes; the
+        namespace keeps a copy, so that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
         """
         from .streaming import publish_available  # pyspark is heavy, and not every client has it
 
         def publish(batch: DataFrame, batch_id: int) -> Published:
-            return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **columns)
+            return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
 
+        columns = {name: how.get(name) for name in ("key", "value", "headers", "timestamp", "partition")}
+        self._spark_publisher().check(topic, stream, columns)
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
     def drain_inbox(self) -> Drained:

@@ -47,6 +47,9 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
     }
     if "value" not in chosen:
         raise InvalidRecord("The DataFrame has no column for the value.", found=df.columns, expected="value, or value=")
+    named = [given for given in chosen.values() if isinstance(given, str) and given.isidentifier()]
+    if missing := [name for name in named if name.lower() not in map(str.lower, df.columns)]:
+        raise InvalidRecord("The DataFrame lacks columns.", found=df.columns, expected=", ".join(missing))
     try:
         picked = [_column(given).alias(name) for name, given in chosen.items()]
         ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]

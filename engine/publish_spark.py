@@ -115,6 +115,11 @@ class SparkPublisher:
 
         return self._until_current(routes, rows, on_error, application)
 
+    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
+        """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
+        find_route(self._metadata(), destination)
+        message_rows(df, columns, self._clock.now_ms(), None)
+
     def publish_by_topic(
         self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
     ) -> Published:

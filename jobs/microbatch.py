@@ -10,6 +10,7 @@ published twice. Where a sequencer serves the namespace, that one decides; other
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -94,10 +95,20 @@ def run(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> list[
     return said
 
 
+def _quiet(spark: SparkSession) -> None:
+    """What goes wrong is said once, in a line; Spark would log the stack trace of every batch and column first."""
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    streaming = "org.apache.spark.sql.execution.streaming.runtime"
+    for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
+        log4j.core.config.Configurator.setLevel(f"{streaming}.{name}", log4j.Level.valueOf(level))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     try:
         spark = spark_session("lakemq microbatch", given.master)
+        _quiet(spark)
         # not lakemq.connect: registering tables and views takes longer than many a micro-batch, and nobody asks here
         namespace = open_namespace(given.path, load_config(given.conf), create=given.create)
         with Connection(namespace, spark) as mq:
