@@ -237,6 +237,8 @@ class Producer:
                 try:
                     self._publish(topic, one.table() if isinstance(one, _Records) else one)
                 except BaseException as error:  # told at the next call; what else waits is sent all the same
+                    # if it was published after all, its sequences are taken: others with them would pass for repeats
+                    self._sequences = None
                     with self._lock:
                         self._error = self._error or error
 

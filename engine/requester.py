@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -21,16 +22,23 @@ from . import crash
 from .clock import Clock
 from .protocol.codec import decode_answer, encode_letter
 from .protocol.errors import (
+    ClientEnded,
     IllegalState,
     InvalidRequest,
     MailboxFullError,
+    Refusal,
     RequestTimedOut,
+    StorageError,
     error_of,
 )
-from .protocol.requests import AnyRequest, AnyResult, Letter, Produce, Refusal
+from .protocol.requests import AnyRequest, AnyResult, Letter, Produce
 
 MAX_REQUESTS = 5000
 MAX_BYTES = 8 << 20
+IDLE_MS = 30_000
+"""Silence after which a client counts as a new one: half of the shortest client.expiration.ms, after which the
+sequencer knows nothing of its letters and would wait for the first ones."""
+
 _POLL_MS = (0.5, 1, 2, 4, 8, 16)
 
 
@@ -54,14 +62,18 @@ class Requester:
     ) -> None:
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._reached = reached
-        self._client_id, self._number = new_id(), 0
+        self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._queue: deque[_Waiting] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def ask(self, request: AnyRequest, rows: pa.Table | None = None) -> AnyResult:
-        """The result of one request. Raises the error it was refused with, RequestTimedOut, MailboxFullError."""
+        """The result of one request.
+
+        Raises the error it was refused with; MailboxFullError, StorageError: it was not sent; RequestTimedOut: its
+        outcome is unknown.
+        """
         return self.submit(request, rows).result()
 
     def submit(self, request: AnyRequest, rows: pa.Table | None = None) -> Future[AnyResult]:
@@ -102,7 +114,8 @@ class Requester:
                         one.future.set_exception(error)
 
     def _gather(self) -> list[_Waiting]:
-        batch, room = [], MAX_BYTES
+        batch: list[_Waiting] = []
+        room = MAX_BYTES
         while self._queue and len(batch) < MAX_REQUESTS and room > 0:
             one = self._queue.popleft()
             room -= one.rows.nbytes if one.rows is not None else 1000
@@ -110,15 +123,9 @@ class Requester:
         return batch
 
     def _exchange(self, batch: list[_Waiting]) -> None:
-        number, now_ms = self._number + 1, self._clock.now_ms()
-        requests, rows = _placed(batch)
-        body = encode_letter(Letter(self._client_id, number, requests, now_ms), rows)
-        try:
-            name = self._mailbox.put(self._client_id, number, body, now_ms)
-        except MailboxFull as full:
-            raise MailboxFullError(str(full)) from full
-        self._number = number
-        self._reached("publish.letter_put")
+        if self._number and self._clock.steady_ms() - self._used_at_ms > IDLE_MS:
+            self._start_over()
+        number, name = self._put(batch)
         answer = self._await(number)
         if answer is None:
             self._mailbox.withdraw(name)
@@ -126,20 +133,49 @@ class Requester:
             raise RequestTimedOut(
                 f"No answer in {self._timeout_ms} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
             )
-        self._mailbox.forget_reply(self._client_id, number)
+        self._used_at_ms = self._clock.steady_ms()
+        with suppress(OSError):
+            self._mailbox.forget_reply(self._client_id, number)
         self._deliver(batch, decode_answer(answer).results)
 
+    def _put(self, batch: list[_Waiting]) -> tuple[int, str]:
+        """Number and name of the letter with these requests."""
+        number, now_ms = self._number + 1, self._clock.now_ms()
+        requests, rows = _placed(batch)
+        body = encode_letter(Letter(self._client_id, number, requests, now_ms), rows)
+        try:
+            name = self._mailbox.put(self._client_id, number, body, now_ms)
+        except MailboxFull as full:
+            raise MailboxFullError(str(full)) from full
+        except OSError as error:
+            # should part of it be there after all, the number must not be used twice
+            self._start_over()
+            raise StorageError(
+                "The request could not be put into the mailbox: nothing was sent.", found=str(error)
+            ) from error
+        self._number = number
+        self._reached("publish.letter_put")
+        return number, name
+
     def _await(self, number: int) -> bytes | None:
-        deadline, polls = self._clock.steady_ms() + self._timeout_ms, 0
-        while (answer := self._mailbox.poll_reply(self._client_id, number)) is None:
-            if self._clock.steady_ms() > deadline:
+        deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
+        while (answer := self._poll(number)) is None:
+            if self._clock.steady_ms() > deadline_ms:
                 return None
             self._clock.sleep(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)])
             polls += 1
         return answer
 
+    def _poll(self, number: int) -> bytes | None:
+        try:
+            return self._mailbox.poll_reply(self._client_id, number)
+        except OSError:  # the letter is on its way: it ends with an answer or with the deadline
+            return None
+
     def _deliver(self, batch: list[_Waiting], results: list[AnyResult]) -> None:
-        if len(results) != len(batch):  # the letter was refused as a whole
+        only = results[0] if len(results) == 1 else None
+        if len(results) != len(batch) or (isinstance(only, Refusal) and only.error == ClientEnded.name):
+            # the letter was refused as a whole
             self._start_over()
             results = [results[0] if results else InvalidRequest("An empty answer.").refusal()] * len(batch)
         for one, result in zip(batch, results, strict=True):
@@ -149,8 +185,9 @@ class Requester:
                 one.future.set_result(result)
 
     def _start_over(self) -> None:
-        """A new client: what happened to the old one's last letter is unknown."""
-        self._mailbox.forget_client(self._client_id)
+        """A new client: what happened to the old one's last letter is unknown, or the sequencer forgets it soon."""
+        with suppress(OSError):
+            self._mailbox.forget_client(self._client_id)
         self._client_id, self._number = self._new_id(), 0
 
 

@@ -177,6 +177,10 @@ class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
     """Too many requests wait for the sequencer."""
 
 
+class StorageError(LakeMQError, name="KAFKA_STORAGE_ERROR", code=56, retriable=True):
+    """The store could not be read or written, such as for want of space."""
+
+
 class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
     """The producer's buffer is full and did not drain in time."""
 
