@@ -76,10 +76,15 @@ def told(error: Exception) -> str:
 
 
 def _told(error: Exception) -> str:
-    from lakemq.engine.errors import LakeMQError
+    from lakemq.engine.errors import LakeMQError, NamespaceError, NewerFormat
+    from lakemq.tables.store import NewerTable, NotATable
 
     if isinstance(error, LakeMQError):
         return str(error)
+    if isinstance(error, NotATable):
+        return str(NamespaceError(str(error)))
+    if isinstance(error, NewerTable):
+        return str(NewerFormat(str(error)))
     text = str(error).strip() or type(error).__name__
     origin = type(error).__module__.partition(".")[0]
     if isinstance(error, OSError) and error.strerror:

@@ -7,7 +7,6 @@ be done and what time the store gives it.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
 
@@ -19,6 +18,7 @@ from lakemq.engine.plan import beginning_offsets
 from lakemq.engine.reader import OffsetRange, Reader
 from lakemq.jobs.doctor import Finding
 from lakemq.jobs.output import iso, one_line
+from lakemq.jobs.probe import probe
 from lakemq.tables.inbox import INBOX
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.registry import TABLES
@@ -58,7 +58,7 @@ def check_tables(mq: Connection) -> Finding:
 def check_writable(mq: Connection) -> Finding:
     """Requests can be put."""
     try:
-        _probe(mq)
+        probe(mq.namespace.files)
     except OSError as error:
         found = f"cannot be written: {error.strerror or error}"
         return Finding(
@@ -70,7 +70,7 @@ def check_writable(mq: Connection) -> Finding:
 def check_clock(mq: Connection) -> Finding:
     """This machine's clock agrees with the store's, and the journal's time is not ahead of both."""
     before_ms = _now_ms()
-    store_ms = _probe(mq)
+    store_ms = probe(mq.namespace.files)
     skew_ms = 0 if store_ms is None else _outside(store_ms, before_ms, _now_ms())
     if abs(skew_ms) > SKEW_MS:
         found = f"the store's time is {skew_ms / 1000:+.1f} s from this clock"
@@ -81,17 +81,6 @@ def check_clock(mq: Connection) -> Finding:
         mend = "A sequencer's clock was ahead: set the clocks right. LakeMQ's time waits for them and never goes back."
         return Finding("clock", False, found, mend)
     return Finding("clock", True, f"within {max(abs(skew_ms), 1)} ms of the store's")
-
-
-def _probe(mq: Connection) -> int | None:
-    """Put and delete a small object; when the store says it was written."""
-    files, name = mq.namespace.files, f"doctor/{uuid.uuid4().hex}"
-    files.put(name, b"")
-    try:
-        return files.modified_ms(name)
-    finally:
-        files.delete([name])
-        files.delete_folder("doctor")
 
 
 def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lakemq.jobs.probe import probe
+
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
     from lakemq.engine.sequencer import Sequencer
@@ -30,6 +32,7 @@ def serve_until_stopped(mq: Connection) -> None:
     from lakemq.engine.serving import serve
 
     with told_on_stderr(), stopping_signals() as stop:
+        probe(mq.namespace.files)
         sequencer = mq.sequencer()
         watch, orphaned = _Watch(sequencer), _orphaned()
         log.info("%s serves %s", sequencer.name, mq.namespace.path)

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from lakemq.jobs.probe import probe
+
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
 
@@ -20,6 +22,7 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int) -> int:
 
     Raises NotLeader when another sequencer leads for longer than `wait_ms`.
     """
+    probe(mq.namespace.files)
     if until_idle:
         return mq.step_until_idle(wait_ms)
     from lakemq.engine.errors import NotLeader

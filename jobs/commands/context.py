@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lakemq.jobs.output import Output
+from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
@@ -60,6 +61,7 @@ def answered(mq: Connection) -> Iterator[None]:
     One that seems to have died without handing over its lease is replaced when the lease has run out; ours stands by
     until then, and harmlessly if the other is alive after all.
     """
+    probe(mq.namespace.files)
     state = mq.state()
     silent_ms = time.time() * 1000 - state.now_ms
     if not state.leader or silent_ms > state.lease_ms:

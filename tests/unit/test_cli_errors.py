@@ -1,0 +1,259 @@
+"""Bad input at the command line: one clear line on stderr, nothing on stdout, exit code 1, and nothing half done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from typer.testing import CliRunner, Result
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs.cli import app, told
+from lakemq.jobs.output import one_line
+from lakemq.tables.store import NewerTable, NotATable
+
+
+def run(path: Path | str, *arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, ["--path", str(path), *arguments], input=stdin)
+
+
+def refusal(path: Path | str, *arguments: str, stdin: bytes = b"") -> str:
+    """The one line a refused command says."""
+    result = run(path, *arguments, stdin=stdin)
+    assert (result.exit_code, result.stdout) == (1, ""), (result.stdout, result.stderr, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.isprintable()
+    name, colon, message = line.partition(": ")
+    assert name.isupper() and colon and message, line  # noqa: PT018
+    return line
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    path = tmp_path_factory.mktemp("cli") / "mq"
+    with lakemq.connect(str(path), create=True) as first, first.serving():
+        first.topics.create("t", partitions=2)
+        first.publish("t", pa.table({"value": ["there"]}))
+    # the first one has projected all of it when it handed over the lease
+    with lakemq.connect(str(path)) as connection, connection.serving():
+        yield connection
+
+
+@pytest.fixture
+def path(mq: Connection) -> str:
+    return mq.namespace.path
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+BAD_NAMES = ["../x", "a'; DROP TABLE y--", "a" * 250, "a\0b", "", "..", "\u00fcber", "a\nb", "\x1b[31m"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_bad_name_makes_no_topic(mq: Connection, path: str, name: str) -> None:
+    before = sorted(os.listdir(path))
+    assert refusal(path, "topics", "create", "--", name).startswith("INVALID_TOPIC_EXCEPTION: ")
+    assert [t.topic for t in mq.topics.list()] == ["t"]
+    assert sorted(os.listdir(path)) == before
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("command", [("fetch",), ("tail",), ("topics", "describe")])
+def test_a_bad_name_is_no_topic(path: str, command: tuple[str, ...], name: str) -> None:
+    assert refusal(path, *command, "--", name).startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
+
+
+@pytest.mark.parametrize("name", ["nope", "a\0b", ""])
+def test_nothing_is_published_to_a_topic_that_is_not_there(path: str, name: str) -> None:
+    expected = ("UNKNOWN_TOPIC_OR_PARTITION: ", "INVALID_TOPIC_EXCEPTION: ")
+    assert refusal(path, "publish", "--topic", name, stdin=b"1\n").startswith(expected)
+
+
+# -- settings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (["retention.ms=1", "retention.ms=2"], "INVALID_CONFIG: A setting stands twice."),
+        (["retention.ms"], "INVALID_CONFIG: A setting is written key=value."),
+        (["retention.ms=soon"], "INVALID_CONFIG: retention.ms is not valid."),
+        (["retention.m=1"], "INVALID_CONFIG: Unknown parameter."),
+        (["cleanup.policy=compact"], "INVALID_CONFIG: cleanup.policy is not valid."),
+    ],
+)
+def test_a_bad_setting_of_a_topic(path: str, config: list[str], expected: str) -> None:
+    options = [part for pair in config for part in ("--config", pair)]
+    assert refusal(path, "topics", "create", "new", *options).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lease.ms: 1000\nlease.ms: 2000\n", "INVALID_CONFIG: A key stands twice. Found 'lease.ms in line 2'."),
+        ("lease.ms: [\n", "INVALID_CONFIG: Cannot read "),
+        ("lease.m: 1\n", "INVALID_CONFIG: Unknown parameter."),
+        ("- a\n", "INVALID_CONFIG: "),
+        ("lease.ms: 10 s\n", "INVALID_CONFIG: lease.ms is not valid."),
+    ],
+)
+def test_a_bad_settings_file(path: str, tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "lakemq.yaml"
+    file.write_text(text)
+    assert refusal(path, "--conf", str(file), "topics", "list").startswith(expected)
+    assert refusal(path, "--conf", str(file.with_name("none")), "topics", "list").startswith("INVALID_CONFIG: ")
+
+
+def test_a_storage_option_that_stands_twice(path: str) -> None:
+    options = ["--storage-option", "a=1", "--storage-option", "a=2"]
+    assert refusal(path, *options, "topics", "list").startswith("INVALID_CONFIG: A setting stands twice.")
+
+
+# -- paths ----------------------------------------------------------------------------------------------
+
+
+def test_a_path_with_nothing_there_says_how_to_make_a_namespace(tmp_path: Path) -> None:
+    line = refusal(tmp_path / "none", "topics", "list")
+    assert line.startswith("NOT_A_NAMESPACE: ")
+    assert line.endswith(f"lakemq --path {tmp_path}/none init")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("odd", ["s3x://a/b", "a%20b", "a\0b", "a?b"])
+def test_a_path_that_no_namespace_can_have(odd: str) -> None:
+    for command in (["init"], ["topics", "list"]):
+        assert refusal(odd, *command).startswith("NOT_A_NAMESPACE: ")
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for command in (["init"], ["topics", "list"]):
+        assert refusal(file, *command).startswith("NOT_A_NAMESPACE: ")
+    assert file.read_text() == "mine"
+
+
+def test_an_alien_delta_table_at_the_path_stays_as_it_is(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path), pa.table({"a": [1]}))
+    before = sorted(os.listdir(tmp_path))
+    for command in (["init"], ["topics", "list"]):
+        assert refusal(tmp_path, *command).startswith("NOT_A_NAMESPACE: ")
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_alien_delta_table_in_place_of_the_journal(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "journal"), pa.table({"a": [1]}))
+    for command in (["init"], ["topics", "list"]):
+        assert "none of LakeMQ's" in refusal(tmp_path, *command)
+
+
+@pytest.mark.parametrize("table", ["journal", "topics", "watermarks", "segments"])
+@pytest.mark.parametrize("what", ["log", "data"])
+def test_a_truncated_table(mq: Connection, tmp_path: Path, table: str, what: str) -> None:
+    copy = tmp_path / "mq"
+    shutil.copytree(mq.namespace.path, copy)
+    pattern = "_delta_log/*.json" if what == "log" else "*.parquet"
+    files = sorted((copy / table).glob(pattern))
+    for file in files:
+        os.truncate(file, file.stat().st_size // 2)
+    assert files
+    assert not refusal(copy, "sql", "SELECT * FROM journal, topics, watermarks, segments").startswith("INTERNAL")
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "stdin", "expected"),
+    [
+        ([], b"1\n{\n", "Line 2 is not JSON"),
+        ([], b'"\xff"\n', "Line 1 is not JSON"),
+        (["--key-column", "k"], b"7\n", "Line 1 has no fields."),
+        (["--value-column", "v"], b'{"v":1}\n\n{"w":1}\n', "Line 3 has no field 'v'."),
+        (["--timestamp-column", "t"], b'{"t":"yesterday"}\n', "Line 1: this is no time."),
+        (["--timestamp-column", "t"], b'{"t":true}\n', "Line 1: this is no time."),
+        (["--partition-column", "p"], b'{"p":"one"}\n', "Line 1: this is no partition."),
+        (["--headers-column", "h"], b'{"h":[1]}\n', "Line 1: these are no headers."),
+        (["--key-column", "k"], b'{"k_base64":"?"}\n', "Line 1: this is not base64."),
+        (["--format", "csv", "--key-column", "x"], b"a,b\n1,2\n", "There is no column 'x'."),
+        (["--format", "csv"], b"a,a\n1,2\n", "A column stands twice in the CSV's header."),
+        (["--format", "csv"], b"a,b\n1,2\n1,2,3\n", "The CSV cannot be read"),
+        (["--format", "csv", "--timestamp-column", "a"], b"a\n1\nx\n", "Row 2: this is no time."),
+        (["--format", "parquet"], b"PAR1 not really", "This is no Parquet file"),
+        (["--format", "lines", "--key-column", "k"], b"x\n", "Plain lines have no columns."),
+    ],
+)
+def test_a_bad_file_is_refused_naming_the_place(
+    mq: Connection, path: str, options: list[str], stdin: bytes, expected: str
+) -> None:
+    ends = mq.end_offsets("t")
+    assert refusal(path, "publish", "--topic", "t", *options, stdin=stdin).startswith(f"INVALID_RECORD: {expected}")
+    assert mq.end_offsets("t") == ends
+
+
+def test_a_file_that_is_not_there(path: str, tmp_path: Path) -> None:
+    line = refusal(path, "publish", str(tmp_path / "none.csv"), "--topic", "t")
+    assert line == f"STORAGE_ERROR: No such file or directory: {tmp_path}/none.csv"
+
+
+def test_empty_files_publish_nothing(path: str) -> None:
+    for format in ("jsonl", "lines", "csv"):
+        result = run(path, "publish", "--topic", "t", "--format", format, "--output", "json")
+        assert (result.exit_code, result.stdout) == (0, "")
+
+
+# -- usage ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["fetch"],
+        ["fetch", "t", "--from", "tomorrow"],
+        ["fetch", "t", "--isolation", "none"],
+        ["fetch", "t", "--limit", "-1"],
+        ["topics", "alter", "t"],
+        ["topics", "alter", "t", "--config", "a=1", "--reset", "a"],
+        ["topics", "delete-records", "t", "--before", "0=x"],
+        ["publish", "data.bin", "--topic", "t"],
+        ["publish", "--topic", "t", "--format", "xml"],
+        ["publish", "--topic", "t", "--on-error", "ignore"],
+        ["topics", "list", "--output", "xml"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(path: str, arguments: list[str]) -> None:
+    result = run(path, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Usage: lakemq" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAKEMQ_PATH", raising=False)
+    result = CliRunner().invoke(app, ["topics", "list"])
+    assert result.exit_code == 2
+    assert "LAKEMQ_PATH" in result.stderr
+
+
+# -- what is said ---------------------------------------------------------------------------------------
+
+
+def test_any_error_is_told_in_one_printable_line() -> None:
+    assert one_line(told(RuntimeError("a\n\x1b[31mb"))).startswith("INTERNAL_ERROR: RuntimeError: a \\x1b[31mb ")
+    assert told(OSError(28, "No space left on device", "/x")) == "STORAGE_ERROR: No space left on device: /x"
+    assert told(pa.ArrowInvalid("bad")) == "STORAGE_ERROR: bad"
+    assert told(NotATable("topics: truncated")) == "NOT_A_NAMESPACE: topics: truncated"
+    assert told(NewerTable("topics: version 9")).startswith("NEWER_FORMAT: topics: version 9")
+
+
+def test_a_trace_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEMQ_TRACE", "1")
+    result = run(tmp_path / "none", "topics", "list")
+    assert type(result.exception).__name__ == "NamespaceError"

@@ -1,0 +1,155 @@
+"""`lakemq sql`: DuckDB sees what Spark's views see, as of one watermark, without a JVM and without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.namespace import open_namespace
+from lakemq.engine.recovery import read_watermark
+from lakemq.jobs import sql as sql_module
+from lakemq.jobs.cli import app
+from lakemq.jobs.sql import connected, run_query
+from lakemq.tables.registry import TABLES
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """Two topics, one deleted one, deleted records, keyed messages with headers; all of it projected."""
+    path = tmp_path_factory.mktemp("sql") / "mq"
+    with lakemq.connect(str(path), create=True) as first, first.serving():
+        for topic in ("flights", "weather", "gone"):
+            first.topics.create(topic, partitions=3)
+        first.topics.create("stamped", config={"message.timestamp.type": "LogAppendTime"})
+        with first.producer() as producer:
+            for i in range(20):
+                for topic in ("flights", "gone"):
+                    producer.send(topic, f"v{i}", key=f"k{i % 7}", headers=[("h", b"x")], timestamp_ms=i * 1000)
+            producer.send("weather", None, key=b"\xff")
+            producer.send("stamped", "now", timestamp_ms=5)
+        first.topics.delete("gone")
+        first.topics.delete_records("flights", {0: 2})
+    with lakemq.connect(str(path)) as connection:
+        yield connection
+
+
+def run(mq: Connection, query: str, output: str = "json", stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, ["--path", mq.namespace.path, "sql", query, "--output", output], input=stdin)
+
+
+@pytest.mark.parametrize("view", ["log", "log_committed"])
+def test_the_views_show_what_a_fetch_shows(mq: Connection, view: str) -> None:
+    columns = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    quoted = ", ".join(f'"{c}"' for c in columns)
+    _, rows = run_query(mq.namespace, f'SELECT {quoted} FROM {view} ORDER BY topic, partition, "offset"')
+    expected = [
+        tuple(row[c] for c in columns)
+        for topic in ("flights", "stamped", "weather")
+        for row in mq.fetch(topic).to_arrow().to_pylist()
+    ]
+    assert list(rows) == expected
+    assert len(expected) == 20 - 2 + 1 + 1
+
+
+def test_every_table_is_there_as_stored(mq: Connection) -> None:
+    connection = connected(mq.namespace)
+    shown = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}
+    assert shown == {spec.name for spec in TABLES} | {"log", "log_committed"}
+    for spec in TABLES:
+        columns = [name for name, *_ in connection.execute(f"DESCRIBE {spec.name}").fetchall()]
+        assert columns == spec.stored_schema.names
+        (count,) = connection.execute(f"SELECT count(*) FROM mq.{spec.name}").fetchone() or (None,)
+        assert count == mq.namespace.store.open(spec).read().num_rows
+
+
+def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
+    namespace = open_namespace(str(tmp_path / "mq"), create=True)
+    with Connection(namespace) as first, first.serving():
+        first.topics.create("t")
+        first.publish("t", pa.table({"value": ["projected"]}))
+
+    def dies(point: str) -> None:
+        if point == "projector.tables_appended":
+            raise InterruptedError(point)
+
+    with Connection(namespace, reached=dies) as second:
+        serving = second.serving()
+        second.publish("t", pa.table({"value": ["half projected"]}))
+        serving.close()
+        assert isinstance(serving.error, InterruptedError)
+    stored = max(namespace.store.open(spec).last_step() for spec in TABLES if spec.name == "segments")
+    assert stored > read_watermark(namespace.store).step
+    _, rows = run_query(namespace, "SELECT decode(value) FROM log")
+    assert list(rows) == [("projected",)]
+
+
+def test_output_in_all_formats(mq: Connection) -> None:
+    query = "SELECT topic, key, timestamp, 1.5::DECIMAL(4, 2) AS d FROM log WHERE topic = 'weather'"
+    (record,) = map(json.loads, run(mq, query).stdout.splitlines())
+    assert (record["topic"], record["key_base64"], record["d"]) == ("weather", "/w==", 1.5)
+    assert record["timestamp"].endswith("Z")
+    header, line = run(mq, query, "csv").stdout.splitlines()
+    assert header == "topic,key,timestamp,d"
+    assert line.startswith("weather,base64:/w==,")
+    header, line = run(mq, query, "table").stdout.splitlines()
+    assert line.split()[:2] == ["weather", "base64:/w=="]
+
+
+def test_names_that_come_twice_are_numbered(mq: Connection) -> None:
+    assert run(mq, "SELECT 1 AS a, 2 AS a").stdout == '{"a":1,"a_1":2}\n'
+
+
+def test_statements_may_come_from_stdin(mq: Connection) -> None:
+    assert run(mq, "-", stdin=b"CREATE TEMP TABLE x AS SELECT 7 AS n; SELECT n FROM x;").stdout == '{"n":7}\n'
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELEC 1", "SQL_ERROR: Parser Error: "),
+        ("SELECT offset FROM log", 'SQL_ERROR: Parser Error: syntax error at or near "FROM"'),
+        ("SELECT * FROM nope", "SQL_ERROR: Catalog Error: "),
+        ("INSERT INTO topics SELECT * FROM topics", "SQL_ERROR: "),
+        ("DELETE FROM segments", "SQL_ERROR: "),
+        ("SELECT * FROM mq", "SQL_ERROR: Catalog Error: "),
+        ("LOAD delta", "SQL_ERROR: "),
+    ],
+)
+def test_what_duckdb_refuses_is_one_line(mq: Connection, query: str, expected: str) -> None:
+    result = run(mq, query)
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith(expected)
+    assert ("Quote it." in line) == ("offset" in query)
+
+
+def test_duckdb_neither_installs_nor_loads_an_extension_by_itself(mq: Connection) -> None:
+    connection = connected(mq.namespace)
+    connection.execute("SELECT count(*) FROM log").fetchall()
+    outside = "SELECT extension_name FROM duckdb_extensions() WHERE loaded AND install_mode <> 'STATICALLY_LINKED'"
+    assert connection.execute(outside).fetchall() == []
+    with pytest.raises(duckdb.Error, match=r"https|httpfs|Failed|Missing"):
+        connection.execute("SELECT * FROM 'https://example.invalid/x.parquet'")
+
+
+def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watermarks = iter([0, 0])
+    real = read_watermark
+
+    def lagging(store: object) -> object:
+        found = real(store)  # type: ignore[arg-type]
+        return found if next(watermarks, None) is None else type(found)(**{**vars(found), "step": -1})
+
+    monkeypatch.setattr("lakemq.engine.recovery.read_watermark", lagging)
+    step, _ = sql_module._snapshot(mq.namespace)
+    assert step == real(mq.namespace.store).step
