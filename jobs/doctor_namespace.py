@@ -7,8 +7,9 @@ be done and what time the store gives it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -135,10 +136,9 @@ def check_foreign_commits(mq: Connection) -> Finding:
         if spec.name == INBOX.name:
             continue
         for commit in mq.namespace.store.open(spec).commits_after(-1):
-            engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
-            if not engine.startswith(_OUR_ENGINE) or operation not in _OUR_OPERATIONS:
-                at = _at(int(commit.get("timestamp", 0)))
-                foreign.append(f"{spec.name} version {commit.get('version')}: {operation} by {engine} at {at}")
+            what = _foreign(commit)
+            if what:
+                foreign.append(f"{spec.name} version {commit.get('version')}: {what}")
     if not foreign:
         return Finding("foreign commits", True, "none")
     more = f"; and {len(foreign) - _SOME} more" if len(foreign) > _SOME else ""
@@ -147,6 +147,15 @@ def check_foreign_commits(mq: Connection) -> Finding:
         " (only inbox is for that). While no VACUUM has run, no message is lost."
     )
     return Finding("foreign commits", False, one_line("; ".join(foreign[:_SOME]) + more), mend)
+
+
+def _foreign(commit: Mapping[str, Any]) -> str:
+    """What a commit was and who made it; empty if it may be LakeMQ's own, which only ever adds."""
+    engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
+    mode = str((commit.get("operationParameters") or {}).get("mode", ""))
+    if engine.startswith(_OUR_ENGINE) and operation in _OUR_OPERATIONS and mode != "Overwrite":
+        return ""
+    return f"{operation}{f' ({mode})' if mode else ''} by {engine} at {_at(int(commit.get('timestamp', 0)))}"
 
 
 def check_data_files(mq: Connection) -> Finding:

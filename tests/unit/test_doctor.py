@@ -1,0 +1,264 @@
+"""The doctor finds what is wrong and says how to mend it, and finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.namespace import open_namespace
+from lakemq.jobs import doctor, doctor_namespace, jars
+from lakemq.jobs.cli import app
+from lakemq.jobs.doctor import Finding, examine, requirements, within
+from lakemq.tables.dead_letters import DEAD_LETTERS
+from lakemq.tables.messages import MESSAGES
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A namespace with a topic and a message, which nobody serves."""
+    path = tmp_path_factory.mktemp("doctor") / "mq"
+    with lakemq.connect(str(path), create=True) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["1"]}))
+    return path
+
+
+@pytest.fixture
+def path(healthy: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be made ill."""
+    return Path(shutil.copytree(healthy, tmp_path / "mq"))
+
+
+@pytest.fixture
+def mq(path: Path) -> Iterator[Connection]:
+    with Connection(open_namespace(str(path))) as connection:
+        yield connection
+
+
+def ill(path: Path | None, **options: bool) -> dict[str, Finding]:
+    """Check -> finding, of those that are not ok."""
+    return {f.check: f for f in examine(None if path is None else str(path), spark=False, **options) if not f.ok}
+
+
+def test_a_healthy_namespace_has_no_findings(healthy: Path) -> None:
+    result = CliRunner().invoke(app, ["--path", str(healthy), "doctor", "--no-spark", "--output", "json"])
+    findings = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {f["state"] for f in findings} == {"ok"}
+    assert result.exit_code == 0
+    assert {f["check"] for f in findings} == {"versions", "settings", *doctor_namespace.CHECKS}
+    assert not (healthy / "probe").exists()
+
+
+def test_a_finding_is_exit_code_1_and_says_how_to_mend_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--path", str(tmp_path / "none"), "doctor", "--no-spark"])
+    assert result.exit_code == 1
+    assert result.stderr == "1 finding\n"
+    (line,) = [line for line in result.stdout.splitlines() if "FINDING" in line]
+    assert line.startswith("namespace")
+    assert f"lakemq --path {tmp_path}/none init" in line
+
+
+# -- the machine ----------------------------------------------------------------------------------------
+
+
+def test_java_and_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("LAKEMQ_JARS", str(tmp_path))
+    found = {f.check: f for f in examine(None) if not f.ok}
+    assert set(found) == {"java", "jars"}
+    assert f"none in JAVA_HOME={tmp_path}" in found["java"].found
+    assert found["jars"].mend.endswith("-m lakemq.jobs.jars")
+    assert not ill(None)
+
+
+def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.metadata.version
+    wrong = {"pandas": "3.0.1", "delta-spark": "4.4.1"}
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: wrong.get(name) or real(name))
+    found = doctor.check_versions()
+    assert not found.ok
+    assert "pandas 3.0.1" in found.found
+    assert "pandas<3,>=2.2" in found.mend or "pandas>=2.2,<3" in found.mend
+    assert f"delta-spark=={jars.DELTA_VERSION}" in found.mend
+
+
+def test_the_ranges_are_those_of_the_package() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(CHECKOUT / "setup.cfg")
+    declared = setup["options"]["install_requires"].splitlines()
+    names = {line.strip().split("<")[0].split(">")[0].split("=")[0] for line in declared if line and line[0] != "#"}
+    assert set(requirements()) == names
+    assert {"pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "duckdb"} <= names
+
+
+@pytest.mark.parametrize(
+    ("version", "range", "expected"),
+    [
+        ("4.2.0", ">=4.2,<4.3", True),
+        ("4.3.0", "<4.3,>=4.2", False),
+        ("4.1.9", ">=4.2,<4.3", False),
+        ("4.4.7", "==4.4.*", True),
+        ("4.5.0", "==4.4.*", False),
+        ("26.0.1", ">=20", True),
+        ("9.0", ">=20", False),
+        ("3.0.0rc1", "<3", False),
+        ("1.0", "", True),
+    ],
+)
+def test_ranges(version: str, range: str, expected: bool) -> None:
+    assert within(version, range) is expected
+
+
+def test_a_bad_settings_file(tmp_path: Path) -> None:
+    file = tmp_path / "lakemq.yaml"
+    file.write_text("lease.ms: 1\n")
+    (found,) = [f for f in examine(None, conf=str(file), spark=False) if not f.ok]
+    assert (found.check, found.found.startswith("INVALID_CONFIG: lease.ms")) == ("settings", True)
+
+
+# -- the namespace --------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
+    shutil.rmtree(path / "delayed")
+    log = path / "segments/_delta_log"
+    for entry in log.iterdir():
+        os.truncate(entry, 10)
+    newer = path / "groups/_delta_log/00000000000000000000.json"
+    newer.write_text(newer.read_text().replace('"lakemq.schemaVersion":"1"', '"lakemq.schemaVersion":"9"'))
+    found = ill(path)["namespace"]
+    assert "delayed: " in found.found
+    assert "segments: " in found.found
+    assert "groups: schema version 9" in found.found
+
+
+def test_a_newer_journal(path: Path) -> None:
+    newer = path / "journal/_delta_log/00000000000000000000.json"
+    newer.write_text(newer.read_text().replace('"lakemq.schemaVersion":"1"', '"lakemq.schemaVersion":"9"'))
+    found = ill(path)
+    assert set(found) == {"namespace"}
+    assert found["namespace"].found.startswith("NEWER_FORMAT: ")
+
+
+def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
+    old_ms = int(time.time() * 1000) - 60_000
+    mq.namespace.mailbox.put("client", 1, b"letter", old_ms)
+    found = ill(path)
+    assert set(found) == {"sequencer", "mailbox"}
+    assert "nobody leads" in found["sequencer"].found
+    assert f"lakemq --path {path} serve" in found["sequencer"].mend
+    assert found["mailbox"].found.startswith("1 letters wait, the oldest for about 6")
+
+
+def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
+    sequencer = mq.sequencer()
+    assert sequencer.try_lead()
+    assert not ill(path)
+    (last,) = [sorted((path / "journal/_delta_log").glob("*.json"))[-1]]
+    long_ago_s = time.time() - 3600
+    os.utime(last, (long_ago_s, long_ago_s))
+    found = ill(path)
+    assert set(found) == {"sequencer"}
+    assert f"{sequencer.name} leads with epoch" in found["sequencer"].found
+    assert "seems to be dead" in found["sequencer"].mend
+
+
+def test_aliens_in_the_mailbox(path: Path) -> None:
+    (path / "mailbox").mkdir(exist_ok=True)
+    for i in range(7):
+        (path / "mailbox" / f"notes{i}\x1b.txt").write_text("hello")
+    found = ill(path)
+    assert set(found) == {"aliens"}
+    assert "\\x1b" in found["aliens"].found
+    assert found["aliens"].found.endswith(", ...")
+
+
+def test_foreign_commits(path: Path, mq: Connection) -> None:
+    with mq.serving():
+        mq.publish("t", pa.table({"value": ["2"]}))
+    commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
+    (path / "groups/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
+    write_deltalake(str(path / "dead_letters"), DEAD_LETTERS.empty(), mode="overwrite")
+    segments = DeltaTable(str(path / "segments"))
+    segments.optimize.compact()
+    segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    found = ill(path)
+    assert set(found) == {"foreign commits"}
+    text = found["foreign commits"].found
+    assert "groups version 1: WRITE by Apache-Spark/4.2.0 Delta-Lake/4.4.0 at 1970-01-01T00:00:00.000Z" in text
+    assert "dead_letters version 1: WRITE (Overwrite) by delta-rs" in text
+    assert "segments version 3: OPTIMIZE by delta-rs" in text
+    assert "VACUUM END by delta-rs" in text
+    assert "Leave maintenance to LakeMQ" in found["foreign commits"].mend
+
+
+def test_what_spark_writes_into_the_inbox_is_not_foreign(path: Path) -> None:
+    commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
+    (path / "inbox/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
+    assert not ill(path)
+
+
+def test_a_data_file_that_is_gone(path: Path) -> None:
+    (file,) = (path / MESSAGES.name).glob("*.parquet")
+    file.unlink()
+    found = ill(path)
+    assert set(found) == {"data files"}
+    assert found["data files"].found == f"1 of 1 are gone: {file.name}"
+
+
+def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection) -> None:
+    with mq.serving():
+        mq.topics.delete("t")
+    for file in (path / MESSAGES.name).glob("*.parquet"):
+        file.unlink()
+    assert not ill(path)
+
+
+@pytest.mark.parametrize("offset_s", [-3600, 3600])
+def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int) -> None:
+    real = time.time_ns
+    monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
+    found = ill(path)["clock"]
+    assert f"{-offset_s:+.1f} s from this clock" in found.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
+    assert "time server" in found.mend
+
+
+def test_a_journal_from_the_future(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tomorrow:
+        def now_ms(self) -> int:
+            return time.time_ns() // 1_000_000 + 86_400_000
+
+        def steady_ms(self) -> int:
+            return time.monotonic_ns() // 1_000_000
+
+        def sleep(self, ms: float) -> None:
+            time.sleep(ms / 1000)
+
+    with Connection(open_namespace(str(path)), clock=Tomorrow()) as ahead:
+        ahead.step_until_idle()
+    found = ill(path)
+    assert set(found) == {"clock"}
+    assert "s ahead of this clock" in found["clock"].found
+
+
+def test_a_check_that_fails_is_a_finding_and_the_others_go_on(path: Path) -> None:
+    for file in (path / "watermarks").glob("*.parquet"):
+        os.truncate(file, 10)
+    found = ill(path)
+    assert "sequencer" in found
+    assert "foreign commits" not in found
+    assert all("\n" not in f.found for f in found.values())
