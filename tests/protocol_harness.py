@@ -1,0 +1,163 @@
+"""The pure protocol in memory: ask, and see what is answered and decided. No store, no clock, no files.
+
+Every step goes through the codec on its way into the state, as a request goes through the mailbox and a decision
+through the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec import decode_letter, decode_steps, encode_letter, encode_step
+from lakemq.engine.protocol.log import InlineRows
+from lakemq.engine.protocol.records import Decided, StepDecisions
+from lakemq.engine.protocol.requests import (
+    AnyRequest,
+    AnyResult,
+    ApplicationVersion,
+    CreateTopic,
+    DataFile,
+    InitProducer,
+    Letter,
+    Produce,
+    ProducerDone,
+    ProducerSequences,
+    Ranges,
+    Refusal,
+    RefusedRows,
+    TopicRef,
+)
+from lakemq.engine.protocol.state import State
+
+HOUR_MS = 3_600_000
+
+
+class Harness:
+    """One sequencer's state. `missing`: batch ids of files that are not in the store."""
+
+    def __init__(self) -> None:
+        self.state, self.steps = State(), list[StepDecisions]()
+        self.now_ms, self.missing = 1_000, set[str]()
+        self._letters = 0
+
+    def ask(self, *requests: AnyRequest, inline_rows: int = 0, client: str = "", number: int = 0) -> list[AnyResult]:
+        """Results of a letter with these requests, decided in a step of its own."""
+        self._letters += 1
+        sent = Letter(client or f"client-{self._letters}", number or 1, list(requests), self.now_ms)
+        letter = decode_letter(encode_letter(sent))[0]
+        named = {f.batch_id: f.size_bytes for r in letter.requests if isinstance(r, Produce) for f in r.files}
+        sizes = {batch_id: None if batch_id in self.missing else size for batch_id, size in named.items()}
+        now_ms = machine.begin_step(self.state, self.now_ms)
+        inline = inline_file(self._letters, inline_rows) if inline_rows else None
+        decided = machine.decide_letter(self.state, letter, now_ms, inline, sizes)
+        self.land(decided)
+        return list(decided[-1].record.results)  # type: ignore[union-attr]
+
+    def land(self, decided: list[Decided]) -> None:
+        """The step is in the journal."""
+        step = StepDecisions(self.state.step, self.state.now_ms, self.state.leader_epoch, decided)
+        (read,) = decode_steps(encode_step(step))
+        assert read == step
+        self.steps.append(read)
+
+    def one(self, request: AnyRequest, **how: Any) -> AnyResult:
+        (result,) = self.ask(request, **how)
+        return result
+
+    def refused(self, request: AnyRequest, **how: Any) -> Refusal:
+        """The refusal of a request, which changes nothing but what is kept of its client."""
+        before, decided = plain(self.state), len(self.steps)
+        result = self.one(request, **how)
+        assert isinstance(result, Refusal), result
+        assert [one.record.kind for step in self.steps[decided:] for one in step.decisions] == ["answered"]
+        after = plain(self.state)
+        for changed in ("step", "clients"):
+            del before[changed], after[changed]
+        assert before == after
+        return result
+
+    def expire(self, client_ms: int = HOUR_MS, producer_ms: int = HOUR_MS) -> list[str]:
+        """A step in which only time passes; the kinds of what it decides."""
+        now_ms = machine.begin_step(self.state, self.now_ms)
+        decided = machine.fold_due(self.state, machine.decide_time(self.state, now_ms, client_ms, producer_ms))
+        self.land(decided) if decided else None
+        return [one.record.kind for one in decided]
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def create(self, topic: str = "t", partitions: int = 1, **more: Any) -> int:
+        """The id of a new topic."""
+        result = self.one(CreateTopic(topic, partitions, **more))
+        return int(result.topic_id)  # type: ignore[union-attr]
+
+    def producer(self) -> int:
+        result = self.one(InitProducer())
+        assert isinstance(result, ProducerDone)
+        return result.producer_id
+
+    def refs(self, *topics: str) -> list[TopicRef]:
+        return [TopicRef(t.topic, t.topic_id, t.partition_count) for t in map(self.state.topic, topics)]
+
+    def produce(
+        self,
+        counts: Mapping[int, int],
+        topic: str = "t",
+        producer: tuple[int, int] | None = None,
+        sequence: int = 0,
+        version: tuple[str, int] | None = None,
+        refused: int = 0,
+        batch_id: str = "f",
+    ) -> Produce:
+        """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
+
+        producer: id and epoch, every partition from `sequence` on; version: application and version.
+        """
+        good = sum(counts.values())
+        rows = list(counts.values())
+        return Produce(
+            self.refs(topic),
+            Ranges(
+                [0] * len(counts),
+                list(counts),
+                [0] * len(counts),
+                [sum(rows[:i]) for i in range(len(rows))],
+                rows,
+                [1_000] * len(counts),
+                [2_000] * len(counts),
+            ),
+            self.state.step,
+            [DataFile(batch_id, 100, good + refused, 1_000, 2_000)],
+            [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
+            ProducerSequences(*producer, [0] * len(counts), list(counts), [sequence] * len(counts))
+            if producer
+            else None,
+            ApplicationVersion(*version, topic) if version else None,
+        )
+
+
+def inline_file(number: int, rows: int) -> InlineRows:
+    """Rows of a letter, in a file in which they do not come first."""
+    return InlineRows(DataFile(f"inline-{number}", 1, rows + 20, 1_000, 2_000), 10, rows)
+
+
+def plain(state: State) -> dict[str, Any]:
+    """A state that compares: arrays as lists, nothing shared with the state."""
+    topics = {}
+    for topic_id, t in state.topics.items():
+        topics[topic_id] = {
+            **vars(t),
+            "high_watermarks": list(map(int, t.high_watermarks)),
+            "log_starts": list(map(int, t.log_starts)),
+        }
+    producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
+    shallow = {name: value for name, value in vars(state).items() if name not in ("topics", "producers")}
+    return {
+        **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
+        "topics": topics,
+        "producers": producers,
+        "applications": {key: asdict(one) for key, one in state.applications.items()},
+        "clients": {key: vars(one).copy() for key, one in state.clients.items()},
+    }

@@ -1,0 +1,99 @@
+"""Parameters: checked key by key, with an error that names the key, what was found and what is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from lakemq.engine.protocol.errors import InvalidConfig
+from lakemq.engine.protocol.parameters import TOPIC, Parameter, Parameters
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_the_topic_settings_and_their_defaults() -> None:
+    assert TOPIC.defaults() == {
+        "retention.ms": 604_800_000,
+        "retention.bytes": -1,
+        "cleanup.policy": "delete",
+        "max.message.bytes": 1_048_588,
+        "message.timestamp.type": "CreateTime",
+        "partitioner": "xxhash64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "given_value", "parsed"),
+    [
+        ("retention.ms", "-1", -1),
+        ("retention.ms", " 60000 ", 60_000),
+        ("retention.ms", 0, 0),
+        ("retention.bytes", 2**63 - 1, 2**63 - 1),
+        ("max.message.bytes", 1, 1),
+        ("cleanup.policy", "delete", "delete"),
+        ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
+    ],
+)
+def test_a_good_value(key: str, given_value: Any, parsed: Any) -> None:
+    assert TOPIC.parse({key: given_value}) == {key: parsed}
+
+
+@pytest.mark.parametrize(
+    ("key", "given_value"),
+    [
+        ("retention.ms", -2),
+        ("retention.ms", 2**63),
+        ("retention.ms", "7 days"),
+        ("retention.ms", "--5"),
+        ("retention.ms", "-"),
+        ("retention.ms", ""),
+        ("retention.ms", "9" * 10_000),
+        ("retention.ms", "²"),
+        ("retention.ms", 1.5),
+        ("retention.ms", True),
+        ("retention.ms", None),
+        ("retention.ms", [1]),
+        ("max.message.bytes", 0),
+        ("max.message.bytes", 2**31),
+        ("cleanup.policy", "compact"),
+        ("cleanup.policy", 1),
+        ("message.timestamp.type", "createtime"),
+        ("partitioner", "md5"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(key: str, given_value: Any) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        TOPIC.parse({"retention.bytes": 1, key: given_value})
+    assert key in str(refused.value)
+    assert refused.value.expected
+    assert refused.value.found == given_value
+
+
+def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
+    with pytest.raises(InvalidConfig, match=r"retention\.mss.*did you mean retention\.ms"):
+        TOPIC.parse({"retention.mss": 1})
+    with pytest.raises(InvalidConfig, match=r"one of cleanup\.policy, "):
+        TOPIC.parse({"colour": 1})
+
+
+@given(st.dictionaries(st.sampled_from(sorted(TOPIC.declared)) | st.text(), json_values, max_size=3))
+def test_whatever_is_given_is_parsed_or_refused(raw: dict[str, Any]) -> None:
+    try:
+        parsed = TOPIC.parse(raw)
+    except InvalidConfig:
+        return
+    assert parsed.keys() == raw.keys()
+    assert TOPIC.parse(parsed) == parsed
+
+
+def test_what_is_expected_is_said_with_its_unit() -> None:
+    parameters = Parameters([Parameter("x.ms", 5, "m", 1, 9), Parameter("y.count", 5, "m", 1, 9)])
+    assert parameters["x.ms"].expected == "a whole number of milliseconds from 1 to 9"
+    assert parameters["y.count"].expected == "a whole number from 1 to 9"
