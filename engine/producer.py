@@ -14,7 +14,7 @@ from lakemq.tables.spec import TIME
 
 from .clock import Clock
 from .compose import KEY_HEADERS, Sequences, body_of
-from .protocol.errors import BufferFull, IllegalState, InvalidRecord, UnsupportedVersion
+from .protocol.errors import BufferFull, IllegalState, InvalidRecord, RequestTimedOut, UnsupportedVersion
 from .protocol.producers import next_sequence
 from .protocol.requests import InitProducer, ProducerDone, Published, Unit
 from .publish import ArrowPublisher, OnError
@@ -252,10 +252,21 @@ class Producer:
 
     def _ready(self) -> Sequences | None:
         if self._idempotent and self._sequences is None:
-            done = self._requester.ask(InitProducer())
-            assert isinstance(done, ProducerDone)
+            done = self._initialized()
             self._sequences = Sequences(done.producer_id, done.producer_epoch, next_sequence)
         return self._sequences
+
+    def _initialized(self) -> ProducerDone:
+        deadline_ms = self._clock.steady_ms() + self._delivery_timeout_ms
+        while True:
+            try:
+                done = self._requester.ask(InitProducer())
+            except RequestTimedOut:
+                if self._clock.steady_ms() > deadline_ms:
+                    raise
+                continue  # an id that nobody uses does no harm
+            assert isinstance(done, ProducerDone)
+            return done
 
 
 def _headers(headers: Sequence[Header] | Mapping[str, bytes]) -> list[Header]:

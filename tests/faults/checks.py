@@ -1,0 +1,88 @@
+"""What must hold whatever happened: the invariants of acknowledged messages, and of the tables."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+from stateful.projections import assert_projections_are_the_replay
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.journal import Journal
+from lakemq.jobs.sql import run_query
+
+
+class Acknowledged(NamedTuple):
+    """A message that a publisher was told to be published; offset None where it was not told which one."""
+
+    value: str
+    partition: int
+    offset: int | None
+
+
+def value_of(publisher: str, number: int) -> str:
+    """A value no other message has; those of a publisher are numbered in the order it sent them."""
+    return f"{publisher}/{number:06d}"
+
+
+def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) -> pa.Table:
+    """I1, I2, I5: acknowledged once, readable exactly once, where it was said; dense offsets; a publisher's order.
+
+    Returns the messages.
+    """
+    messages = mq.fetch(topic).to_arrow()
+    found: dict[str, tuple[int, int]] = {}
+    partitions: dict[int, list[str]] = defaultdict(list)
+    columns = (messages.column(c).to_pylist() for c in ("value", "partition", "offset"))
+    for raw, partition, offset in zip(*columns, strict=True):
+        value = raw.decode()
+        assert value not in found, f"{value} is there twice: {found[value]}, {(partition, offset)}"
+        found[value] = (partition, offset)
+        assert offset == len(partitions[partition]), f"partition {partition} has a hole before {offset}"
+        partitions[partition].append(value)
+    for one in acknowledged:
+        assert one.value in found, f"{one} was acknowledged and is not there"
+        where = (one.partition, one.offset if one.offset is not None else found[one.value][1])
+        assert found[one.value] == where, f"{one} was acknowledged elsewhere: {found[one.value]}"
+    for partition, values in partitions.items():
+        assert_in_order(partition, values)
+    assert {p: len(v) for p, v in partitions.items()} == {p: e for p, e in mq.end_offsets(topic).items() if e}
+    return messages
+
+
+def assert_in_order(partition: int, values: Iterable[str]) -> None:
+    """I5: of each publisher, what it sent earlier has the lower offset."""
+    last: dict[str, str] = {}
+    for value in values:
+        publisher = value.partition("/")[0]
+        assert last.get(publisher, "") < value, f"partition {partition}: {value} after {last[publisher]}"
+        last[publisher] = value
+
+
+def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa.Table:
+    """All invariants of a namespace that nobody serves any more; returns the messages.
+
+    I12: the projections are the replay of the journal, which must hold every step (journal.retention.ms); SQL sees what
+    a fetch sees; and no letter waits.
+    """
+    with lakemq.connect(path) as mq:
+        mq.step_until_idle(wait_ms=20_000)
+        messages = check_log(mq, topic, acknowledged)
+        check_projections(mq)
+        columns, rows = run_query(
+            mq.namespace, f"""SELECT "partition", "offset", "value" FROM log_committed WHERE topic = '{topic}'"""
+        )
+        assert columns == ["partition", "offset", "value"]
+        fetched = zip(*(messages.column(c).to_pylist() for c in columns), strict=True)
+        assert Counter(rows) == Counter(fetched)
+        assert mq.namespace.mailbox.waiting(10) == []
+        return messages
+
+
+def check_projections(mq: Connection) -> None:
+    """I12, of a namespace in which everything is projected."""
+    store = mq.namespace.store
+    assert_projections_are_the_replay(store, Journal(store).steps_after(0))

@@ -1,0 +1,96 @@
+"""A process of a test: `python child.py serve|publish <JSON of its arguments>`. It lives until it is stopped or killed.
+
+A line on stdout says that it is at work: `ready`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from faults.checks import value_of
+
+from lakemq.engine import crash
+from lakemq.engine.config import load_config
+from lakemq.engine.connection import Connection
+from lakemq.engine.namespace import open_namespace
+
+
+def connect(path: str, config: dict[str, Any], stop_at: str | None = None) -> Connection:
+    """stop_at: where the process stops itself, once (SIGSTOP); it dies where LAKEMQ_CRASH_AT says."""
+    reached = _stopping_at(stop_at) if stop_at else None
+    return Connection(open_namespace(path, load_config(overrides=config)), reached=reached)
+
+
+def _stopping_at(place: str) -> crash.Reached:
+    point, _, count = place.partition(":")
+    assert point in crash.POINTS, point
+    arrivals: Counter[str] = Counter()
+
+    def reached(name: str) -> None:
+        arrivals[name] += 1
+        if name == point and arrivals[name] == int(count or 1):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return reached
+
+
+def serve(path: str, config: dict[str, Any], stop_at: str | None = None) -> None:
+    """A sequencer, as `lakemq serve` runs it."""
+    from lakemq.jobs.serve import serve_until_stopped
+
+    with connect(path, config, stop_at) as mq:
+        print("ready", flush=True)
+        serve_until_stopped(mq)
+
+
+def publish(
+    path: str, config: dict[str, Any], topic: str, publisher: str, count: int, acknowledged: str, by: str
+) -> None:
+    """Publish `count` messages one by one, noting each acknowledgement in a file; go on after what it notes.
+
+    by: `producer` (idempotent; partition and offset are noted) or `application` (txn_app_id; only that it is there).
+    """
+    notes = Path(acknowledged)
+    first = len(notes.read_text().splitlines()) if notes.exists() else 0
+    with connect(path, config) as mq, notes.open("a") as file:
+        print("ready", flush=True)
+        send = _by_producer(mq, topic) if by == "producer" else _by_application(mq, topic, publisher)
+        for number in range(first, count):
+            value = value_of(publisher, number)
+            where = send(value, number)
+            file.write(json.dumps([value, *where]) + "\n")
+            file.flush()
+
+
+def _by_producer(mq: Connection, topic: str) -> Any:
+    producer = mq.producer(linger_ms=0)
+
+    def send(value: str, number: int) -> tuple[int, int | None]:
+        producer.send(topic, value, key=value)
+        (((_, partition), (offset, last)),) = producer.flush().offsets().items()
+        assert offset == last
+        return partition, offset
+
+    return send
+
+
+def _by_application(mq: Connection, topic: str, publisher: str) -> Any:
+    import pyarrow as pa
+
+    def send(value: str, number: int) -> tuple[int, int | None]:
+        table = pa.table({"value": [value], "partition": [number % 2]})
+        done = mq.publish(topic, table, txn_app_id=publisher, txn_version=number)
+        assert done.duplicate or len(done.units) == 1
+        return number % 2, None
+
+    return send
+
+
+if __name__ == "__main__":
+    {"serve": serve, "publish": publish}[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -1,0 +1,185 @@
+"""Starting, stopping and killing the processes of a test; publishing from a thread meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from faults.checks import Acknowledged, value_of
+
+import lakemq
+from lakemq.engine import crash
+
+CHILD = Path(__file__).with_name("child.py")
+TOPIC = "t"
+PARTITIONS = 2
+
+QUICK: dict[str, Any] = {
+    "lease.ms": 500,
+    "engine.tick.ms": 1,
+    "project.interval.ms": 20,
+    "checkpoint.interval": 5,
+    "compact.min.files": 4,
+    "reader.grace.ms": 5000,
+    "request.timeout.ms": 1000,
+}
+"""Settings with which a second sees what else takes hours."""
+
+
+def start(role: str, log: IO[str], crash_at: str | None = None, **arguments: Any) -> subprocess.Popen[str]:
+    """A child process that has begun its work; what it says goes to `log`."""
+    environ = {k: v for k, v in os.environ.items() if k != crash.VARIABLE}
+    if crash_at:
+        environ[crash.VARIABLE] = crash_at
+    command = [sys.executable, str(CHILD), role, json.dumps(arguments)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+
+
+class Processes:
+    """The children of a test, on one namespace; none outlives it."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder, self.config = folder, config
+        self.path = str(folder / "namespace")
+        self._log = (folder / "children.log").open("w")
+        self._children: list[subprocess.Popen[str]] = []
+
+    def serve(self, crash_at: str | None = None, stop_at: str | None = None, **config: Any) -> subprocess.Popen[str]:
+        """A sequencer that is at work."""
+        return self._start("serve", crash_at, config, stop_at=stop_at)
+
+    def publish(
+        self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any
+    ) -> subprocess.Popen[str]:
+        """A publisher that is at work; see `acknowledged`."""
+        notes = str(self._notes(publisher))
+        arguments = {"topic": TOPIC, "publisher": publisher, "count": count, "acknowledged": notes, "by": by}
+        return self._start("publish", crash_at, config, **arguments)
+
+    def acknowledged(self, publisher: str) -> list[Acknowledged]:
+        """What the publisher was told by now."""
+        notes = self._notes(publisher)
+        lines = notes.read_text().splitlines() if notes.exists() else []
+        return [Acknowledged(*json.loads(line)) for line in lines]
+
+    def said(self) -> str:
+        """What all children have logged."""
+        return (self.folder / "children.log").read_text()
+
+    def close(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+            child.wait(10)
+            if child.stdout:
+                child.stdout.close()
+        self._log.close()
+
+    def _start(self, role: str, crash_at: str | None, config: dict[str, Any], **arguments: Any) -> Any:
+        child = start(role, self._log, crash_at, path=self.path, config={**self.config, **config}, **arguments)
+        self._children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n", self.said()
+        return child
+
+    def _notes(self, publisher: str) -> Path:
+        return self.folder / f"{publisher}.acknowledged"
+
+
+@contextmanager
+def processes(folder: Path, template: Path, config: dict[str, Any]) -> Iterator[Processes]:
+    """Children on a copy of a namespace."""
+    shutil.copytree(template, folder / "namespace")
+    family = Processes(folder, config)
+    try:
+        yield family
+    finally:
+        family.close()
+
+
+def make_template(folder: Path) -> Path:
+    """A namespace with an empty topic, to be copied: making one takes longer."""
+    path = folder / "template"
+    with lakemq.connect(str(path), create=True) as mq:
+        mq.serving()
+        mq.topics.create(TOPIC, partitions=PARTITIONS)
+    return path
+
+
+class Publishing:
+    """A thread that publishes one message after the other, by an idempotent producer; a context manager."""
+
+    def __init__(self, path: str, publisher: str, config: dict[str, Any]) -> None:
+        self.acknowledged: list[Acknowledged] = []
+        self._arguments = (path, publisher, config)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=publisher)
+
+    def __enter__(self) -> Publishing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the publisher waits for an answer that never comes"
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        path, publisher, config = self._arguments
+        try:
+            with lakemq.connect(path, config=config) as mq, mq.producer(linger_ms=0) as producer:
+                number = 0
+                while not self._stop.is_set():
+                    value = value_of(publisher, number)
+                    producer.send(TOPIC, value, key=value)
+                    (((_, partition), (offset, _)),) = producer.flush().offsets().items()
+                    self.acknowledged.append(Acknowledged(value, partition, offset))
+                    number += 1
+        except BaseException as error:
+            self._error = error
+
+    def wait_for(self, more: int, timeout_s: float = 30) -> float:
+        """Until so many more are acknowledged; returns how long that took, in seconds."""
+        begun_s, wanted = time.monotonic(), len(self.acknowledged) + more
+        until(lambda: len(self.acknowledged) >= wanted or self._error is not None, timeout_s, "acknowledgements")
+        return time.monotonic() - begun_s
+
+
+def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for something to happen."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"no {what} within {timeout_s} s"
+        time.sleep(0.005)
+
+
+def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:
+    """The process has killed itself with SIGKILL: it has reached its crash point."""
+    assert child.wait(timeout_s) == -signal.SIGKILL
+
+
+def terminate(child: subprocess.Popen[str]) -> None:
+    """SIGTERM, and a clean end."""
+    child.terminate()
+    assert child.wait(20) == 0
+
+
+def kill_one(children: list[subprocess.Popen[str]], chance: random.Random) -> None:
+    """SIGKILL for one of them, which leaves the list."""
+    child = children.pop(chance.randrange(len(children)))
+    child.kill()
+    child.wait(10)

@@ -1,0 +1,139 @@
+"""A process dies at every named point, and at random moments: nothing is lost, doubled, moved or half done."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from faults.checks import assert_in_order, check_all
+from faults.processes import QUICK, TOPIC, Processes, Publishing, assert_killed, kill_one, terminate
+
+import lakemq
+from lakemq.engine import crash
+
+SEQUENCER_POINTS = {
+    "sequencer.elected": 1,
+    "sequencer.letters_taken": 20,
+    "sequencer.rows_written": 5,
+    "sequencer.journal_appended": 7,
+    "sequencer.answered": 6,
+    "sequencer.letters_discarded": 6,
+    "projector.messages_registered": 3,
+    "projector.table_appended": 5,
+    "projector.tables_appended": 4,
+    "projector.watermark_written": 3,
+    "housekeeping.merged_file_written": 2,
+    "housekeeping.files_swapped": 3,
+    "housekeeping.checkpointed": 4,
+    "housekeeping.merged_journal_written": 2,
+    "housekeeping.journal_swapped": 2,
+}
+"""Point -> at which arrival the sequencer dies there: in the middle of things."""
+
+PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
+RESIGNED = "sequencer.resigned"
+
+
+def test_every_point_is_tested():
+    """Those of Spark's jobs are tested with Spark."""
+    ours = {p for p in crash.POINTS if p.split(".")[0] in ("sequencer", "projector", "housekeeping", "publish")}
+    assert ours == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
+
+
+@pytest.mark.parametrize("point", SEQUENCER_POINTS)
+def test_a_sequencer_dies_at(point: str, family: Processes):
+    with Publishing(family.path, "p", QUICK) as publishing:
+        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}"))
+        fresh = family.serve()
+        publishing.wait_for(12)
+    terminate(fresh)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
+    with Publishing(family.path, "p", QUICK) as publishing:
+        first = family.serve(crash_at=RESIGNED)
+        publishing.wait_for(5)
+        first.terminate()
+        assert_killed(first)
+        fresh = family.serve()
+        publishing.wait_for(5)
+    terminate(fresh)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+@pytest.mark.parametrize("point", PUBLISHER_POINTS)
+def test_a_publisher_dies_at(point: str, family: Processes):
+    """It comes back and repeats what was not acknowledged, under the same txn_version."""
+    count, inline = 12, {"inline.max.bytes": 0} if point == "publish.file_written" else {}
+    with lakemq.connect(family.path, config=QUICK) as mq:
+        mq.serving()
+        assert_killed(family.publish("p", count, "application", crash_at=f"{point}:7", **inline))
+        assert 0 < len(family.acknowledged("p")) < count
+        assert family.publish("p", count, "application", **inline).wait(30) == 0
+    acknowledged = family.acknowledged("p")
+    assert len(acknowledged) == count
+    assert check_all(family.path, TOPIC, acknowledged).num_rows == count
+
+
+class Watching(threading.Thread):
+    """Reads everything, again and again: what was there stays where it was, and nothing comes twice."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(name="reader")
+        self._path = path
+        self.stop = threading.Event()
+        self.reads, self.error = 0, None
+        self._seen: dict[tuple[int, int], bytes] = {}
+
+    def run(self) -> None:
+        try:
+            with lakemq.connect(self._path) as mq:
+                while not self.stop.is_set():
+                    self._look(mq)
+        except BaseException as error:
+            self.error = error
+
+    def _look(self, mq: Any) -> None:
+        messages = mq.fetch(TOPIC).to_arrow()
+        columns = (messages.column(c).to_pylist() for c in ("partition", "offset", "value"))
+        now = {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+        assert len(set(now.values())) == len(now) == messages.num_rows, "a message came twice"
+        changed = {at: (value, now.get(at)) for at, value in self._seen.items() if now.get(at) != value}
+        assert not changed, f"messages vanished or moved: {dict(list(changed.items())[:3])}"
+        for partition in {p for p, _ in now}:
+            log = [value.decode() for (p, _), value in now.items() if p == partition]
+            assert_in_order(partition, log)
+            assert [o for p, o in now if p == partition] == list(range(len(log)))
+        self._seen, self.reads = now, self.reads + 1
+
+
+def test_sequencers_die_at_random_under_load(family: Processes):
+    chance, deadline_s, kills = random.Random(7), time.monotonic() + 20, 0
+    watching = Watching(family.path)
+    with Publishing(family.path, "p", QUICK) as one, Publishing(family.path, "q", QUICK) as two:
+        watching.start()
+        serving = [family.serve(), family.serve()]
+        while time.monotonic() < deadline_s and watching.error is None:
+            time.sleep(chance.uniform(0.05, 0.8))
+            kill_one(serving, chance)
+            kills += 1
+            serving.append(family.serve())
+        one.wait_for(5)
+        two.wait_for(5)
+        watching.stop.set()
+        watching.join(30)
+    for child in serving:
+        terminate(child)
+    assert watching.error is None, watching.error
+    assert kills >= 8
+    assert watching.reads >= 20
+    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
+
+
+def test_a_crash_point_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"names no crash point: found 'sequencer\.lunch'"):
+        crash.from_environment({crash.VARIABLE: "sequencer.lunch:2"})
