@@ -119,9 +119,12 @@ def _show_version(wanted: bool) -> None:
 def lakemq(
     ctx: typer.Context,
     path: Annotated[
-        str | None, typer.Option(envvar=PATH_VARIABLE, help="The namespace: a folder or object-store URI.")
+        str | None,
+        typer.Option(envvar=PATH_VARIABLE, metavar="PATH", help="The namespace: a folder or object-store URI."),
     ] = None,
-    conf: Annotated[str | None, typer.Option(help="A settings file, else $LAKEMQ_CONF, else defaults.")] = None,
+    conf: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A settings file, else $LAKEMQ_CONF, else defaults.")
+    ] = None,
     storage_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the object store; repeatable.")
     ] = None,

@@ -29,11 +29,17 @@ def add_to(app: typer.Typer) -> None:
 def fetch(
     ctx: typer.Context,
     topic: Topic,
-    start: Annotated[str, typer.Option("--from", help=f"Where to begin: {_POSITION}.")] = "earliest",
-    end: Annotated[str, typer.Option("--to", help="Where to end, itself not included; as --from.")] = "latest",
-    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeatable. Otherwise all.")] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="POSITION", help=f"Where to begin: {_POSITION}.")
+    ] = "earliest",
+    end: Annotated[
+        str, typer.Option("--to", metavar="POSITION", help="Where to end, itself not included; as --from.")
+    ] = "latest",
+    partition: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Only this partition; repeatable. Otherwise all.")
+    ] = None,
     isolation: Isolation = "read_committed",
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many messages.")] = None,
 ) -> None:
     """Print messages, by partition and offset.
 
@@ -59,8 +65,12 @@ def tail(
     ctx: typer.Context,
     topic: Topic,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="The last so many of each partition.")] = 10,
-    start: Annotated[str | None, typer.Option("--from", help=f"Begin here instead: {_POSITION}.")] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, metavar="N", help="The last so many of each partition.")
+    ] = 10,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="POSITION", help=f"Begin here instead: {_POSITION}.")
+    ] = None,
     isolation: Isolation = "read_committed",
 ) -> None:
     """Print the newest messages, and with --follow those that come."""

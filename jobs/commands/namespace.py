@@ -37,7 +37,9 @@ def serve(ctx: typer.Context) -> None:
 def step(
     ctx: typer.Context,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="Go on until no letter waits.")] = False,
-    wait_ms: Annotated[int, typer.Option(min=0, help="How long to wait while another sequencer leads.")] = 0,
+    wait_ms: Annotated[
+        int, typer.Option(min=0, metavar="MS", help="How long to wait while another sequencer leads.")
+    ] = 0,
 ) -> None:
     """Decide what waits, project it, and end: for schedules, in place of `serve`.
 

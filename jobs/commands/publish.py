@@ -35,18 +35,24 @@ def add_to(app: typer.Typer) -> None:
 def publish(
     ctx: typer.Context,
     topic: Annotated[str, typer.Option(help="The topic, or a destination that topics subscribe to.")],
-    file: Annotated[str, typer.Argument(help="A file (.gz is unpacked); - is stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file (.gz is unpacked); - is stdin.")] = "-",
     format: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(_FORMATS), help="How the file is written; else its name says it; for stdin jsonl."
         ),
     ] = None,
-    key_column: Annotated[str | None, typer.Option(help="The column that is the key.")] = None,
-    value_column: Annotated[str | None, typer.Option(help="The column that is the value.")] = None,
-    headers_column: Annotated[str | None, typer.Option(help="The column that has the headers.")] = None,
-    timestamp_column: Annotated[str | None, typer.Option(help="The column that is the timestamp.")] = None,
-    partition_column: Annotated[str | None, typer.Option(help="The column that is the partition.")] = None,
+    key_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column that is the key.")] = None,
+    value_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column that is the value.")] = None,
+    headers_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that has the headers.")
+    ] = None,
+    timestamp_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that is the timestamp.")
+    ] = None,
+    partition_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that is the partition.")
+    ] = None,
     on_error: Annotated[
         str,
         typer.Option(

@@ -17,7 +17,9 @@ def add_to(app: typer.Typer) -> None:
 
 def sql(
     ctx: typer.Context,
-    query: Annotated[str, typer.Argument(help="Statements, the last one's result is printed; - reads stdin.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
+    ],
 ) -> None:
     """Query the tables and the views log and log_committed with DuckDB, without a JVM.
 

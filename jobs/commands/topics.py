@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 def create(
     ctx: typer.Context,
     topic: Name,
-    partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1,
+    partitions: Annotated[int, typer.Option(metavar="N", help="Number of partitions.")] = 1,
     config: Config = None,
     subscription: Subscription = None,
     if_not_exists: Annotated[
@@ -80,7 +80,9 @@ def describe(ctx: typer.Context, topic: Name) -> None:
 def alter(
     ctx: typer.Context,
     topic: Name,
-    partitions: Annotated[int | None, typer.Option(help="The new number of partitions; never fewer.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="The new number of partitions; never fewer.")
+    ] = None,
     config: Config = None,
     reset: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="A setting that gets its default back; repeatable.")

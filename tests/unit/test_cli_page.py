@@ -1,0 +1,47 @@
+"""docs/command.md is what the command says of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lakemq.jobs.commands.page import command_page
+
+PAGE = Path(__file__).parents[2] / "docs/command.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    command = "python -m lakemq.jobs.commands.page > docs/command.md"
+    assert PAGE.read_text() == command_page(), f"run: {command}"
+
+
+def test_every_command_and_option_is_explained() -> None:
+    for line in command_page().splitlines():
+        if line.startswith("| `"):
+            assert not line.endswith("|  |"), line
+
+
+def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from lakemq.jobs.cli import app
+assert "doctor" in CliRunner().invoke(app, ["--help"]).stdout
+heavy = {"pyarrow", "numpy", "pandas", "deltalake", "duckdb", "pyspark", "msgspec", "yaml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    after = os.times()
+    # of the processor, whatever else runs
+    assert after.children_user - before.children_user + after.children_system - before.children_system < 0.5
+
+
+def test_there_is_no_colour_in_a_pipe() -> None:
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "doctor", "--no-spark"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("check")
+    assert "\x1b" not in done.stdout + done.stderr
