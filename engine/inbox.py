@@ -20,11 +20,11 @@ from lakemq.tables.catalog import columns_ddl
 from lakemq.tables.inbox import INBOX
 from lakemq.tables.insertions import Insertion, insertion
 from lakemq.tables.producers import PRODUCERS
-from lakemq.tables.store import CommitConflict, TableHandle
+from lakemq.tables.store import CommitConflict, NotATable, TableHandle
 
 from . import crash
 from .namespace import Namespace
-from .protocol.errors import IllegalState, StaleApplicationVersion
+from .protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from .protocol.requests import ApplicationVersion
 from .publish_spark import SparkPublisher
 
@@ -68,8 +68,11 @@ class Inbox:
         self._max_batch_bytes = max_batch_bytes
 
     def drain(self) -> Drained:
-        """Publish all that was inserted by now. Raises IllegalState when the log of the inbox was cut too far."""
-        handle = self._ns.store.open(INBOX)
+        """Publish all that was inserted by now. Raises IllegalState, NamespaceError: table or log are not whole."""
+        try:
+            handle = self._ns.store.open(INBOX)
+        except NotATable as error:
+            raise NamespaceError(f"The inbox cannot be read: {error}") from None
         after, total = self._drained_version(handle.table_id), Drained()
         while batch := self._next_batch(after, handle.version):
             try:

@@ -121,4 +121,4 @@ def _check_header_type(type: ArrayType) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return str(error).strip().partition("\n")[0]

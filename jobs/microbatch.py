@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -97,7 +98,8 @@ def run(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> list[
 
 def _quiet(spark: SparkSession) -> None:
     """What goes wrong is said once, in a line; Spark would log the stack trace of every batch and column first."""
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     streaming = "org.apache.spark.sql.execution.streaming.runtime"
     for name, level in (("MicroBatchExecution", "OFF"), ("ResolveWriteToStream", "ERROR")):
@@ -114,10 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Connection(namespace, spark) as mq:
             for line in run(mq, spark, given):
                 print(line)
-    except (LakeMQError, PySparkException, MissingJars, MissingJava, ValueError, OSError) as error:
-        print(f"microbatch: {str(error).splitlines()[0] if str(error) else type(error).__name__}", file=sys.stderr)
+    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
+        print(f"microbatch: {_first_line(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _first_line(error: Exception) -> str:
+    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    lines = str(said).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""One Spark session serves all tests of this folder."""
+"""One Spark session and one served namespace serve all tests of this folder; each test has a topic name of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.recovery import read_watermark
 from lakemq.jobs.session import spark_session
 
 
@@ -15,3 +21,35 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(app_name="lakemq tests", master="local[2]")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared namespace is; its last part is the name of its database."""
+    return tmp_path_factory.mktemp("shared") / "mq"
+
+
+@pytest.fixture(scope="session")
+def mq(spark: SparkSession, path: Path) -> Iterator[Connection]:
+    """The shared namespace, served, with its tables and views in the session's database `mq`."""
+    with lakemq.connect(str(path), spark=spark, create=True) as connection, connection.serving():
+        yield connection
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test has."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def projected(mq: Connection) -> Callable[[], None]:
+    """Waits until the tables hold all that is decided by now."""
+
+    def wait() -> None:
+        step, deadline = mq.state().step, time.monotonic() + 60
+        while read_watermark(mq.namespace.store).step < step:
+            assert time.monotonic() < deadline, f"step {step} was not projected"
+            time.sleep(0.05)
+
+    return wait

@@ -1,0 +1,156 @@
+"""SQL sees what is decided: the views are dense, hide what is deleted, and never show a segment without its rows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import NamespaceError
+from lakemq.jobs.jars import kept_jars
+from lakemq.tables.catalog import catalog_sql
+from lakemq.tables.registry import TABLES
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def rows(count: int, first: int = 0) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table({"key": [f"k{i % 10}" for i in numbers], "value": [str(i) for i in numbers]})
+
+
+def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection) -> None:
+    names = {table.name for table in spark.catalog.listTables("mq")}
+    assert names == {spec.name for spec in TABLES} | {"log", "log_committed"}
+    for name in names:
+        assert spark.table(f"mq.{name}").columns
+
+
+def test_the_views_hold_what_was_published(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=3)
+    for first in range(0, 300, 100):
+        mq.publish(topic, rows(100, first))
+    projected()
+    for view in ("log", "log_committed"):
+        seen = spark.table(f"mq.{view}").where(F.col("topic") == topic)
+        columns = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+        in_sql = seen.select(columns).orderBy("partition", "offset").toArrow()
+        fetched = mq.fetch(topic).to_arrow().select(columns)
+        assert in_sql.cast(fetched.schema).equals(fetched)
+        dense = seen.groupBy("partition").agg(F.count("*").alias("n"), F.max("offset").alias("last"))
+        assert dense.where("n != last + 1").count() == 0
+
+
+def test_an_idempotent_producer_and_its_sequences_are_seen(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=1, config={"message.timestamp.type": "LogAppendTime"})
+    with mq.producer() as producer:
+        for value in (b"a", b"b", b"c"):
+            producer.send(topic, value=value)
+    projected()
+    seen = spark.table("mq.log").where(F.col("topic") == topic).orderBy("offset").collect()
+    assert [row.sequence for row in seen] == [0, 1, 2]
+    assert len({row.producer_id for row in seen}) == 1
+    assert [row.timestamp for row in seen] == [m.timestamp.replace(tzinfo=None) for m in mq.fetch(topic)]
+
+
+def test_deleted_records_and_topics_are_not_seen(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=1)
+    mq.publish(topic, rows(100))
+    mq.topics.delete_records(topic, {0: 30})
+    projected()
+    seen = spark.table("mq.log_committed").where(F.col("topic") == topic)
+    assert (seen.count(), seen.agg(F.min("offset")).first()[0]) == (70, 30)
+    mq.topics.delete(topic)
+    mq.topics.create(topic, partitions=1)
+    mq.publish(topic, rows(5))
+    projected()
+    assert spark.table("mq.log_committed").where(F.col("topic") == topic).count() == 5
+
+
+def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    stop = threading.Event()
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        while not stop.is_set():
+            mq.publish(topic, rows(20, published))
+            published += 20
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        counts, deadline = [0], time.monotonic() + 12
+        while time.monotonic() < deadline or len(counts) < 6:
+            one = spark.sql(
+                f"""SELECT partition, count(*) AS n, max(offset) + 1 AS ends FROM mq.log_committed
+                    WHERE topic = '{topic}' GROUP BY partition"""
+            ).collect()
+            assert [row.n for row in one] == [row.ends for row in one]
+            counts.append(sum(row.n for row in one))
+    finally:
+        stop.set()
+        thread.join()
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2
+
+
+def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: Connection, tmp_path: Path) -> None:
+    with pytest.raises(NamespaceError, match="another name"):
+        lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True)
+    with pytest.raises(NamespaceError, match="default"):
+        lakemq.connect(str(tmp_path / "default"), spark=spark, create=True)
+
+
+def test_spark_sql_answers_with_the_generated_catalog(
+    mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    mq.publish(topic, rows(50))
+    projected()
+    script = tmp_path / "catalog.sql"
+    script.write_text(catalog_sql(mq.namespace.path, mq.namespace.store))
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-sql"), "--master", "local[1]", "-i", str(script)]
+    command += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf")]
+    command += ["--conf", "spark.sql.catalogImplementation=in-memory"]
+    command += ["--jars", ",".join(map(str, kept_jars()))]
+    command += [
+        "-e",
+        f"INSERT INTO inbox (topic, value) VALUES ('{topic}', 'from spark-sql');"
+        f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'",
+    ]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=inherited | {"SPARK_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found\t50\t50" in done.stdout
+    assert mq.drain_inbox().record_count >= 1
+    assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}

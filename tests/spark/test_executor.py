@@ -1,0 +1,63 @@
+"""What travels to executors needs pyarrow, numpy and xxhash, and nothing else of LakeMQ's dependencies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+# of the packages that setup.cfg requires, those that an executor need not have
+MISSING = ("msgspec", "deltalake", "typer", "rich", "yaml", "duckdb", "plotly", "pandas", "delta")
+
+BLOCK = f"""
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {MISSING!r}:
+            raise ModuleNotFoundError(f"not on executors: {{name}}")
+
+sys.meta_path.insert(0, Block())
+"""
+
+WRITE = """
+import pyarrow as pa
+from lakemq.engine.arrange import Copy
+from lakemq.engine.executor import Destination, WriteMessages
+
+def batches():
+    for i in range(3):
+        yield pa.RecordBatch.from_pydict(
+            {
+                "key": pa.array([b"a", None], pa.binary()),
+                "value": pa.array([b"v", b"w"], pa.binary()),
+                "timestamp": pa.array([0, 1], pa.timestamp("us", "UTC")),
+            }
+        )
+
+write = WriteMessages(ROOT, {}, (Destination("t", (Copy(4, "xxhash64", 1000, (0,)), Copy(3, "murmur2", 1000, (1,)))),))
+(ranges,) = write(batches())
+print(sum(ranges.column("record_count").to_pylist()))
+"""
+
+
+@pytest.mark.parametrize("shipped", ["installed", "zip"])
+def test_the_executor_runs_where_only_arrow_and_numpy_are(tmp_path: Path, wheel: Path, shipped: str) -> None:
+    (tmp_path / "messages").mkdir()
+    code = f"{BLOCK}\nROOT = {str(tmp_path)!r}\n{textwrap.dedent(WRITE)}"
+    environment = dict(os.environ)
+    if shipped == "zip":
+        archive = tmp_path / "lakemq.zip"
+        archive.write_bytes(wheel.read_bytes())
+        environment["PYTHONPATH"] = str(archive)
+        code += "\nimport lakemq\nassert '.zip/' in lakemq.__file__, lakemq.__file__"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "12"
+    assert len(list((tmp_path / "messages").iterdir())) == 1

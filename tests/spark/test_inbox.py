@@ -1,0 +1,190 @@
+"""Rows that SQL inserts are published exactly once, whatever else is done to the table and whoever drains."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import IllegalState, NamespaceError
+from lakemq.engine.inbox import Inbox
+from lakemq.tables.inbox import INBOX
+from lakemq.tables.insertions import insertion
+
+
+@pytest.fixture(autouse=True)
+def drained(mq: Connection) -> None:
+    """Nothing is left from the test before."""
+    mq.drain_inbox()
+
+
+def insert(spark: SparkSession, topic: str, *values: str) -> None:
+    rows = ", ".join(f"('{topic}', 'k', '{value}')" for value in values)
+    spark.sql(f"INSERT INTO mq.inbox (topic, key, value) VALUES {rows}")
+
+
+def values(mq: Connection, topic: str) -> list[str]:
+    return sorted(m.value.decode() for m in mq.fetch(topic) if m.value is not None)
+
+
+def inbox(mq: Connection, spark: SparkSession, max_batch_bytes: int = 1 << 30) -> Inbox:
+    return Inbox(mq.namespace, mq._spark_publisher(), spark, max_batch_bytes=max_batch_bytes)
+
+
+def test_a_drain_publishes_each_row_to_its_topic_and_once(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=3)
+    mq.topics.create(f"{topic}-fan", partitions=2, subscriptions=[f"{topic}/*"])
+    insert(spark, topic, "a", "b")
+    insert(spark, f"{topic}/x", "c")
+    done = mq.drain_inbox()
+    assert (done.record_count, done.refused_count) == (3, 0)
+    assert values(mq, topic) == ["a", "b"]
+    assert values(mq, f"{topic}-fan") == ["c"]
+    assert mq.drain_inbox().record_count == 0
+    assert spark.table("mq.inbox").count() == 0
+    insert(spark, topic, "d")
+    assert mq.drain_inbox().record_count == 1
+    assert values(mq, topic) == ["a", "b", "d"]
+
+
+def test_a_topic_that_two_names_reach_keeps_dense_offsets(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=1, subscriptions=[f"{topic}/>"])
+    insert(spark, topic, "a", "b")
+    insert(spark, f"{topic}/x", "c", "d")
+    mq.drain_inbox()
+    assert sorted(m.offset for m in mq.fetch(topic)) == [0, 1, 2, 3]
+    assert values(mq, topic) == ["a", "b", "c", "d"]
+
+
+def test_bad_rows_become_dead_letters_and_the_rest_is_published(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    spark.sql(
+        f"""INSERT INTO mq.inbox (topic, value, timestamp) VALUES
+            ('{topic}', 'good', NULL), ('{topic}-no', 'unknown', NULL), (NULL, '{topic}-null', NULL),
+            ('../{topic}', 'bad name', NULL), ('{topic}', 'early', timestamp'1950-01-01'),
+            ('{topic}', 'late', timestamp'+12000-01-01'), ('{topic}', NULL, NULL),
+            (repeat('x', 5000), '{topic}-long', NULL)"""
+    )
+    done = mq.drain_inbox()
+    assert (done.record_count, done.refused_count) == (2, 6)
+    assert sorted(m.value or b"" for m in mq.fetch(topic)) == [b"", b"good"]
+    projected()
+    dead, messages = spark.table("mq.dead_letters").alias("d"), spark.table("mq.messages").alias("m")
+    inside = F.expr("m.batch_id = d.batch_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count")
+    found = {
+        (bytes(r.value).decode(), r.source, r.error)
+        for r in messages.join(dead, inside).select("value", "source", "error").collect()
+    }
+    assert {
+        ("unknown", f"{topic}-no", "UNKNOWN_TOPIC_OR_PARTITION"),
+        (f"{topic}-null", "inbox", "INVALID_TOPIC_EXCEPTION"),
+        (f"{topic}-long", "inbox", "INVALID_TOPIC_EXCEPTION"),
+        ("bad name", f"../{topic}", "INVALID_TOPIC_EXCEPTION"),
+        ("early", topic, "INVALID_TIMESTAMP"),
+        ("late", topic, "INVALID_TIMESTAMP"),
+    } <= found
+
+
+def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    insert(spark, topic, "a", "b")
+    spark.sql("UPDATE mq.inbox SET value = 'changed' WHERE value = cast('a' AS binary)")
+    spark.sql("DELETE FROM mq.inbox WHERE value = cast('b' AS binary)")
+    insert(spark, topic, "c")
+    spark.sql("OPTIMIZE mq.inbox")
+    assert mq.drain_inbox().record_count == 3
+    assert values(mq, topic) == ["a", "b", "c"]
+    spark.sql(f"INSERT OVERWRITE mq.inbox SELECT '{topic}', binary('k'), binary('d'), NULL, NULL")
+    assert mq.drain_inbox().record_count == 1
+    assert values(mq, topic) == ["a", "b", "c", "d"]
+
+
+def test_large_drains_go_in_batches(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=2)
+    for value in ("a", "b", "c"):
+        insert(spark, topic, value)
+    step = mq.state().step
+    assert inbox(mq, spark, max_batch_bytes=1).drain().record_count == 3
+    assert mq.state().step >= step + 3
+    assert values(mq, topic) == ["a", "b", "c"]
+
+
+def test_two_drains_at_once_publish_once(
+    spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    insert(spark, topic, "a")
+    slow = inbox(mq, spark)
+    publish = slow._publish
+
+    def overtaken(batch, table_id):  # type: ignore[no-untyped-def]
+        if batch.after == first:
+            insert(spark, topic, "b")
+            assert mq.drain_inbox().record_count == 2
+            insert(spark, topic, "c")
+        return publish(batch, table_id)
+
+    first = slow._drained_version(mq.namespace.store.open(INBOX).table_id)
+    monkeypatch.setattr(slow, "_publish", overtaken)
+    slow.drain()
+    mq.drain_inbox()
+    assert values(mq, topic) == ["a", "b", "c"]
+
+
+def test_a_log_cut_of_what_is_not_drained_is_an_error(tmp_path: Path, spark: SparkSession) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True) as plain, plain.serving():
+        plain.topics.create("t", partitions=1)
+        handle = plain.namespace.store.open(INBOX)
+        for value in (b"a", b"b"):
+            handle.append_at(handle.version, INBOX.table([INBOX.row(topic="t", value=value)]))
+        handle.checkpoint()
+        for version in (0, 1):
+            (path / "inbox" / "_delta_log" / f"{version:020d}.json").unlink()
+        with Connection(plain.namespace, spark) as mq, pytest.raises(IllegalState, match="no commit 0"):
+            mq.drain_inbox()
+        (path / "inbox" / "_delta_log" / f"{2:020d}.json").unlink()
+        shutil.rmtree(path / "inbox")
+        with Connection(plain.namespace, spark) as mq, pytest.raises(NamespaceError, match="inbox"):
+            mq.drain_inbox()
+        assert plain.fetch("t").record_count == 0
+
+
+def test_the_log_of_the_inbox_stays_short(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=1)
+    handle = mq.namespace.store.open(INBOX)
+    interval = mq.namespace.config.number("checkpoint.interval")
+    for _ in range(interval):
+        rows = INBOX.table([INBOX.row(topic=topic, value=b"v")])
+        handle.append_at(handle.version, rows)
+    assert mq.drain_inbox().record_count == interval
+    assert inbox(mq, spark)._checkpoint_version() == handle.version
+    insert(spark, topic, "after the checkpoint")
+    assert mq.drain_inbox().record_count == 1
+    assert mq.fetch(topic).record_count == interval + 1
+
+
+def test_a_drain_without_spark_says_what_is_missing(path: Path, mq: Connection) -> None:
+    with lakemq.connect(str(path)) as plain, pytest.raises(IllegalState, match="spark="):
+        plain.drain_inbox()
+
+
+def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=1)
+    insert(spark, topic, "a")
+    newest = mq.namespace.store.open(INBOX).version
+    found = insertion(mq.namespace.files, INBOX, newest)
+    assert found.version == newest
+    assert found.size_bytes == sum(mq.namespace.files.size(name) or 0 for name in found.files) > 0
+    spark.sql("DELETE FROM mq.inbox")
+    assert insertion(mq.namespace.files, INBOX, newest + 1).files == ()

@@ -1,0 +1,300 @@
+"""A DataFrame is published as it stands, and fetched as it was published; what cannot be a message says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTimestamp,
+    InvalidTopic,
+    MessageTooLarge,
+    StaleTopicMetadata,
+    UnknownTopicOrPartition,
+)
+from lakemq.engine.fetch_arrow import FETCHED
+from lakemq.engine.fetch_spark import FETCHED_DDL
+from lakemq.engine.protocol.hashing import murmur2
+
+SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
+TIMES = [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, timezone.utc)]
+ROWS: list[tuple[Any, ...]] = [
+    (b"k1", b"v1", [("h", b"1"), ("h", None)], TIMES[0]),
+    (None, b"v2", None, TIMES[1]),
+    (b"", b"", [], datetime(2024, 2, 29, 12, 0, 0, 123456, timezone.utc)),
+    (b"\x00\xff", None, [("", b"")], datetime(2024, 2, 29, tzinfo=timezone.utc)),
+]
+
+
+def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str = SCHEMA) -> DataFrame:
+    return spark.createDataFrame(rows, schema)
+
+
+def keyed(spark: SparkSession, count: int) -> DataFrame:
+    """`count` rows: key k0 .. k99 in turn, value the row's number."""
+    key = F.concat(F.lit("k"), F.col("id") % 100)
+    return spark.range(0, count, 1, 4).select(key.alias("key"), F.col("id").cast("string").alias("value"), "id")
+
+
+def messages(fetched: DataFrame) -> list[tuple[Any, ...]]:
+    rows = fetched.orderBy("partition", "offset").collect()
+    headers = [None if r.headers is None else [(h.key, h.value) for h in r.headers] for r in rows]
+    plain = [(r.key and bytes(r.key), r.value and bytes(r.value), r.timestamp) for r in rows]
+    return [(k, v, h or None, t) for (k, v, t), h in zip(plain, headers, strict=True)]
+
+
+def test_what_is_published_is_fetched(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=3)
+    done = mq.publish(topic, frame(spark, ROWS))
+    assert sum(unit.record_count for unit in done.units) == len(ROWS)
+    fetched = mq.fetch(topic).to_spark()
+    expected = [(k or k, v or v, h or None, t.replace(tzinfo=None)) for k, v, h, t in ROWS]
+    assert sorted(map(repr, messages(fetched))) == sorted(map(repr, expected))
+
+
+def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic, partitions=4)
+    for _ in range(2):
+        mq.publish(topic, keyed(spark, 500))
+    fetched = mq.fetch(topic, start={0: 10, 1: 0, 2: 5, 3: 7})
+    in_spark = fetched.to_spark()
+    assert in_spark.schema.simpleString() == spark.createDataFrame([], FETCHED_DDL).schema.simpleString()
+    rows = in_spark.orderBy("partition", "offset").toArrow().cast(FETCHED)
+    assert rows.equals(pa.table(fetched.to_arrow(), schema=FETCHED))
+    assert rows.num_rows == fetched.record_count == 1000 - 22
+
+
+def test_keys_are_placed_as_spark_hashes_them(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=7)
+    mq.publish(topic, keyed(spark, 300))
+    wrong = mq.fetch(topic).to_spark().where(F.pmod(F.xxhash64("key"), F.lit(7)) != F.col("partition"))
+    assert wrong.count() == 0
+
+
+def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=5, config={"partitioner": "murmur2"})
+    vectors = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107, b"": 275646681}
+    mq.publish(topic, spark.createDataFrame([(k, b"v") for k in vectors], "key binary, value binary"))
+    placed = {bytes(r.key): r.partition for r in mq.fetch(topic).to_spark().collect()}
+    assert placed == {key: (hash & 0x7FFFFFFF) % 5 for key, hash in vectors.items()}
+    assert {key: murmur2(key) for key in vectors} == vectors
+
+
+def test_an_explicit_partition_wins_and_one_that_is_not_there_is_refused(
+    spark: SparkSession, mq: Connection, topic: str, path: Path
+) -> None:
+    mq.topics.create(topic, partitions=3)
+    rows = [("k", "a", 2), ("k", "b", 0), ("k", "c", None), ("k", "d", 3), ("k", "e", -1), ("k", "f", -2)]
+    done = mq.publish(topic, spark.createDataFrame(rows, "key string, value string, p int"), partition="p")
+    assert done.refused_count == 2
+    found = {bytes(r.value).decode(): r.partition for r in mq.fetch(topic).to_spark().collect()}
+    assert (found["a"], found["b"]) == (2, 0)
+    assert found["c"] == found["e"]
+    assert set(found) == set("abce")
+
+
+def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=4)
+    mq.publish(topic, keyed(spark, 1000).select("value"))
+    counts = [row["count"] for row in mq.fetch(topic).to_spark().groupBy("partition").count().collect()]
+    assert len(counts) == 4
+    assert max(counts) - min(counts) <= 8
+
+
+def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=4)
+    rows = [(None, b"1", [("a", b"x"), ("JMSXGroupID", b"g")]), (b"own", b"2", [("JMSXGroupID", b"g")])]
+    mq.publish(topic, frame(spark, rows, "key binary, value binary, headers array<struct<key:string,value:binary>>"))
+    assert sorted(bytes(r.key) for r in mq.fetch(topic).to_spark().collect()) == [b"g", b"own"]
+
+
+def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
+    spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
+) -> None:
+    mq.topics.create(topic, partitions=4)
+    # files of unlike size: a scan reads the largest first
+    for first, last in ((0, 100), (100, 4000), (4000, 4500)):
+        keyed(spark, 4500).where(f"id >= {first} AND id < {last}").coalesce(1).write.mode("append").parquet(
+            str(tmp_path / "source")
+        )
+    mq.publish(topic, spark.read.parquet(str(tmp_path / "source")), order_by="id")
+    last: dict[bytes, int] = {}
+    for message in mq.fetch(topic):
+        assert message.key is not None
+        assert message.value is not None
+        assert last.get(message.key, -1) < int(message.value)
+        last[message.key] = int(message.value)
+    assert len(last) == 100
+
+
+def test_fan_out_stores_one_copy_per_partition_count(
+    spark: SparkSession, mq: Connection, topic: str, path: Path
+) -> None:
+    names = [f"{topic}.{i}" for i in range(3)]
+    for name, partitions in zip(names, (4, 4, 3), strict=True):
+        mq.topics.create(name, partitions=partitions, subscriptions=[f"{topic}/>"])
+    before = set((path / "messages").glob("*.parquet"))
+    mq.publish(f"{topic}/jfk", keyed(spark, 400))
+    values = [sorted(r.value for r in mq.fetch(name).to_spark().collect()) for name in names]
+    assert len(values[0]) == 400
+    assert values[0] == values[1] == values[2]
+    written = set((path / "messages").glob("*.parquet")) - before
+    assert spark.read.parquet(*map(str, written)).count() == 800
+    for name in names:
+        mq.topics.delete(name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        (["1 AS value"], "int"),
+        (["'v' AS value", "1.5 AS key"], "decimal"),
+        (["'v' AS value", "'h' AS headers"], "string"),
+        (["'v' AS value", "array('h') AS headers"], "array<string>"),
+        (["'v' AS value", "array(named_struct('k', 'a', 'value', 'b')) AS headers"], "struct<k:string"),
+        (["'v' AS value", "'yesterday' AS timestamp"], "string"),
+        (["'v' AS value", "'0' AS partition"], "string"),
+        (["id"], "id"),
+    ],
+)
+def test_columns_that_make_no_message_are_refused_by_name(
+    spark: SparkSession, mq: Connection, topic: str, columns: list[str], found: str
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    with pytest.raises(InvalidRecord, match=re.escape(found)):
+        mq.publish(topic, spark.range(3).selectExpr(*columns))
+    assert mq.end_offsets(topic) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize(
+    "named", [{"value": "nope"}, {"value": "id", "key": "nope"}, {"value": "id", "order_by": "nope"}]
+)
+def test_columns_that_are_not_there_are_refused(
+    spark: SparkSession, mq: Connection, topic: str, named: dict[str, str]
+) -> None:
+    mq.topics.create(topic, partitions=1)
+    with pytest.raises(InvalidRecord, match="nope"):
+        mq.publish(topic, spark.range(3), **named)
+
+
+@pytest.mark.parametrize("name", ["../x", "a'; DROP TABLE y--", "a" * 250, "a\0b", "", "a//b", "."])
+def test_a_bad_topic_name_is_refused(spark: SparkSession, mq: Connection, name: str) -> None:
+    with pytest.raises(InvalidTopic):
+        mq.publish(name, keyed(spark, 1))
+
+
+def test_an_unknown_topic_is_refused(spark: SparkSession, mq: Connection) -> None:
+    with pytest.raises(UnknownTopicOrPartition, match="nope"):
+        mq.publish("nope", keyed(spark, 1))
+
+
+def test_half_an_application_version_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=1)
+    with pytest.raises(InvalidRequest, match="txn_version"):
+        mq.publish(topic, keyed(spark, 1), txn_app_id="a")
+
+
+BAD = [
+    (b"big", b"x" * 2_000_000, None, TIMES[0], "MESSAGE_TOO_LARGE"),
+    (b"early", b"v", None, datetime(1969, 12, 31, 23, 59, 59, 999999, timezone.utc), "INVALID_TIMESTAMP"),
+    (b"header", b"v", [(None, b"x")], TIMES[0], "INVALID_RECORD"),
+]
+
+
+def test_rows_that_cannot_be_messages_become_dead_letters_and_the_rest_is_published(
+    spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    late = frame(spark, [(b"late", b"v", None, TIMES[0])]).withColumn(
+        "timestamp", F.expr("timestamp_micros(253402300800000000)")
+    )
+    done = mq.publish(topic, frame(spark, [row[:4] for row in BAD] + ROWS).unionByName(late))
+    assert done.refused_count == 4
+    assert sum(unit.record_count for unit in done.units) == len(ROWS) == mq.fetch(topic).record_count
+    projected()
+    dead = spark.table("mq.dead_letters").where(F.col("source") == topic)
+    refused = (
+        spark.table("mq.messages")
+        .alias("m")
+        .join(
+            dead.alias("d"),
+            F.expr("m.batch_id = d.batch_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"),
+        )
+    )
+    found = {bytes(r.key).decode(): (r.error, r.source) for r in refused.select("key", "error", "source").collect()}
+    expected = {row[0].decode(): (row[4], topic) for row in BAD} | {"late": ("INVALID_TIMESTAMP", topic)}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "error"), [(BAD[0], MessageTooLarge), (BAD[1], InvalidTimestamp), (BAD[2], InvalidRecord)]
+)
+def test_on_error_fail_refuses_all(
+    spark: SparkSession, mq: Connection, topic: str, row: tuple[Any, ...], error: type[Exception]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    with pytest.raises(error, match="1 rows are refused, hence all"):
+        mq.publish(topic, frame(spark, [row[:4], *ROWS]), on_error="fail")
+    assert mq.fetch(topic).record_count == 0
+
+
+def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=2)
+    first = [mq.publish(topic, keyed(spark, 10), txn_app_id="a", txn_version=v).duplicate for v in (3, 3, 2, 4)]
+    assert first == [False, True, True, False]
+    assert not mq.publish(topic, keyed(spark, 10), txn_app_id="b", txn_version=0).duplicate
+    assert mq.fetch(topic).record_count == 30
+
+
+def test_partitions_added_while_tasks_write_are_heeded(
+    spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    ask = mq.requester.submit
+    stale: list[str] = []
+
+    def add_partitions_first(request: Any, rows: Any = None) -> Any:
+        if not stale:
+            stale.append("once")
+            monkeypatch.setattr(mq.requester, "submit", ask)
+            mq.topics.alter(topic, partitions=5)
+        return ask(request, rows)
+
+    monkeypatch.setattr(mq.requester, "submit", add_partitions_first)
+    mq.publish(topic, keyed(spark, 300))
+    assert stale
+    fetched = mq.fetch(topic).to_spark()
+    assert fetched.count() == 300
+    assert fetched.where(F.pmod(F.xxhash64("key"), F.lit(5)) != F.col("partition")).count() == 0
+    assert {unit.partition for unit in mq.publish(topic, keyed(spark, 300)).units} == set(range(5))
+
+
+def test_topics_that_never_stand_still_end_in_an_error(
+    spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    ask = mq.requester.submit
+
+    def add_a_partition_first(request: Any, rows: Any = None) -> Any:
+        monkeypatch.setattr(mq.requester, "submit", ask)
+        mq.topics.alter(topic, partitions=mq.state().topic(topic).partition_count + 1)
+        monkeypatch.setattr(mq.requester, "submit", add_a_partition_first)
+        return ask(request, rows)
+
+    monkeypatch.setattr(mq.requester, "submit", add_a_partition_first)
+    with pytest.raises(StaleTopicMetadata):
+        mq.publish(topic, keyed(spark, 10))
+    assert mq.fetch(topic).record_count == 0
