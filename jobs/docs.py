@@ -1,0 +1,169 @@
+"""The pages of docs/ that follow from the code: the command, tables, settings, errors.
+
+    python -m lakemq.jobs.docs            write them
+    python -m lakemq.jobs.docs --check    exit with 1 when one is stale
+
+A page is a function without arguments to its text; tests/unit/test_docs.py fails when a stored page is another text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from lakemq.engine.config import ENGINE, Parameter
+from lakemq.engine.errors import LakeMQError, all_errors
+from lakemq.engine.producer import Producer
+from lakemq.engine.topics import TOPIC
+from lakemq.jobs.commands.page import command_page
+from lakemq.tables.catalog import VIEWS, ddl_type
+from lakemq.tables.registry import TABLES
+from lakemq.tables.spec import TableSpec
+
+FOLDER = Path(__file__).parents[1] / "docs"
+
+_GENERATED = "<!-- Written by `make docs` from {source}; changes belong there. -->"
+
+_SHAPES = {
+    "log": "log: each row is a fact, written once",
+    "changelog": "changelog: the newest row of a key is its state",
+    "data": "data",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or check them; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.docs", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 when a page is stale")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pages are (%(default)s)")
+    asked = parser.parse_args(arguments)
+    stale = stale_pages(asked.folder)
+    for name in stale:
+        if not asked.check:
+            (asked.folder / name).write_text(PAGES[name](), encoding="utf-8")
+        print(f"{asked.folder / name}: {'stale, run: make docs' if asked.check else 'written'}")
+    return 1 if asked.check and stale else 0
+
+
+def stale_pages(folder: Path) -> list[str]:
+    """Names of the pages in `folder` that are not what the code says, or are not there."""
+    stored = {name: folder / name for name in PAGES}
+    return [
+        name for name, path in stored.items() if not path.exists() or path.read_text(encoding="utf-8") != PAGES[name]()
+    ]
+
+
+def tables_page() -> str:
+    """All tables with their columns, and the views."""
+    lines = [
+        "# Tables",
+        _GENERATED.format(source="tables/"),
+        "Every table is a Delta table in a folder of its name under the namespace. Times are UTC; a column that ends "
+        "in `_ms` holds milliseconds since 1970. `step` is the micro-batch that decided the row.",
+        "In a *changelog* the row of a key with the highest `step` is its state. Things are decided in `journal`; the "
+        "other tables follow from it about a second later. Only the sequencer writes them; `inbox` is yours.",
+        "\n".join(f"- [`{spec.name}`](#{spec.name}): {spec.comment}" for spec in TABLES),
+    ]
+    for spec in TABLES:
+        lines += _table_section(spec)
+    lines += ["## Views", "In Spark's catalog and in `lakemq sql`. `{database}` is the namespace's database."]
+    for name, query in VIEWS.items():
+        lines += [f"### `{name}`", f"```sql\n{query}\n```"]
+    return _joined(lines)
+
+
+def _table_section(spec: TableSpec) -> list[str]:
+    about = [_SHAPES[spec.shape]]
+    if spec.keys:
+        about.append("key " + ", ".join(f"`{key}`" for key in spec.keys))
+    rows = [
+        (f"`{f.name}`", f"`{ddl_type(f.type)}`", "yes" if f.nullable else "", f.metadata[b"comment"].decode())
+        for f in spec.schema
+    ]
+    return [f"## {spec.name}", spec.comment, "; ".join(about) + ".", _table(("column", "type", "null", "what"), rows)]
+
+
+def settings_page() -> str:
+    """All settings with defaults and ranges, and a producer's options."""
+    options = inspect.signature(Producer.__init__).parameters.values()
+    return _joined(
+        [
+            "# Settings",
+            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/producer.py"),
+            "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, and named. "
+            "So is a key that stands twice in a file.",
+            "## Engine",
+            "From the YAML file named by `lakemq --conf FILE`, `lakemq.connect(path, conf=FILE)` or `$LAKEMQ_CONF`; "
+            "`lakemq.connect(path, config={...})` wins over it. `conf/lakemq.yaml` lists the defaults. Each process "
+            "goes by its own settings: those of the sequencer are what the process that leads was given.",
+            _settings(ENGINE.declared),
+            "## Topics",
+            "Per topic: `mq.topics.create(topic, config={...})`, `mq.topics.alter(topic, config={...})`, where `None` "
+            "resets one.",
+            _settings(TOPIC.declared),
+            "## Producers",
+            inspect.cleandoc(Producer.__doc__ or ""),
+            "Options of `mq.producer(...)`:",
+            _table(
+                ("option", "default"),
+                [(f"`{o.name}`", f"`{o.default!r}`") for o in options if o.default is not inspect.Parameter.empty],
+            ),
+        ]
+    )
+
+
+def _settings(declared: Mapping[str, Parameter]) -> str:
+    rows = [(f"`{p.name}`", f"`{p.default}`", _range(p), p.meaning) for p in declared.values()]
+    return _table(("setting", "default", "range", "what"), rows)
+
+
+def _range(parameter: Parameter) -> str:
+    if parameter.choices:
+        return ", ".join(f"`{choice}`" for choice in parameter.choices)
+    return f"{parameter.low} to {parameter.high}"
+
+
+def errors_page() -> str:
+    """All errors, by name."""
+    rows = [
+        (f"`{e.name}`", "" if e.code is None else str(e.code), f"`{e.__name__}`", *_meaning(e)) for e in all_errors()
+    ]
+    return _joined(
+        [
+            "# Errors",
+            _GENERATED.format(source="engine/protocol/errors.py"),
+            "Every refusal is a class of `lakemq.engine.errors`, below `LakeMQError`. Names and codes are Kafka's "
+            "where Kafka has it. The text says what was found and what was expected. A refused request changes "
+            "nothing. *Retry*: the same call may succeed later.",
+            "At the command line an error is one line `NAME: message` on stderr, and exit code 1.",
+            _table(("name", "code", "class", "meaning", "retry"), rows),
+        ]
+    )
+
+
+def _meaning(error: type[LakeMQError]) -> tuple[str, str]:
+    return inspect.cleandoc(error.__doc__ or "").splitlines()[0], "yes" if error.retriable else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _joined(blocks: Iterable[str]) -> str:
+    return "\n\n".join(blocks) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "command.md": command_page,
+    "tables.md": tables_page,
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The docs say what is: generated pages are fresh, links lead somewhere, the worked example comes out as printed."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+import lakemq
+from lakemq.engine.config import ENGINE
+from lakemq.jobs import docs
+from lakemq.jobs.sql import run_query
+
+CHECKOUT = Path(__file__).parents[2]
+DOCS = CHECKOUT / "docs"
+ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+PAGES = sorted([*CHECKOUT.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+# -- generated pages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", docs.PAGES)
+def test_a_generated_page_is_fresh(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == docs.PAGES[name](), "run: make docs"
+
+
+def test_stale_and_missing_pages_are_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in docs.PAGES:
+        shutil.copy(DOCS / name, tmp_path)
+    docs.main(["--folder", str(tmp_path)])
+    capsys.readouterr()
+    (tmp_path / "errors.md").write_text("old")
+    (tmp_path / "tables.md").unlink()
+    assert docs.main(["--check", "--folder", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "errors.md: stale" in told
+    assert "tables.md: stale" in told
+    assert (tmp_path / "errors.md").read_text() == "old"
+    assert docs.main(["--folder", str(tmp_path)]) == 0
+    assert docs.main(["--check", "--folder", str(tmp_path)]) == 0
+    assert (tmp_path / "errors.md").read_text() == docs.errors_page()
+
+
+def test_every_row_of_a_generated_table_has_as_many_cells_as_its_head() -> None:
+    for name, page in docs.PAGES.items():
+        for table in re.findall(r"(?:^\|.*\|$\n?)+", page(), re.MULTILINE):
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+            assert len(widths) == 1, f"{name}: {table[:200]}"
+
+
+def test_the_settings_file_lists_every_setting_with_its_default() -> None:
+    listed = yaml.safe_load((CHECKOUT / "conf/lakemq.yaml").read_text())
+    assert listed == ENGINE.defaults()
+
+
+# -- links ----------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} in {page.name}"
+        assert not anchor or anchor in anchors(target), f"{link} in {page.name}"
+
+
+def test_files_that_the_docs_name_are_there() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"`((?:engine|tables|jobs|conf|tests|docs)/[\w/.-]+)`", text):
+            assert (CHECKOUT / name).exists(), f"{name} in {page.name}"
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    missing = [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in readme]
+    assert not missing
+
+
+# -- decisions ------------------------------------------------------------------------------------------
+
+
+def test_decisions_are_numbered_without_gaps_and_indexed() -> None:
+    index = (DOCS / "adr/README.md").read_text(encoding="utf-8")
+    assert [int(page.name[:4]) for page in ADRS] == list(range(1, len(ADRS) + 1))
+    for number, page in enumerate(ADRS, 1):
+        title = page.read_text(encoding="utf-8").splitlines()[0]
+        assert title.startswith(f"# {number}. ")
+        assert f"{number}. [{title.split('. ', 1)[1]}]({page.name})" in index
+
+
+@pytest.mark.parametrize("page", ADRS, ids=lambda page: page.stem)
+def test_a_decision_has_its_four_parts(page: Path) -> None:
+    sections = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == ["Context", "Decision", "Evidence", "Consequences"]
+    assert len(page.read_text(encoding="utf-8").splitlines()) < 80
+
+
+def test_every_dependency_has_its_reason() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(CHECKOUT / "setup.cfg")
+    lines = "\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]).splitlines()
+    required = {re.split(r"[<>=!\[; ]", line)[0] for line in lines if line and not line.startswith(("#", "%"))}
+    bullets = re.findall(r"^- ((?:`[\w-]+`(?:, )?)+):", (ADRS[1]).read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for bullet in bullets for name in re.findall(r"[\w-]+", bullet)} == required
+
+
+# -- examples -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the worked example of concepts.md has run; what it printed is in `out.txt`."""
+    folder = tmp_path_factory.mktemp("concepts")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", concepts(), re.DOTALL | re.MULTILINE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "out.txt").write_text(done.stdout)
+    return folder
+
+
+def concepts() -> str:
+    return (DOCS / "concepts.md").read_text(encoding="utf-8")
+
+
+def test_the_worked_example_prints_what_the_page_says(example: Path) -> None:
+    assert f"prints `{(example / 'out.txt').read_text().strip()}`" in concepts()
+
+
+def test_the_worked_example_leaves_the_rows_on_the_page(example: Path) -> None:
+    shown = re.findall(r"^```sql\n(.*?)^```$\n\n```text\n(.*?)^```$", concepts(), re.DOTALL | re.MULTILINE)
+    assert len(shown) == concepts().count("```sql") == 4
+    for query, printed in shown:
+        with lakemq.connect(str(example / "data/mq")) as mq:
+            columns, rows = run_query(mq.namespace, query)
+            found = [columns, *([str(cell) for cell in row] for row in rows)]
+        assert found == [line.split() for line in printed.splitlines()], query
+
+
+def test_manifests_parse_and_start_the_command() -> None:
+    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+    (unit,) = re.findall(r"^```ini\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (manifest,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    parsed = configparser.ConfigParser()
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(unit)
+    assert parsed["Service"]["ExecStart"].endswith("/lakemq serve")
+    deployed = yaml.safe_load(manifest)
+    template = deployed["spec"]["template"]
+    assert deployed["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    assert template["spec"]["containers"][0]["command"] == ["lakemq", "serve"]
