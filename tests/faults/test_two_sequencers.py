@@ -1,0 +1,163 @@
+"""Two sequencers on one namespace: one leads, whatever happens to it; the other one is told nothing wrong."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faults.checks import check_all
+from faults.processes import QUICK, TOPIC, Processes, Publishing, terminate, until
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.journal import Journal
+from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.errors import NotLeader
+from lakemq.engine.protocol.records import LeaderElected
+from lakemq.engine.protocol.requests import CreateTopic, Letter
+from lakemq.engine.sequencer import Sequencer
+
+LEASE_MS = 500
+
+
+def leaders(mq: Connection) -> list[tuple[int, str]]:
+    """Epoch and name of each term, in order; steps that renew or end one are left out."""
+    steps = Journal(mq.namespace.store).steps_after(0)
+    elected = [one.record for step in steps for one in step.decisions if isinstance(one.record, LeaderElected)]
+    terms = [(record.epoch, record.leader) for record in elected if record.leader]
+    return [term for term, _ in itertools.groupby(terms)]
+
+
+def check_terms(path: str) -> list[tuple[int, str]]:
+    """Each epoch has one leader, and they follow each other without a gap."""
+    with lakemq.connect(path) as mq:
+        terms = leaders(mq)
+    assert [epoch for epoch, _ in terms] == list(range(1, len(terms) + 1))
+    return terms
+
+
+class Rival:
+    """A second sequencer that takes over, and decides what waits, just when the first one reaches a point."""
+
+    def __init__(self, mq: Connection, point: str) -> None:
+        self._point, self.sequencer = point, sequencer_of(mq, "rival")
+        self.armed, self.letters = False, -1
+
+    def reached(self, point: str) -> None:
+        if point == self._point and self.armed:
+            self.armed = False
+            until(self.sequencer.try_lead, 10, "lease")
+            self.letters = self.sequencer.step().letters
+
+
+def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Sequencer:
+    reached = rival.reached if rival else lambda point: None
+    return Sequencer(mq.namespace, name, SystemClock(), new_id, reached)
+
+
+@pytest.mark.parametrize("point", ["sequencer.letters_taken", "sequencer.journal_appended"])
+def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processes):
+    """Both decide the same letter; one step lands, and its answer is the one that stays."""
+    with lakemq.connect(family.path, config=QUICK) as mq:
+        mailbox, now_ms = mq.namespace.mailbox, SystemClock().now_ms()
+        rival = Rival(mq, point)
+        first = sequencer_of(mq, "first", rival)
+        assert first.try_lead()
+        rival.armed = True
+        mailbox.put("c", 1, encode_letter(Letter("c", 1, [CreateTopic("made-once", 3)], now_ms)), now_ms)
+        if point == "sequencer.letters_taken":
+            with pytest.raises(NotLeader):
+                first.step()
+            assert rival.letters == 1
+        else:
+            first.step()  # it had landed: the rival found it decided, and both answer the same
+            assert rival.letters == 0
+            with pytest.raises(NotLeader):
+                until(lambda: first.step() is None, 5, "loss of leadership")
+        assert not first.leads
+        assert first.try_lead() is False
+        answer = mailbox.poll_reply("c", 1)
+        assert answer is not None
+        (result,) = decode_answer(answer).results
+        assert result.partitions == 3
+        assert mailbox.waiting(10) == []
+        assert [t.topic for t in mq.topics.list()] == ["made-once", TOPIC]
+        rival.sequencer.resign()
+        first.resign()
+    assert [name for _, name in check_terms(family.path)][-2:] == ["first", "rival"]
+    check_all(family.path, TOPIC, [])
+
+
+@pytest.mark.parametrize(
+    "stop_at",
+    [
+        "sequencer.letters_taken:30",
+        "sequencer.rows_written:6",
+        "sequencer.journal_appended:8",
+        "sequencer.answered:6",
+        "projector.table_appended:6",
+        "projector.tables_appended:4",
+        "housekeeping.merged_file_written:2",
+        "housekeeping.merged_journal_written:2",
+    ],
+)
+def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
+    """It goes on in the middle of a step, or its projector does, when another one has long led: it stands by."""
+    with Publishing(family.path, "p", QUICK) as publishing:
+        stopped = family.serve(stop_at=stop_at)
+        until(lambda: is_stopped(stopped.pid), 30, "stop")
+        successor = family.serve()
+        publishing.wait_for(15)  # several leases' worth of steps, projections and merges
+        os.kill(stopped.pid, signal.SIGCONT)
+        publishing.wait_for(10)
+        assert (stopped.poll(), successor.poll()) == (None, None)
+        with lakemq.connect(family.path) as mq:
+            assert f"-{successor.pid}-" in mq.state().leader
+        terminate(successor)
+        publishing.wait_for(5)  # the one that was stopped leads again
+    terminate(stopped)
+    pids = [int(name.split("-")[-3]) for _, name in check_terms(family.path)]
+    assert [pid for pid, _ in itertools.groupby(pids[1:])] == [stopped.pid, successor.pid, stopped.pid]
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def test_a_sequencer_stopped_for_less_than_the_lease_goes_on(family: Processes):
+    with Publishing(family.path, "p", QUICK) as publishing:
+        leading, standing_by = family.serve(**{"lease.ms": 20_000}), family.serve(**{"lease.ms": 20_000})
+        for _ in range(3):
+            publishing.wait_for(3)
+            os.kill(leading.pid, signal.SIGSTOP)
+            time.sleep(0.4)
+            os.kill(leading.pid, signal.SIGCONT)
+        publishing.wait_for(3)
+    terminate(standing_by)
+    terminate(leading)
+    assert len(check_terms(family.path)) == 2, "the one that made the namespace, and this one"
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def test_sigterm_hands_over_at_once(family: Processes):
+    """The standby leads in well under a lease, time and again."""
+    lease = {"lease.ms": 20_000}
+    with Publishing(family.path, "p", {**QUICK, "request.timeout.ms": 30_000}) as publishing:
+        serving = [family.serve(**lease)]
+        publishing.wait_for(3)
+        for _ in range(3):
+            serving.append(family.serve(**lease))
+            until(lambda: "stands by" in family.said().splitlines()[-1], 10, "standby")
+            begun_s = time.monotonic()
+            terminate(serving.pop(0))
+            publishing.wait_for(2)
+            assert time.monotonic() - begun_s < 5
+    terminate(serving[0])
+    assert len(check_terms(family.path)) == 5
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
