@@ -47,14 +47,15 @@ def serve_until_stopped(mq: Connection) -> None:
 
 @contextmanager
 def stopping_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or SIGINT sets; the second one does what it always does."""
+    """An event that the first SIGTERM or SIGINT sets; the second one kills."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def on_signal(number: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         stop.set()
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
 
     for number in before:
         signal.signal(number, on_signal)
