@@ -136,6 +136,11 @@ def evolve(state: State, record: AnyRecord, segments: Segments = NO_SEGMENTS) ->
         fold(state, record)
 
 
+def kinds() -> list[str]:
+    """The kinds of decisions that change the state; the others are for the tables only."""
+    return ["produced", *_EVOLVE]
+
+
 def begin_step(state: State, now_ms: int) -> int:
     """Open the next step; returns its time, which never goes back. All records that follow belong to it."""
     state.step += 1

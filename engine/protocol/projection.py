@@ -170,8 +170,8 @@ def _cuts(step: int, record: AnyRecord) -> list[SegmentRow]:
 
 def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
     changed = {
-        record.producer_id
-        for _, record in _records(steps)
+        record.producer_id: step.decided_at_ms
+        for step, record in _records(steps)
         if isinstance(record, ProducerInitialized | ProducerExpired | Produced) and record.producer_id is not None
     }
     for producer_id in sorted(changed):
@@ -183,7 +183,7 @@ def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[Produce
             name=str(producer_id),
             producer_epoch=producer.epoch if producer else None,
             units=[{name: getattr(u, name) for name in u.__struct_fields__} for u in units],
-            seen_at_ms=producer.seen_at_ms if producer else state.now_ms,
+            seen_at_ms=producer.seen_at_ms if producer else changed[producer_id],
             removed=producer is None,
         )
 
@@ -207,7 +207,11 @@ def _applications(state: State, steps: Sequence[StepDecisions]) -> Iterator[Prod
 
 
 def _clients(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
-    changed = {r.client_id for _, r in _records(steps) if isinstance(r, Answered | ClientRemoved)}
+    changed = {
+        record.client_id: step.decided_at_ms
+        for step, record in _records(steps)
+        if isinstance(record, Answered | ClientRemoved)
+    }
     for client_id in sorted(changed):
         client = state.clients.get(client_id)
         yield ProducerRow(
@@ -216,7 +220,7 @@ def _clients(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerR
             name=client_id,
             version=client.number if client else None,
             answer=encode_results(client.results) if client else None,
-            seen_at_ms=client.seen_at_ms if client else state.now_ms,
+            seen_at_ms=client.seen_at_ms if client else changed[client_id],
             removed=client is None,
         )
 

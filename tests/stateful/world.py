@@ -1,0 +1,180 @@
+"""The world: a namespace in a folder, its sequencers, and time, all in the hands of the test."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.engine.config import EngineConfig
+from lakemq.engine.datafile import write_data_file
+from lakemq.engine.fetch_arrow import fetch_arrow
+from lakemq.engine.journal import Journal
+from lakemq.engine.namespace import open_namespace
+from lakemq.engine.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.records import StepDecisions
+from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
+from lakemq.engine.protocol.state import Topic
+from lakemq.engine.reader import Reader
+from lakemq.engine.sequencer import Sequencer
+from lakemq.tables.messages import BODY_SCHEMA
+
+LEASE_MS = 900
+EXPIRATION_MS = 60_000
+EXPIRY_INTERVAL_MS = 10_000
+GAP_MS = 200
+
+CONFIG = {
+    "lease.ms": LEASE_MS,
+    "client.expiration.ms": EXPIRATION_MS,
+    "producer.id.expiration.ms": EXPIRATION_MS,
+    "request.gap.ms": GAP_MS,
+    "project.interval.ms": 0,
+    "journal.retention.ms": 0,
+    "reader.grace.ms": 1000,
+    "checkpoint.interval": 5,
+    "compact.min.files": 2,
+}
+
+
+class ManualClock:
+    """Stands still unless told; who sleeps moves it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def steady_ms(self) -> int:
+        return self.ms
+
+    def sleep(self, ms: float) -> None:
+        self.ms += int(ms)
+
+
+class LaterFuture(Future[Any]):
+    """Done when somebody runs it, at the latest who waits for it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self._work = work
+
+    def run(self) -> None:
+        if not self.done():
+            try:
+                self.set_result(self._work())
+            except BaseException as error:
+                self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.run()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.run()
+        return super().exception(timeout)
+
+
+class Backstage(Executor):
+    """A background thread that the test owns: work waits until it says so."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[LaterFuture] = deque()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaterFuture:
+        future = LaterFuture(lambda: fn(*args, **kwargs))
+        self.waiting.append(future)
+        return future
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.popleft().run()
+
+
+class World:
+    """A namespace on a memory disk where there is one; `close` removes it."""
+
+    def __init__(self) -> None:
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self.folder = tempfile.mkdtemp(prefix="lakemq-stateful-", dir=memory)
+        self.clock = ManualClock()
+        self.namespace = open_namespace(self.folder, EngineConfig(CONFIG), create=True)
+        self._ids = itertools.count(1)
+        self._names = itertools.count(1)
+        self.reader = Reader(self.namespace.store, self.clock)
+        self.history: list[StepDecisions] = []
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def new_id(self) -> str:
+        return f"{next(self._ids):032x}"
+
+    def sequencer(self) -> tuple[Sequencer, Backstage]:
+        backstage = Backstage()
+        name = f"sequencer-{next(self._names)}"
+        return Sequencer(self.namespace, name, self.clock, self.new_id, backstage=backstage), backstage
+
+    def lead(self, sequencer: Sequencer) -> None:
+        """It leads, when the lease of whoever led before has run out."""
+        if not sequencer.try_lead():
+            self.clock.sleep(LEASE_MS + 1)
+            assert sequencer.try_lead()
+        self.remember_steps()
+
+    def remember_steps(self) -> None:
+        """Keep what the journal has gained; it is cut once it is projected."""
+        last = self.history[-1].step if self.history else 0
+        self.history += Journal(self.namespace.store).steps_after(last)
+
+    # -- a client ---------------------------------------------------------------------------------------
+
+    def body(self, values: list[str]) -> pa.Table:
+        columns = {
+            "topic": ["anything"] * len(values),
+            "partition": [0] * len(values),
+            "value": [value.encode() for value in values],
+            "timestamp": [1_000_000 * (i + 1) for i in range(len(values))],
+        }
+        return pa.table(
+            [pa.array(columns.get(f.name, [None] * len(values)), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA
+        )
+
+    def write_file(self, values: list[str]) -> DataFile:
+        return DataFile(*write_data_file(self.namespace.files, self.new_id(), self.body(values)))
+
+    def put(self, client_id: str, number: int, requests: list[AnyRequest], inline: list[str]) -> None:
+        rows = self.body(inline) if inline else None
+        letter = Letter(client_id, number, requests, self.clock.now_ms())
+        self.namespace.mailbox.put(client_id, number, encode_letter(letter, rows), self.clock.now_ms())
+
+    def take_reply(self, client_id: str, number: int) -> list[Any] | None:
+        """The results of a letter, None where there is no reply; a reply is taken once."""
+        body = self.namespace.mailbox.poll_reply(client_id, number)
+        if body is None:
+            return None
+        self.namespace.mailbox.forget_reply(client_id, number)
+        answer = decode_answer(body)
+        assert (answer.client_id, answer.number) == (client_id, number)
+        return answer.results
+
+    # -- a consumer -------------------------------------------------------------------------------------
+
+    def logs(self, reader: Reader, topic: Topic) -> dict[int, list[tuple[int, str]]]:
+        """Partition -> (offset, value) of all that can be read."""
+        found: dict[int, list[tuple[int, str]]] = {p: [] for p in range(topic.partition_count)}
+        plan = plan_fetch(
+            reader, topic, "read_committed", beginning_offsets(topic), end_offsets(topic, "read_committed")
+        )
+        for row in fetch_arrow(self.namespace.files, plan).to_pylist():
+            found[row["partition"]].append((row["offset"], row["value"].decode()))
+        return found

@@ -1,0 +1,153 @@
+"""Clients and their turns; letters; time; the lease."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_harness import HOUR_MS, Harness, plain
+
+from lakemq.engine.protocol import leader, machine
+from lakemq.engine.protocol.clients import Turn, turn_of
+from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest
+from lakemq.engine.protocol.records import LeaderElected
+from lakemq.engine.protocol.requests import CreateTopic, InitProducer, ProducerDone, Refusal
+from lakemq.engine.protocol.state import State
+
+
+@pytest.fixture
+def mq() -> Harness:
+    return Harness()
+
+
+# -- turns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "waited_ms", "turn"),
+    [
+        (1, 0, Turn.REPEAT),
+        (3, 0, Turn.REPEAT),
+        (3, 10**9, Turn.REPEAT),
+        (4, 0, Turn.DECIDE),
+        (4, 10**9, Turn.DECIDE),
+        (5, 0, Turn.WAIT),
+        (5, 100, Turn.WAIT),
+        (5, 101, Turn.REFUSE),
+        (10**9, 101, Turn.REFUSE),
+    ],
+)
+def test_whose_turn_it_is_after_letter_three(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
+    for n in (1, 2, 3):
+        mq.ask(client="c", number=n)
+    assert turn_of(mq.state, "c", number, waited_ms, 100) is turn
+
+
+def test_a_client_begins_with_one(mq: Harness) -> None:
+    assert turn_of(mq.state, "new", 1, 0, 100) is Turn.DECIDE
+    assert turn_of(mq.state, "new", 2, 0, 100) is Turn.WAIT
+
+
+# -- letters ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_answer_is_kept_for_a_repeat(mq: Harness) -> None:
+    first = mq.ask(InitProducer(), client="c", number=1)
+    second = mq.ask(InitProducer(), CreateTopic("..", 1), client="c", number=2)
+    assert first == [ProducerDone(0, 0)]
+    assert mq.state.clients["c"].results == second
+    assert (mq.state.clients["c"].number, mq.state.clients["c"].seen_at_ms) == (2, 1_000)
+
+
+def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
+    mq.ask(InitProducer(), CreateTopic("t", 1), client="c", number=1)
+    assert [(one.record.kind, one.request_id) for one in mq.steps[-1].decisions] == [
+        ("producer_initialized", "c/1"),
+        ("topic_created", "c/1"),
+        ("answered", "c/1"),
+    ]
+
+
+def test_a_letter_without_requests_has_its_turn_too(mq: Harness) -> None:
+    assert mq.ask(client="c") == []
+    assert turn_of(mq.state, "c", 2, 0, 0) is Turn.DECIDE
+
+
+def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:
+    machine.begin_step(mq.state, 5)
+    decided = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
+    assert [one.record.kind for one in decided] == ["answered"]
+    assert mq.state.clients["c"].results == [Refusal("INVALID_REQUEST", "unreadable")]
+    assert turn_of(mq.state, "c", 2, 0, 0) is Turn.DECIDE
+
+
+def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
+    mq.ask(client="c", number=1)
+    machine.begin_step(mq.state, 5)
+    decided = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
+    assert [one.record.kind for one in decided] == ["answered", "client_removed"]
+    assert [turn_of(mq.state, "c", n, 101, 100) for n in (2, 3, 4)] == [Turn.REFUSE] * 3
+
+
+# -- time ---------------------------------------------------------------------------------------------------
+
+
+def test_time_never_goes_back(mq: Harness) -> None:
+    assert machine.begin_step(mq.state, 5_000) == 5_000
+    assert machine.begin_step(mq.state, 4_000) == 5_000
+    assert mq.state.step == 2
+
+
+def test_a_silent_client_is_forgotten_and_not_before_its_time(mq: Harness) -> None:
+    mq.ask(client="c")
+    mq.now_ms += HOUR_MS
+    assert mq.expire() == []
+    mq.now_ms += 1
+    assert mq.expire() == ["client_removed"]
+    assert mq.state.clients == {}
+
+
+def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
+    """Else an answer that was given would be forgotten, and a repeat of its letter decided again."""
+    mq.create("t")
+    mq.ask(InitProducer(), client="early", number=1)
+    mq.ask(client="late", number=1)
+    mq.now_ms += HOUR_MS + 1
+    due = machine.decide_time(mq.state, mq.now_ms, HOUR_MS, HOUR_MS)
+    assert len([one for one in due if one.record.kind == "producer_expired"]) == 1
+    mq.ask(mq.produce({0: 1}, producer=(0, 0)), client="early", number=2)
+    mq.state.step -= 1  # the same step
+    machine.begin_step(mq.state, mq.now_ms)
+    folded = machine.fold_due(mq.state, due)
+    assert "early" in mq.state.clients
+    assert 0 in mq.state.producers
+    assert "late" not in mq.state.clients
+    assert {one.record.subject for one in folded} == {"late", "client-1"}
+
+
+# -- the lease ----------------------------------------------------------------------------------------------
+
+
+def test_the_lease_is_taken_kept_and_given_back() -> None:
+    state = State()
+    assert leader.may_lead(state, "a", 0)
+    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
+    assert (state.leader, state.leader_epoch, state.lease_ms) == ("a", 1, 500)
+    assert not leader.may_lead(state, "b", 500)
+    assert leader.may_lead(state, "b", 501)
+    assert leader.may_lead(state, "a", 0)
+    machine.fold(state, [leader.decide_renew(state)])
+    assert (state.leader, state.leader_epoch) == ("a", 1)
+    machine.fold(state, [leader.decide_take_over(state, "b", 700)])
+    assert (state.leader, state.leader_epoch, state.lease_ms) == ("b", 2, 700)
+    machine.fold(state, [leader.decide_resign(state)])
+    assert leader.may_lead(state, "a", 0)
+    assert state.leader_epoch == 2
+
+
+def test_renewing_changes_nothing_but_says_so() -> None:
+    state = State()
+    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
+    before = plain(state)
+    renewed = leader.decide_renew(state)
+    assert renewed.record == LeaderElected("a", 1, 500)
+    machine.fold(state, [renewed])
+    assert plain(state) == before

@@ -1,0 +1,292 @@
+"""What travels: letters, answers, steps; and what alien bytes do, which is nothing but a ValueError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from protocol_harness import Harness, inline_file
+
+from lakemq.engine.protocol import codec, errors, machine
+from lakemq.engine.protocol.records import Answered, AnyRecord, Decided, Produced, RecordsDeleted, StepDecisions
+from lakemq.engine.protocol.requests import (
+    AlterTopic,
+    Answer,
+    AnyRequest,
+    AnyResult,
+    ApplicationVersion,
+    BatchId,
+    CreateTopic,
+    DataFile,
+    DeleteRecords,
+    DeleteTopic,
+    InitProducer,
+    Letter,
+    Produce,
+    ProducerSequences,
+    Ranges,
+    Refusal,
+    RefusedRows,
+    TopicRef,
+)
+from lakemq.engine.protocol.segments import NO_SEGMENTS, Segments
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.messages import BODY_SCHEMA
+from lakemq.tables.segments import SEGMENT_SCHEMA
+
+# -- values of every type, from the types themselves --------------------------------------------------------
+
+batch_ids = st.text("abc-_09", min_size=1, max_size=64)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+small = st.integers(0, 3)
+counts = small | st.integers(0, 2**40)
+millis = st.integers(-(2**54), 2**54)
+sequences = small | st.integers(0, 2**31 - 1)
+segment_rows = st.fixed_dictionaries(
+    {
+        "kind": st.just("data"),
+        "topic_id": st.integers(0, 2**62),
+        "topic": texts,
+        "partition": st.integers(0, 2**31 - 1),
+        "base_offset": st.integers(0, 2**62),
+        "record_count": counts,
+        "batch_id": batch_ids | st.none(),
+        "first_row": counts | st.none(),
+        "file_partition": st.none(),
+        "min_timestamp_ms": millis | st.none(),
+        "max_timestamp_ms": millis,
+        "append_time_ms": st.none() | millis,
+        "producer_id": st.none() | small,
+        "producer_epoch": st.none() | small,
+        "base_sequence": st.none() | sequences,
+        "transactional": st.booleans(),
+        "origin": st.just("publish"),
+    }
+)
+segments = st.lists(segment_rows, max_size=4).map(
+    lambda rows: Segments([[row[name] for row in rows] for name in SEGMENT_SCHEMA.names])
+)
+
+
+def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(of, max_size=3)
+
+
+RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis)
+
+
+def even_ranges(length: int) -> st.SearchStrategy[Ranges]:
+    return st.builds(Ranges, *(st.lists(column, min_size=length, max_size=length) for column in RANGE))
+
+
+epochs = st.integers(0, 2**15 - 1)
+produces = st.builds(
+    Produce,
+    topics=st.lists(st.builds(TopicRef, st.sampled_from(["t", "u"]), small, small), max_size=3),
+    ranges=st.builds(Ranges, *map(columns, RANGE)) | st.integers(0, 3).flatmap(even_ranges),
+    metadata_step=counts,
+    files=st.lists(st.builds(DataFile, batch_ids, counts, counts, millis, millis), max_size=2),
+    refused=st.lists(st.builds(RefusedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
+    producer=st.none()
+    | st.builds(
+        ProducerSequences, small, st.integers(0, 2**15 - 1), columns(small), columns(small), columns(sequences)
+    ),
+    application=st.none() | st.builds(ApplicationVersion, texts, st.integers(), st.sampled_from(["t", "x/y", "", ":"])),
+    first_row=counts,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=2), max_leaves=4
+)
+configs = st.dictionaries(st.sampled_from(["retention.ms", "partitioner", "x"]), json_values, max_size=2)
+names = st.sampled_from(["t", "u", "..", "t/u", ">"]) | texts
+requests = (
+    st.builds(CreateTopic, names, st.integers(-1, 4) | st.integers(), configs, st.lists(names, max_size=2))
+    | st.builds(AlterTopic, names, configs, st.none() | st.integers(-1, 5), st.none() | st.lists(names, max_size=2))
+    | st.builds(DeleteTopic, names)
+    | st.builds(DeleteRecords, names, st.dictionaries(st.integers(), st.integers(-2, 3) | st.integers(), max_size=2))
+    | st.builds(InitProducer, st.none() | texts, st.integers())
+    | produces
+)
+
+
+# -- letters ------------------------------------------------------------------------------------------------
+
+
+def body(values: list[bytes | None]) -> pa.Table:
+    filled: dict[str, Any] = {"topic": "t", "partition": 0, "timestamp": 5}
+    columns = [values if f.name == "value" else [filled.get(f.name)] * len(values) for f in BODY_SCHEMA]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
+
+
+@settings(deadline=None)
+@given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
+def test_a_letter_comes_out_as_it_went_in(asked: list[AnyRequest], values: list[bytes | None] | None) -> None:
+    letter, rows = Letter("c", 7, asked, 5), None if values is None else body(values)
+    assert codec.decode_letter(codec.encode_letter(letter, rows)) == (letter, rows)
+
+
+def test_rows_of_many_requests_come_out_in_order() -> None:
+    rows = pa.concat_tables([body([b"a"]), body([b"b", b"c"])])
+    _, found = codec.decode_letter(codec.encode_letter(Letter("c", 1, [], 0), rows))
+    assert found is not None
+    assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
+
+
+GOOD = codec.encode_letter(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"LMQ1")
+@example(b"LMQ1\xff\xff\xff\xff{}")
+@example(b"LMQ1\x02\x00\x00\x00{}")
+@example(b"LMQ1\x04\x00\x00\x00null")
+@example(b"LMQ2" + GOOD[4:])
+def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
+    for whole in (alien, b"LMQ1" + alien):
+        with pytest.raises(ValueError, match=r"\w"):
+            codec.decode_letter(whole)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.booleans())
+def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(at: int, byte: int, cut: bool) -> None:
+    damaged = GOOD[:at] if cut else GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
+    try:
+        _, rows = codec.decode_letter(damaged)
+    except ValueError:
+        return
+    assert rows is None or (rows.schema.equals(BODY_SCHEMA) and len(rows.to_pylist()) == rows.num_rows)
+
+
+def letter_json(request: dict[str, Any]) -> bytes:
+    head = msgspec.json.encode({"client_id": "c", "number": 1, "requests": [request], "sent_at_ms": 0})
+    return b"LMQ1" + len(head).to_bytes(4, "little") + head
+
+
+PRODUCE: dict[str, Any] = {"request": "produce", "topics": [], "ranges": {}, "metadata_step": 0}
+NUMBERS = ("size_bytes", "record_count", "min_timestamp_ms", "max_timestamp_ms")
+FILE: dict[str, Any] = {"batch_id": "f", **dict.fromkeys(NUMBERS, 1)}
+SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [], "partition": [], "base_sequence": []}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"request": "launch"},
+        {"request": "create_topic", "topic": 5, "partitions": 1},
+        {"request": "create_topic", "topic": "a", "partitions": "1"},
+        {**PRODUCE, "files": [{**FILE, "batch_id": "../../etc/passwd"}]},
+        {**PRODUCE, "files": [{**FILE, "batch_id": "a\n"}]},
+        {**PRODUCE, "files": [{**FILE, "batch_id": ""}]},
+        {**PRODUCE, "files": [{**FILE, "record_count": -1}]},
+        {**PRODUCE, "files": [{**FILE, "record_count": 2**62}]},
+        {**PRODUCE, "files": [{**FILE, "min_timestamp_ms": 2**63}]},
+        {**PRODUCE, "ranges": {"topic": [-1]}},
+        {**PRODUCE, "ranges": {"file": [-2]}},
+        {**PRODUCE, "ranges": {"first_row": [2**63]}},
+        {**PRODUCE, "ranges": {"record_count": [1.5]}},
+        {**PRODUCE, "first_row": -1},
+        {**PRODUCE, "producer": {**SEQUENCES, "producer_epoch": 2**15}},
+        {**PRODUCE, "producer": {**SEQUENCES, "base_sequence": [2**31]}},
+    ],
+)
+def test_what_no_client_of_ours_would_say_is_refused_on_reading(request_: dict[str, Any]) -> None:
+    codec.decode_letter(letter_json({**PRODUCE, "files": [FILE], "producer": SEQUENCES}))
+    with pytest.raises(ValueError, match=r"requests\[0\]|Invalid value"):
+        codec.decode_letter(letter_json(request_))
+
+
+def test_deep_nesting_is_a_value_error() -> None:
+    head = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[{"request":"create_topic","config":{"a":'
+    deep = head + b"[" * 100_000
+    with pytest.raises(ValueError, match="not a letter"):
+        codec.decode_letter(b"LMQ1" + len(deep).to_bytes(4, "little") + deep)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"value": [b"x"]}),
+        body([b"x"]).set_column(5, "timestamp", pa.nulls(1, BODY_SCHEMA.field("timestamp").type)),
+        body([b"x"]).drop_columns("headers"),
+        body([b"x"]).set_column(1, "partition", pa.array([1], pa.int64())),
+    ],
+)
+def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> None:
+    assert BODY_SCHEMA.names[5] == "timestamp"
+    with pytest.raises(ValueError, match="message bod"):
+        codec.decode_letter(codec.encode_letter(Letter("c", 1, [], 0), rows))
+
+
+# -- a letter never stops the sequencer ---------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(requests, max_size=3), max_size=4), st.integers(0, 6))
+def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]], inline_rows: int) -> None:
+    """And what was decided can be journaled, replayed, projected: one bad letter must not end every sequencer."""
+    mq = Harness()
+    mq.create("t", 2)
+    mq.producer()
+    for asked in letters:
+        results = mq.ask(*asked, inline_rows=inline_rows)
+        assert len(results) == len(asked)
+        codec.decode_answer(codec.encode_answer(Answer("c", 1, 1, results)))
+    replayed = machine.replay(type(mq.state)(), mq.steps)
+    assert {i: t.high_watermarks.tolist() for i, t in replayed.topics.items()} == {
+        i: t.high_watermarks.tolist() for i, t in mq.state.topics.items()
+    }
+
+
+# -- steps --------------------------------------------------------------------------------------------------
+
+some_results: st.SearchStrategy[AnyResult] = st.builds(
+    Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
+)
+records: st.SearchStrategy[AnyRecord] = (
+    st.builds(Produced, target=texts, producer_id=st.none() | small, producer_epoch=st.none() | small)
+    | st.builds(RecordsDeleted, small, texts, st.dictionaries(small, counts))
+    | st.builds(Answered, texts, small, st.lists(some_results, max_size=2))
+)
+decisions = st.builds(Decided, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
+steps = st.builds(StepDecisions, counts, counts, counts, st.lists(decisions, min_size=1, max_size=4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
+def test_steps_come_out_of_the_journal_as_they_went_in(written: list[StepDecisions]) -> None:
+    rows = pa.concat_tables([codec.encode_step(step) for step in written])
+    assert rows.schema == JOURNAL.stored_schema
+    assert codec.decode_steps(rows) == written
+    assert codec.decode_steps(rows.combine_chunks()) == written
+
+
+def test_no_rows_are_no_steps() -> None:
+    assert codec.decode_steps(JOURNAL.empty()) == []
+
+
+def test_a_newer_format_is_refused() -> None:
+    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(Produced("t"))]))
+    index = rows.column_names.index("format_version")
+    newer = rows.set_column(index, "format_version", pa.array([99], pa.int32()))
+    with pytest.raises(errors.NewerFormat, match="journal format 99"):
+        codec.decode_steps(newer)
+
+
+def test_a_batch_id_may_not_hold_a_path() -> None:
+    decoder = msgspec.json.Decoder(BatchId)
+    assert decoder.decode(b'"0123abc-_"') == "0123abc-_"
+    for bad in ("", "a/b", "..", "a.b", "a" * 65, "a\n"):
+        with pytest.raises(msgspec.ValidationError):
+            decoder.decode(msgspec.json.encode(bad))
+
+
+def test_inline_rows_of_the_harness_lie_within_their_file() -> None:
+    inline = inline_file(1, 5)
+    assert inline.first_row + inline.record_count < inline.file.record_count

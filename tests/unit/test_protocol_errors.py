@@ -1,0 +1,66 @@
+"""Errors: one class per refusal, which travels and is itself again, with what was found and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from protocol_harness import Harness
+
+from lakemq.engine.protocol import codec, errors
+from lakemq.engine.protocol.requests import CreateTopic, Refusal
+
+
+@pytest.mark.parametrize("error", errors.all_errors(), ids=lambda e: e.name)
+def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]) -> None:
+    refusal = error("detail", found={"a": [1, 2]}, expected="b").refusal()
+    (read,) = codec.decode_results(codec.encode_results([refusal]))
+    assert isinstance(read, Refusal)
+    raised = errors.error_of(read)
+    assert type(raised) is error
+    assert str(raised).startswith(f"{error.name}: detail Found")
+    assert str(error()).startswith(f"{error.name}: {error.meaning()}")
+    assert error.meaning().endswith((".", "."))
+
+
+def test_an_error_of_a_newer_engine_keeps_its_name() -> None:
+    raised = errors.error_of(Refusal("BRAND_NEW", "why", 1, 2))
+    assert type(raised) is errors.LakeMQError
+    assert "BRAND_NEW: why" in str(raised)
+
+
+def test_kafkas_codes_are_kept() -> None:
+    codes = {e.name: e.code for e in errors.all_errors() if e.code is not None}
+    expected = {
+        "OFFSET_OUT_OF_RANGE": 1,
+        "UNKNOWN_TOPIC_OR_PARTITION": 3,
+        "REQUEST_TIMED_OUT": 7,
+        "MESSAGE_TOO_LARGE": 10,
+        "INVALID_TOPIC_EXCEPTION": 17,
+        "INVALID_TIMESTAMP": 32,
+        "UNSUPPORTED_VERSION": 35,
+        "TOPIC_ALREADY_EXISTS": 36,
+        "INVALID_PARTITIONS": 37,
+        "INVALID_CONFIG": 40,
+        "INVALID_REQUEST": 42,
+        "OUT_OF_ORDER_SEQUENCE_NUMBER": 45,
+        "INVALID_PRODUCER_EPOCH": 47,
+        "UNKNOWN_PRODUCER_ID": 59,
+        "INVALID_RECORD": 87,
+    }
+    assert codes == {**codes, **expected}
+    assert len(set(codes.values())) == len(codes)
+
+
+def test_a_refusal_repeats_little_of_what_was_sent() -> None:
+    mq = Harness()
+    refusal = mq.refused(CreateTopic("t", 1, {"retention.ms": "9" * 10_000_000}))
+    assert len(codec.encode_results([refusal])) < 5_000
+    assert str(refusal.found).startswith("999")
+
+
+@pytest.mark.parametrize("found", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
+def test_whatever_was_found_can_travel(found: Any) -> None:
+    refusal = errors.InvalidRequest("d", found=found).refusal()
+    (read,) = codec.decode_results(codec.encode_results([refusal]))
+    assert read == refusal

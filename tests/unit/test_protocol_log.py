@@ -1,0 +1,289 @@
+"""Publishing: ranges of rows become dense offsets; columns against the model that goes row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+from protocol_harness import Harness, inline_file
+from stateful.model import Model
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.log import decide_produce
+from lakemq.engine.protocol.requests import (
+    ApplicationVersion,
+    CreateTopic,
+    DataFile,
+    InitProducer,
+    Produce,
+    ProducerSequences,
+    Published,
+    Ranges,
+    Refusal,
+    RefusedRows,
+    TopicRef,
+    Unit,
+)
+from lakemq.engine.protocol.segments import Segments, table_of
+
+
+@pytest.fixture
+def mq() -> Harness:
+    harness = Harness()
+    harness.create("t", 3)
+    harness.create("u", 2)
+    return harness
+
+
+def segments_of(mq: Harness) -> Segments:
+    """Those of the last step."""
+    (found,) = [one.segments for one in mq.steps[-1].decisions if one.record.kind == "produced"]
+    return found
+
+
+def kinds_of(mq: Harness) -> list[str]:
+    return [one.record.kind for one in mq.steps[-1].decisions]
+
+
+# -- offsets ------------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_dense_and_go_on(mq: Harness) -> None:
+    assert mq.one(mq.produce({2: 3, 0: 4})) == Published([Unit("t", 0, 0, 4), Unit("t", 2, 0, 3)])
+    assert mq.one(mq.produce({2: 1})) == Published([Unit("t", 2, 3, 1)])
+    assert mq.state.topic("t").high_watermarks.tolist() == [4, 0, 4]
+    assert mq.state.topic("u").high_watermarks.tolist() == [0, 0]
+
+
+def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
+    pid = mq.producer()
+    mq.one(mq.produce({1: 4}))
+    mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), batch_id="g"))
+    assert kinds_of(mq) == ["files_added", "produced", "answered"]
+    assert table_of([segments_of(mq)]).to_pylist()[1] == {
+        "kind": "data",
+        "topic_id": 1,
+        "topic": "t",
+        "partition": 1,
+        "base_offset": 4,
+        "record_count": 3,
+        "batch_id": "g",
+        "first_row": 2,
+        "file_partition": 1,
+        "min_timestamp_ms": 1_000,
+        "max_timestamp_ms": 2_000,
+        "append_time_ms": None,
+        "producer_id": pid,
+        "producer_epoch": 0,
+        "base_sequence": 0,
+        "transactional": False,
+        "origin": "publish",
+    }
+
+
+def test_sequences_run_along_with_offsets_within_a_partition(mq: Harness) -> None:
+    pid = mq.producer()
+    request = mq.produce({0: 6}, producer=(pid, 0))
+    ranges = Ranges([0] * 3, [0] * 3, [0] * 3, [4, 0, 2], [2, 2, 2], [0] * 3, [0] * 3)
+    mq.one(msgspec.structs.replace(request, ranges=ranges))
+    segments = segments_of(mq)
+    assert segments.column("base_offset") == segments.column("base_sequence") == [0, 2, 4]
+    assert segments.column("first_row") == [4, 0, 2]
+
+
+def test_with_log_append_time_the_sequencers_time_is_the_messages(mq: Harness) -> None:
+    mq.create("stamped", 1, config={"message.timestamp.type": "LogAppendTime"})
+    mq.now_ms = 77_000
+    mq.one(mq.produce({0: 2}, "stamped"))
+    segments = segments_of(mq)
+    for name in ("append_time_ms", "min_timestamp_ms", "max_timestamp_ms"):
+        assert segments.column(name) == [77_000]
+
+
+def test_two_topics_share_the_rows_of_one_file(mq: Harness) -> None:
+    request = Produce(
+        mq.refs("t", "u"),
+        Ranges([0, 1], [2, 1], [0, 0], [0, 0], [5, 5], [0, 0], [0, 0]),
+        mq.state.step,
+        [DataFile("f", 9, 5, 0, 0)],
+    )
+    assert mq.one(request) == Published([Unit("t", 2, 0, 5), Unit("u", 1, 0, 5)])
+    segments = segments_of(mq)
+    assert segments.column("topic") == ["t", "u"]
+    assert segments.column("batch_id") == ["f", "f"]
+
+
+def test_nothing_at_all_is_published_as_nothing(mq: Harness) -> None:
+    assert mq.one(mq.produce({})) == Published([])
+    assert kinds_of(mq) == ["answered"]
+
+
+def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> None:
+    ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
+    refused = [RefusedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
+    first = Produce(mq.refs("t"), ranges, mq.state.step, refused=refused)
+    second = msgspec.structs.replace(first, first_row=4)
+    results = mq.ask(first, second, inline_rows=8)
+    assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], refused_count=1)
+    produced = [one for one in mq.steps[-1].decisions if one.record.kind == "produced"]
+    assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
+    assert set(produced[0].segments.column("batch_id")) == {inline_file(3, 8).file.batch_id}
+    dead = [one.record for one in mq.steps[-1].decisions if one.record.kind == "dead_lettered"]
+    assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
+        (13, 1, "INVALID_TIMESTAMP"),
+        (17, 1, "INVALID_TIMESTAMP"),
+    ]
+
+
+def test_refused_rows_alone_are_dead_letters(mq: Harness) -> None:
+    assert mq.one(mq.produce({}, refused=4)) == Published([], refused_count=4)
+    assert kinds_of(mq) == ["files_added", "dead_lettered", "answered"]
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+ROW = {"topic": 0, "partition": 0, "file": 0, "first_row": 0, "record_count": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": 1},
+        {"partition": 3},
+        {"file": 1},
+        {"file": -1},
+        {"first_row": 5},
+        {"first_row": 4, "record_count": 2},
+        {"record_count": 0},
+        {"record_count": 6},
+        {"record_count": 2**40, "first_row": 2**40},
+    ],
+)
+def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, int]) -> None:
+    row = {**ROW, **wrong}
+    ranges = Ranges(*([row[name]] for name in ROW), [0], [0])
+    request = Produce(mq.refs("t"), ranges, mq.state.step, [DataFile("f", 9, 5, 0, 0)])
+    refusal = mq.refused(request)
+    assert refusal.error == "INVALID_REQUEST"
+    assert str(row["record_count"]) in str(refusal.found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranges": Ranges([0], [0], [0], [0], [], [0], [0])},
+        {"topics": [TopicRef("t", 1, 3), TopicRef("t", 1, 3)]},
+        {"refused": [RefusedRows("t", 0, 4, 2, "E", "r")]},
+        {"refused": [RefusedRows("t", 1, 0, 1, "E", "r")]},
+        {"refused": [RefusedRows("t", -1, 0, 1, "E", "r")]},
+        {"producer": ProducerSequences(0, 0, [], [], [])},
+        {"producer": ProducerSequences(0, 0, [0], [0], [])},
+        {"producer": ProducerSequences(0, 0, [0], [1], [0])},
+        {"producer": ProducerSequences(0, 0, [0, 0], [0, 0], [0, 0])},
+        {"producer": ProducerSequences(0, 0, [0, 0], [0, 1], [0, 0])},
+        {"producer": ProducerSequences(0, 0, [1], [0], [0])},
+        {"application": ApplicationVersion("app", 1, "a b")},
+    ],
+)
+def test_a_request_that_contradicts_itself(mq: Harness, change: dict[str, Any]) -> None:
+    mq.producer()
+    request = Produce(
+        mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile("f", 9, 5, 0, 0)]
+    )
+    refusal = mq.refused(msgspec.structs.replace(request, **change))
+    assert refusal.error in ("INVALID_REQUEST", "INVALID_TOPIC_EXCEPTION")
+
+
+@pytest.mark.parametrize(("first_row", "count"), [(0, 9), (7, 2), (8, 1), (2**40, 1)])
+def test_no_row_of_another_letter_can_be_published(mq: Harness, first_row: int, count: int) -> None:
+    """The sequencer writes the rows of many letters to one file."""
+    request = Produce(mq.refs("t"), Ranges([0], [0], [-1], [first_row], [count], [0], [0]), mq.state.step)
+    assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
+
+
+def test_refused_rows_of_another_letter(mq: Harness) -> None:
+    request = Produce(mq.refs("t"), Ranges(), mq.state.step, refused=[RefusedRows("t", -1, 7, 2, "E", "r")])
+    assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
+    assert mq.refused(request).error == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("refs", [[TopicRef("t", 9, 3)], [TopicRef("t", 1, 2)], [TopicRef("t", 1, 4)]])
+def test_another_shape_of_the_topic_is_stale(mq: Harness, refs: list[TopicRef]) -> None:
+    refusal = mq.refused(msgspec.structs.replace(mq.produce({0: 1}), topics=refs))
+    assert refusal.error == "STALE_TOPIC_METADATA"
+
+
+def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
+    request = mq.produce({0: 1})
+    for sizes, found in [({}, "no file"), ({"f": None}, "no file"), ({"f": 99}, "99 bytes")]:
+        decision = machine.decide_request(mq.state, request, 0, None, sizes)
+        assert isinstance(decision.result, Refusal)
+        assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
+        assert decision.decided == ()
+
+
+def test_a_refused_request_leaves_the_next_one_of_its_letter_alone(mq: Harness) -> None:
+    refused, published = mq.ask(mq.produce({0: 1}, producer=(5, 0)), mq.produce({0: 2}))
+    assert isinstance(refused, Refusal)
+    assert published == Published([Unit("t", 0, 0, 2)])
+
+
+# -- columns against the model ------------------------------------------------------------------------------
+
+SHAPES = [3, 1, 2]
+
+
+@st.composite
+def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | None]:
+    """Ranges of up to three topics in any order over two files, topics they use, sequences near the next ones."""
+    topics = draw(st.permutations(range(3)))[: draw(st.integers(1, 3))]
+    rows = draw(st.lists(st.tuples(*(st.integers(0, 5),) * 4, st.integers(1, 3)), max_size=12))
+    ranges = Ranges()
+    for topic, partition, file, first, count in rows:
+        t = topic % len(topics)
+        values = (t, partition % SHAPES[topics[t]], file % 2, first, count, 0, 0)
+        for name, value in zip(ranges.__struct_fields__, values, strict=True):
+            getattr(ranges, name).append(value)
+    if not draw(st.booleans()):
+        return ranges, topics, None
+    units = sorted(set(zip(ranges.topic, ranges.partition, strict=True)), reverse=draw(st.booleans()))
+    bases = [draw(st.sampled_from([0, 0, 0, 1, 2, 3])) for _ in units]
+    if not units:
+        return ranges, topics, None
+    epoch = draw(st.sampled_from([0, 0, 1]))
+    return ranges, topics, ProducerSequences(0, epoch, [t for t, _ in units], [p for _, p in units], bases)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(produces(), min_size=1, max_size=5))
+def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) -> None:
+    mq, model = Harness(), Model()
+    rows = [[f"{file}.{row}" for row in range(9)] for file in "fg"]
+    for request in [*(CreateTopic(f"t{i}", n) for i, n in enumerate(SHAPES)), InitProducer()]:
+        assert mq.one(request) == model.decide(request, [], mq.now_ms)
+    for ranges, topics, producer in given_requests:
+        files = [DataFile("f", 9, 9, 0, 0), DataFile("g", 9, 9, 0, 0)]
+        request = Produce(mq.refs(*(f"t{i}" for i in topics)), ranges, mq.state.step, files, producer=producer)
+        result = mq.one(request)
+        assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for segment in table_of([one.segments for step in mq.steps for one in step.decisions]).to_pylist():
+        log = found.setdefault((segment["topic_id"], segment["partition"]), {})
+        for i in range(segment["record_count"]):
+            offset = segment["base_offset"] + i
+            assert offset not in log, "an offset is one message for ever"
+            log[offset] = f"{segment['batch_id']}.{segment['first_row'] + i}"
+    expected = {(t.topic_id, p): log for t in model.topics.values() for p, log in enumerate(t.logs) if log}
+    assert {key: [log[i] for i in range(len(log))] for key, log in found.items()} == expected
+    marks = {i: t.high_watermarks.tolist() for i, t in mq.state.topics.items()}
+    assert marks == {i: [len(log) for log in t.logs] for i, t in model.topics.items()}
+
+
+def test_deciding_only_reads_the_state(mq: Harness) -> None:
+    request = mq.produce({0: 3})
+    first = decide_produce(mq.state, request, 5, None, {"f": 100})
+    assert decide_produce(mq.state, request, 5, None, {"f": 100}) == first
+    assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]

@@ -1,0 +1,242 @@
+"""Projections: what the tables say is what the journal says, whichever steps a pass takes together (I12)."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from protocol_harness import HOUR_MS, Harness, plain
+
+from lakemq.engine.protocol import leader, machine
+from lakemq.engine.protocol.errors import ClientEnded
+from lakemq.engine.protocol.projection import files_added, project, watermark
+from lakemq.engine.protocol.records import StepDecisions
+from lakemq.engine.protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.snapshot import restore
+from lakemq.engine.protocol.state import State
+from lakemq.tables.changelog import newest
+from lakemq.tables.producers import PRODUCERS, ProducerRow
+from lakemq.tables.registry import BY_NAME
+from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.watermarks import WatermarkRow
+
+Tables = dict[str, pa.Table]
+
+
+SEEDS = 8
+
+
+@cache
+def busy(seed: int, steps: int = 40) -> Harness:
+    """A namespace in which a lot has happened; to be read only."""
+    chance, mq = random.Random(seed), Harness()
+    machine.begin_step(mq.state, mq.now_ms)
+    mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
+    for _ in range(steps):
+        mq.now_ms += chance.choice([1, 1000, HOUR_MS // 2])
+        happen(mq, chance)
+    return mq
+
+
+def happen(mq: Harness, chance: random.Random) -> None:
+    name = chance.choice("abc")
+    if name not in mq.state.topic_ids:
+        mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
+        return
+    kind, topic = chance.randrange(9), mq.state.topic(name)
+    if kind == 0:
+        mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
+    elif kind == 1:
+        mq.ask(DeleteTopic(name))
+    elif kind == 2:
+        mq.ask(DeleteRecords(name, {0: -1}))
+    elif kind == 3:
+        mq.expire()
+    elif kind == 4:
+        machine.begin_step(mq.state, mq.now_ms)
+        mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
+    else:
+        counts = {p: chance.randint(1, 4) for p in range(topic.partition_count) if chance.random() < 0.7}
+        producer = (chance.choice(list(mq.state.producers)), 0) if kind == 5 and mq.state.producers else None
+        if kind == 6:
+            mq.producer()
+        version = ("app", chance.randrange(9)) if kind == 7 else None
+        refused = chance.randrange(2)
+        mq.ask(mq.produce(counts, name, producer, 0, version, refused), client="p", number=1)
+
+
+def passes(steps: list[StepDecisions], sizes: list[int]) -> tuple[State, Tables]:
+    """The state, and the tables as passes over so many steps each leave them."""
+    state, tables, todo = State(), dict[str, pa.Table](), list(steps)
+    for size in [*sizes, len(steps)]:
+        now, todo = todo[:size], todo[size:]
+        if now:
+            machine.replay(state, now)
+            for name, rows in project(state, now).items():
+                tables[name] = pa.concat_tables([tables.get(name, BY_NAME[name].empty()), rows])
+    return state, tables
+
+
+def restored(state: State, tables: Tables) -> State:
+    def rows(row: Any, spec: Any) -> list[Any]:
+        return [row(**values) for values in newest(tables.get(spec.name, spec.empty()), spec.keys).to_pylist()]
+
+    (mark,) = watermark(state, 0, 1).to_pylist()
+    partitions = newest(tables.get(PARTITIONS.name, PARTITIONS.empty()), PARTITIONS.keys)
+    return restore(WatermarkRow(**mark), rows(TopicRow, TOPICS), partitions, rows(ProducerRow, PRODUCERS))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
+def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
+    """However the steps are cut into passes; and the state is the replay of the journal."""
+    mq = busy(seed)
+    state, tables = passes(mq.steps, sizes)
+    assert plain(state) == plain(mq.state)
+    assert plain(restored(state, tables)) == plain(mq.state)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
+def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
+    mq = busy(seed)
+    (_, one), (_, many) = passes(mq.steps, []), passes(mq.steps, sizes)
+    assert one.keys() == many.keys()
+    for name, rows in one.items():
+        spec = BY_NAME[name]
+        if spec.shape == "changelog":
+            now, then = (newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
+            order = [(key, "ascending") for key in spec.keys]
+            assert now.sort_by(order).to_pylist() == then.sort_by(order).to_pylist()
+        else:
+            assert rows.to_pylist() == many[name].to_pylist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, SEEDS - 1), st.integers(0, 40))
+def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
+    """What recovery does: load the projections, replay what came after."""
+    mq = busy(seed)
+    state, tables = passes(mq.steps[:at], [at])
+    recovered = machine.replay(restored(state, tables), mq.steps[at:])
+    assert plain(recovered) == plain(mq.state)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, SEEDS - 1), st.integers(0, 40))
+def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
+    mq = busy(seed)
+    state, tables = passes(mq.steps[:at], [at])
+    tables.pop(PRODUCERS.name, None)
+    reader = plain(machine.replay(restored(state, tables), mq.steps[at:]))
+    expected = plain(mq.state)
+    for left_out in ("producers", "applications", "clients"):
+        del reader[left_out], expected[left_out]
+    assert reader == expected
+
+
+def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
+    """Else the tests above would prove less than they say."""
+    kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.decisions}
+    assert kinds == {*machine.kinds(), "files_added", "dead_lettered"}
+
+
+def test_a_replayed_step_is_folded_as_it_was_decided() -> None:
+    mq = busy(1)
+    half = machine.replay(State(), mq.steps[:20])
+    before = plain(half)
+    assert plain(machine.replay(State(), mq.steps[:20])) == before
+    machine.replay(half, mq.steps[20:])
+    assert half.step == mq.state.step
+    assert half.now_ms == mq.state.now_ms
+
+
+# -- rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mq() -> Harness:
+    harness = Harness()
+    harness.create("t", 2)
+    return harness
+
+
+def last(mq: Harness, name: str) -> list[dict[str, Any]]:
+    """What the last step alone adds to a table."""
+    return list(project(mq.state, mq.steps[-1:]).get(name, BY_NAME[name].empty()).to_pylist())
+
+
+def test_only_partitions_that_changed_are_written(mq: Harness) -> None:
+    assert [row["partition"] for row in last(mq, "partitions")] == [0, 1]
+    mq.one(mq.produce({1: 3}))
+    (row,) = last(mq, "partitions")
+    marks = {name: row[name] for name in ("partition", "log_start_offset", "high_watermark", "last_stable_offset")}
+    assert marks == {"partition": 1, "log_start_offset": 0, "high_watermark": 3, "last_stable_offset": 3}
+    mq.one(DeleteRecords("t", {1: 2}))
+    assert [(r["partition"], r["log_start_offset"]) for r in last(mq, "partitions")] == [(1, 2)]
+
+
+def test_cuts_stand_among_the_segments(mq: Harness) -> None:
+    mq.one(mq.produce({0: 4}))
+    mq.one(DeleteRecords("t", {0: 3}))
+    cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "batch_id": None}
+    (row,) = last(mq, "segments")
+    assert {**row, **cut} == row
+    mq.one(DeleteTopic("t"))
+    (row,) = last(mq, "segments")
+    assert (row["kind"], row["topic_id"], row["step"]) == ("topic_deleted", 1, mq.state.step)
+    assert last(mq, "topics")[0]["state"] == "deleted"
+
+
+def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
+    mq.one(mq.produce({0: 1}))
+    mq.one(mq.produce({0: 1}))
+    assert project(mq.state, mq.steps)["segments"].column("step").to_pylist() == [2, 3]
+
+
+def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
+    mq.one(mq.produce({0: 2}, refused=3))
+    assert last(mq, "dead_letters") == [
+        {
+            "step": 2,
+            "source": "t",
+            "batch_id": "f",
+            "first_row": 2,
+            "record_count": 3,
+            "error": "MESSAGE_TOO_LARGE",
+            "reason": "big",
+            "dead_at_ms": 1_000,
+        }
+    ]
+    assert [f.batch_id for f in files_added(mq.steps)] == ["f"]
+
+
+def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:
+    pid = mq.producer()
+    mq.now_ms += 2 * HOUR_MS
+    mq.expire()
+    removed = [(row["kind"], row["name"]) for row in last(mq, "producers") if row["removed"]]
+    assert ("producer", str(pid)) in removed
+    assert ("client", "client-1") in removed
+
+
+def test_an_application_is_named_by_target_and_id(mq: Harness) -> None:
+    mq.one(mq.produce({0: 1}, version=("a:b", 4)))
+    (row,) = [row for row in last(mq, "producers") if row["kind"] == "application"]
+    assert (row["name"], row["version"]) == ("t:a:b", 4)
+    state, tables = passes(mq.steps, [])
+    assert restored(state, tables).applications == mq.state.applications
+
+
+def test_a_step_that_changes_no_table_adds_no_rows() -> None:
+    mq = Harness()
+    machine.begin_step(mq.state, 5)
+    mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
+    assert project(mq.state, mq.steps) == {}
+    (mark,) = watermark(mq.state, 7, 9).to_pylist()
+    assert (mark["step"], mark["floor"], mark["journal_start"], mark["leader"]) == (1, 7, 9, "me")
