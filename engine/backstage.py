@@ -76,7 +76,7 @@ class Backstage:
         running, self._running = self._running, None
         error = None if running is None else running.exception()
         if error is not None and not isinstance(error, NotLeader):
-            log.error("Projecting has failed: %s", error, exc_info=error)
+            log.error("Projecting has failed: %s", error, exc_info=None if isinstance(error, OSError) else error)
 
     def _is_due(self) -> bool:
         since_ms = self._clock.steady_ms() - self._begun_at_ms

@@ -8,7 +8,7 @@ from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
 
 from .protocol.codec import decode_steps, encode_step
-from .protocol.errors import LakeMQError, NotLeader
+from .protocol.errors import NotLeader
 from .protocol.records import StepDecisions
 
 
@@ -25,7 +25,7 @@ class Journal:
     def append(self, step: StepDecisions) -> None:
         """One commit with all that the step decided; raises NotLeader when somebody else has committed.
 
-        Whatever else it raises (no space left, a store that is gone): the step may have landed or not.
+        OSError: the store has failed; the step may have landed or not.
         """
         try:
             self._handle.append_at(self.version, encode_step(step))
@@ -35,16 +35,9 @@ class Journal:
     def steps_after(self, step: int) -> list[StepDecisions]:
         """All later steps of this version, in order.
 
-        Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again), LakeMQError where a data
-        file is gone.
+        Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again).
         """
-        try:
-            rows = self._handle.read(step=(step + 1, None))
-        except FileNotFoundError as gone:
-            raise LakeMQError(
-                f"A data file of the journal is gone, and with it decisions after step {step}: put it back.",
-                found=str(gone),
-            ) from gone
+        rows = self._handle.read(step=(step + 1, None))
         steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
         found = [s.step for s in steps]
         if found != list(range(step + 1, step + 1 + len(steps))):

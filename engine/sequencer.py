@@ -7,8 +7,10 @@ that was not answered is still in the mailbox; decided again, it is recognised b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,7 +28,7 @@ from .namespace import Namespace
 from .projector import Projector
 from .protocol import leader, machine
 from .protocol.codec import encode_answer
-from .protocol.errors import NotLeader, StepTooOld
+from .protocol.errors import NotLeader, StepTooOld, StorageError
 from .protocol.log import InlineRows
 from .protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
 from .protocol.requests import Answer, AnyResult, DataFile, Produce
@@ -95,32 +97,31 @@ class Sequencer:
     def try_lead(self) -> bool:
         """Take the lease if it is free, ours, or the journal has not moved for a lease; True when this one leads.
 
-        Raises what the store fails with; trying again later is right then.
+        Raises StorageError; trying again later is right then.
         """
         if self._term is not None:
             return True
-        if not self._standby.may_lead(self.name):
-            return False
         try:
-            term = self._recover()
-            if term is not None:
-                lease_ms = self._ns.config.ms("lease.ms")
-                self._decide(term, Intake(), [leader.decide_take_over(term.state, self.name, lease_ms)])
-                self._reached("sequencer.elected")
+            with _store_errors():
+                self._term = self._take_over() if self._standby.may_lead(self.name) else None
         except (NotLeader, StepTooOld):
-            term = None
             self._standby.forget()
         except BaseException:
             self._standby.forget()
             raise
-        self._term = term
         return self.leads
 
-    def _recover(self) -> _Term | None:
-        """The state as stored: projections at the watermark, then the journal's tail. None: the journal has moved.
+    def _take_over(self) -> _Term | None:
+        """A new term; None: the journal has moved meanwhile. Raises NotLeader, StepTooOld where others go on."""
+        term = self._recover()
+        if term is not None:
+            lease_ms = self._ns.config.ms("lease.ms")
+            self._decide(term, Intake(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+            self._reached("sequencer.elected")
+        return term
 
-        Raises NotLeader, StepTooOld where somebody else cuts what is being read.
-        """
+    def _recover(self) -> _Term | None:
+        """The state as stored: projections at the watermark, then the journal's tail."""
         ns, now_ms = self._ns, self._clock.steady_ms()
         journal = Journal(ns.store)
         if journal.version != self._standby.version:
@@ -142,34 +143,38 @@ class Sequencer:
     def resign(self) -> None:
         """Project what is decided and give the lease back, so that another need not wait for it to run out.
 
-        Raises what the store fails with. The sequencer is of no use afterwards.
+        Raises StorageError. The sequencer is of no use afterwards.
         """
         try:
-            if (term := self._term) is not None:
-                # the lease goes last, so that the next leader does not meet our projector
-                term.backstage.drain(term.state)
-                self._decide(term, Intake(), [leader.decide_resign(term.state)])
-                self._reached("sequencer.resigned")
-                term.backstage.drain(term.state)
-        except NotLeader:
-            pass  # somebody else has it already
+            # NotLeader: somebody else has it already
+            with suppress(NotLeader), _store_errors():
+                if self._term is not None:
+                    self._hand_over(self._term)
         finally:
             self._step_down()
             if self._owns_executor:
                 self._executor.shutdown()
+
+    def _hand_over(self, term: _Term) -> None:
+        # the lease goes last, so that the next leader does not meet our projector
+        term.backstage.drain(term.state)
+        self._decide(term, Intake(), [leader.decide_resign(term.state)])
+        self._reached("sequencer.resigned")
+        term.backstage.drain(term.state)
 
     # -- the step ---------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
         """Decide what waits and what is due.
 
-        Raises NotLeader when another one has taken over, and what the store fails with. Either way nothing wrong was
-        answered, and this one does not lead any more: it may try to again.
+        Raises NotLeader when another one has taken over, StorageError. Either way nothing wrong was answered, and this
+        one does not lead any more: it may try to again.
         """
         if self._term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
         try:
-            return self._step(self._term)
+            with _store_errors():
+                return self._step(self._term)
         except BaseException:
             self._step_down()
             raise
@@ -269,3 +274,16 @@ class Sequencer:
 
     def _answer(self, step: int, client_id: str, number: int, results: list[AnyResult]) -> None:
         self._ns.mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """What the store fails with, as StorageError."""
+    try:
+        yield
+    except FileNotFoundError as gone:
+        raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
+    except OSError as error:
+        # delta-rs paints a tree of causes over several lines
+        text = " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
+        raise StorageError("The sequencer cannot read or write what it must.", found=text) from error

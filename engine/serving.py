@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .clock import Clock
 from .config import EngineConfig
-from .protocol.errors import NotLeader
+from .protocol.errors import NotLeader, StorageError
 from .sequencer import Sequencer, StepReport
 
 log = logging.getLogger("lakemq.serve")
@@ -36,7 +36,7 @@ def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Cal
             except Exception as error:
                 if not has_worked:
                     raise
-                log.exception("%s goes on in %d ms: %s", sequencer.name, retry_ms, error)
+                log.error("%s goes on in %d ms: %s", sequencer.name, retry_ms, error, exc_info=not _is_known(error))
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
@@ -76,7 +76,13 @@ def _resign(sequencer: Sequencer) -> None:
     try:
         sequencer.resign()
     except Exception as error:
-        log.exception("%s could not hand over its lease, which runs out by itself: %s", sequencer.name, error)
+        text = "%s could not hand over its lease, which runs out by itself: %s"
+        log.error(text, sequencer.name, error, exc_info=not _is_known(error))
+
+
+def _is_known(error: Exception) -> bool:
+    """Its message says all there is to say."""
+    return isinstance(error, StorageError)
 
 
 def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int) -> int:

@@ -56,6 +56,10 @@ class NewerTable(Exception):
     """The table was written by a newer version."""
 
 
+class OlderTable(NotATable):
+    """The table was written by an older version, and nobody has migrated it."""
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """A live data file of a table: path below the table, and what Delta's statistics say of its first column."""
@@ -121,7 +125,10 @@ class TableHandle:
         return self._table.transaction_version(FLOOR_ID) or 0
 
     def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
-        """Commit `rows` as version `expected_version` + 1, durably; raises CommitConflict otherwise.
+        """Commit `rows` as version `expected_version` + 1, durably.
+
+        Raises CommitConflict: somebody else was first, nothing was written. OSError: the store has failed, and the
+        commit may have landed or not.
 
         last_step: noted in the same commit as the last step the table holds.
         """
@@ -136,6 +143,8 @@ class TableHandle:
             )
         except CommitFailedError as error:
             raise CommitConflict(f"{self.spec.name}: {error}") from error
+        except DeltaError as error:
+            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
         self._landed(expected_version)
 
     def replace_at(
@@ -146,7 +155,7 @@ class TableHandle:
         last_step: int | None = None,
         floor: int | None = None,
     ) -> None:
-        """Commit files that are there already as version `expected_version` + 1; raises CommitConflict otherwise.
+        """Commit files that are there already as version `expected_version` + 1. Raises what `append_at` raises.
 
         With `remove`, the files added hold the same rows as the files removed, or fewer by design.
         """
@@ -167,6 +176,8 @@ class TableHandle:
             self._table.update_incremental()
         except CommitFailedError as error:
             raise CommitConflict(f"{self.spec.name}: {error}") from error
+        except DeltaError as error:
+            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
         self._landed(expected_version)
 
     def _expect(self, version: int) -> None:
@@ -246,7 +257,10 @@ class TableHandle:
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that loading is quick again."""
-        self._table.create_checkpoint()
+        try:
+            self._table.create_checkpoint()
+        except DeltaError as error:
+            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
 
     def checkpointed_version(self) -> int:
         """The version of the last checkpoint, whoever made it; 0 before the first."""
@@ -310,7 +324,7 @@ class Store:
         return DeltaTable.is_deltatable(self.uri(spec), self._options)
 
     def open(self, spec: TableSpec) -> TableHandle:
-        """The table at its newest version. Raises NotATable, NewerTable."""
+        """The table at its newest version. Raises NotATable, OlderTable, NewerTable."""
         try:
             table = DeltaTable(self.uri(spec), storage_options=self._options)
             stored, configuration = pa.schema(table.schema()), table.metadata().configuration
@@ -321,6 +335,8 @@ class Store:
             raise NotATable(f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)")
         if int(version) > SCHEMA_VERSION:
             raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ knows {SCHEMA_VERSION}")
+        if int(version) < SCHEMA_VERSION:
+            raise OlderTable(f"{spec.name}: schema version {version}, this LakeMQ needs {SCHEMA_VERSION}")
         missing = [n for n in spec.stored_schema.names if n not in stored.names]
         if missing:
             raise NotATable(f"{spec.name}: columns {missing} are missing")

@@ -1,0 +1,172 @@
+"""A disk that is full, cannot be written to, or has lost a file: clear errors, nothing half done, and it goes on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from faults.checks import Acknowledged, check_all, check_log, value_of
+from faults.processes import QUICK, TOPIC, Processes, until
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
+from lakemq.engine.sequencer import Sequencer
+
+SIZE = 4 << 20
+CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[Path]:
+    """A small disk in memory."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, template: Path) -> Iterator[Path]:
+    """A small disk with a namespace on it."""
+    with mounted(tmp_path / "disk") as folder:
+        shutil.copytree(template, folder / "namespace")
+        yield folder
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Write a file that leaves only so many bytes."""
+    path = disk / "filler"
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        os.posix_fallocate(file, 0, free(disk) - leave)
+    finally:
+        os.close(file)
+    return path
+
+
+def free(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+class Sender:
+    """Sends messages of their own numbers, one by one."""
+
+    def __init__(self, mq: Connection) -> None:
+        self.producer = mq.producer(linger_ms=0, delivery_timeout_ms=500)
+        self.acknowledged: list[Acknowledged] = []
+        self._numbers = itertools.count()
+
+    def send(self, size: int = 0) -> None:
+        value = value_of("p", next(self._numbers)) + "x" * size
+        self.producer.send(TOPIC, value, key=value[:8])
+        (((_, partition), (offset, _)),) = self.producer.flush().offsets().items()
+        self.acknowledged.append(Acknowledged(value, partition, offset))
+
+    def send_when_possible(self) -> None:
+        """The sequencer may not have noticed yet that it can write again."""
+        for _ in range(20):
+            with suppress(RequestTimedOut):
+                return self.send()
+        raise AssertionError("it does not go on")
+
+
+@pytest.mark.parametrize("leave", [0, 12_288, 40_960])
+def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, caplog: pytest.LogCaptureFixture):
+    """With so many bytes left the letter finds no room; or the rows, the journal, the projections or the answer."""
+    path, refused = str(disk / "namespace"), []
+    with lakemq.connect(path, config=CONFIG) as mq, caplog.at_level(logging.ERROR, "lakemq.serve"):
+        serving, sender = mq.serving(), Sender(mq)
+        sender.send_when_possible()
+        filler = fill(disk, leave)
+        for _ in range(4):
+            try:
+                sender.send(size=2000)
+            except (StorageError, RequestTimedOut) as error:
+                refused.append(error)
+        filler.unlink()
+        sender.send_when_possible()
+        assert refused, "the disk was never full"
+        assert "No space left" in " ".join([*map(str, refused), caplog.text])
+        assert serving.error is None
+        check_log(mq, TOPIC, sender.acknowledged)
+        sender.producer.close()
+    check_all(path, TOPIC, sender.acknowledged)
+
+
+def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
+    """Its data file does not fit: refused before anything is asked for."""
+    path = str(disk / "namespace")
+    with lakemq.connect(path, config=CONFIG) as mq:
+        mq.serving()
+        before = sorted((disk / "namespace" / "messages").iterdir())
+        table = pa.table({"value": [os.urandom(500).hex() for _ in range(2 * SIZE // 500)]})
+        with pytest.raises(OSError, match="No space left"):
+            mq.publish(TOPIC, table)
+        assert sorted((disk / "namespace" / "messages").iterdir()) == before
+        assert mq.fetch(TOPIC).record_count == 0
+        assert mq.publish(TOPIC, table.slice(0, 100)).units
+    check_all(path, TOPIC, [])
+
+
+def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
+    """Publishing is refused, reading goes on; when it can be written to again, so does publishing."""
+    path = str(disk / "namespace")
+    with lakemq.connect(path, config=CONFIG) as mq:
+        serving, sender = mq.serving(), Sender(mq)
+        sender.send_when_possible()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with caplog.at_level(logging.ERROR, "lakemq.serve"), pytest.raises(StorageError, match="Read-only file system"):
+            sender.send()
+        assert mq.fetch(TOPIC).record_count == 1
+        with pytest.raises(NamespaceError, match="Read-only file system"):
+            lakemq.connect(str(disk / "another"), create=True)
+        with lakemq.connect(path, config=CONFIG) as other:
+            assert other.fetch(TOPIC).record_count == 1
+            with pytest.raises(LakeMQError, match="Read-only file system"):
+                other.step_until_idle(wait_ms=2000)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        sender.send_when_possible()
+        assert serving.error is None
+        sender.producer.close()
+    check_all(path, TOPIC, sender.acknowledged)
+
+
+def test_a_data_file_of_the_journal_is_gone(family: Processes):
+    """Who would have to read it says so, and leads when it is back."""
+    journal = Path(family.path, "journal")
+    before = set(journal.glob("*.parquet"))
+    with lakemq.connect(family.path, config={**QUICK, "project.interval.ms": 3_600_000}) as mq:
+        assert sequencer_of(mq).try_lead()  # and is never heard of again
+        (lost,) = set(journal.glob("*.parquet")) - before
+        kept = lost.rename(lost.with_suffix(".kept"))
+        heir = sequencer_of(mq)
+        with pytest.raises(LakeMQError, match=f"is gone: put it back.*{lost.name}"):
+            until(heir.try_lead, 10, "lease")
+        assert not heir.leads
+        kept.rename(lost)
+        until(heir.try_lead, 10, "lease")
+        heir.resign()
+    check_all(family.path, TOPIC, [])
+
+
+def sequencer_of(mq: Connection) -> Sequencer:
+    return Sequencer(mq.namespace, new_id(), SystemClock(), new_id)

@@ -1,0 +1,27 @@
+"""Four publishers and two sequencers at once: every acknowledged publish is there, exactly once."""
+
+from __future__ import annotations
+
+from faults.checks import check_all
+from faults.processes import TOPIC, Processes, terminate
+
+PUBLISHERS, PUBLISHES = 4, 200
+
+
+def test_four_publishers_and_two_sequencers(family: Processes):
+    """The leader changes on the way, so that both have led under load."""
+    serving = [family.serve(), family.serve()]
+    names = [f"p{i}" for i in range(PUBLISHERS)]
+    publishing = [
+        family.publish(name, PUBLISHES, "producer" if i % 2 else "application") for i, name in enumerate(names)
+    ]
+    for _ in range(2):
+        terminate(serving.pop(0))
+        serving.append(family.serve())
+    for child in publishing:
+        assert child.wait(120) == 0, family.said()
+    for child in serving:
+        terminate(child)
+    acknowledged = [one for name in names for one in family.acknowledged(name)]
+    assert len(acknowledged) == PUBLISHERS * PUBLISHES
+    assert check_all(family.path, TOPIC, acknowledged).num_rows == PUBLISHERS * PUBLISHES
