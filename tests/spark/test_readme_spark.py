@@ -22,10 +22,10 @@ def blocks(language: str) -> list[str]:
 def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The database the examples make, which no other test's is."""
     monkeypatch.chdir(tmp_path)
-    spark.sql("DROP DATABASE IF EXISTS mq CASCADE")
-    yield "mq"
+    spark.sql("DROP DATABASE IF EXISTS shop CASCADE")
+    yield "shop"
     spark.sql("USE default")
-    spark.sql("DROP DATABASE IF EXISTS mq CASCADE")
+    spark.sql("DROP DATABASE IF EXISTS shop CASCADE")
 
 
 def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:

@@ -50,7 +50,7 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
 
 
 def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
-    with lakemq.connect(str(folder / "data/mq")) as mq:
+    with lakemq.connect(str(folder / "data/shop")) as mq:
         columns, rows = run_query(mq.namespace, blocks("sql")[0])
         found = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
