@@ -18,9 +18,8 @@ from typer.core import TyperGroup
 
 from lakemq.jobs.commands import messages, namespace, publish, query, topics
 from lakemq.jobs.commands.context import PATH_VARIABLE, Session
+from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
 from lakemq.jobs.output import Output, one_line
-
-TRACE_VARIABLE = "LAKEMQ_TRACE"
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 
@@ -36,7 +35,8 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with told_on_stderr():
+                return super().invoke(ctx)
         except (typer.Exit, typer.Abort, _UsageError):
             raise
         except BrokenPipeError:
@@ -76,7 +76,7 @@ def told(error: Exception) -> str:
 
 
 def _told(error: Exception) -> str:
-    from lakemq.engine.errors import LakeMQError, NamespaceError, NewerFormat
+    from lakemq.engine.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
     from lakemq.tables.store import NewerTable, NotATable
 
     if isinstance(error, LakeMQError):
@@ -88,9 +88,9 @@ def _told(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     origin = type(error).__module__.partition(".")[0]
     if isinstance(error, OSError) and error.strerror:
-        return f"STORAGE_ERROR: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+        return f"{StorageError.name}: {error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, OSError) or origin in ("deltalake", "_internal", "pyarrow"):
-        return f"STORAGE_ERROR: {text}"
+        return f"{StorageError.name}: {text}"
     if origin in ("duckdb", "_duckdb"):
         return f"SQL_ERROR: {text}"
     return f"INTERNAL_ERROR: {type(error).__name__}: {text} (with {TRACE_VARIABLE}=1 you see where)"

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def serve_until_stopped(mq: Connection) -> None:
     from lakemq.engine.clock import SystemClock
     from lakemq.engine.serving import serve
 
-    with told_on_stderr(), stopping_signals() as stop:
+    with told_on_stderr(logging.INFO), stopping_signals() as stop:
         probe(mq.namespace.files)
         sequencer = mq.sequencer()
         watch, orphaned = _Watch(sequencer), _orphaned()
@@ -64,25 +64,6 @@ def stopping_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def told_on_stderr(level: int = logging.INFO) -> Iterator[None]:
-    """What the engine logs goes to stderr, with the time in UTC."""
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    engine = logging.getLogger("lakemq")
-    before: Any = engine.level, engine.propagate
-    engine.addHandler(handler)
-    engine.setLevel(level)
-    engine.propagate = False
-    try:
-        yield
-    finally:
-        engine.removeHandler(handler)
-        engine.level, engine.propagate = before
 
 
 class _Watch:

@@ -10,7 +10,8 @@ from typing import Any
 
 import typer
 
-from lakemq.jobs.cli import TRACE_VARIABLE, app
+from lakemq.jobs.cli import app
+from lakemq.jobs.logs import TRACE_VARIABLE
 
 _INTRODUCTION = f"""# The command
 
@@ -28,9 +29,9 @@ lakemq serve                       # in another terminal, for as long as there i
 ```
 
 Data goes to stdout, all else to stderr. Exit codes: 0 success; 1 refused or failed, with one line `NAME: message` on
-stderr; 2 wrong usage. NAME is one of the [errors](errors.md), or `STORAGE_ERROR` (the disk or object store),
-`SQL_ERROR` (DuckDB), `INTERNAL_ERROR` (a bug: with `{TRACE_VARIABLE}=1` there is a stack trace to report). A command
-whose reader has enough (`lakemq fetch t | head`) ends with 141.
+stderr; 2 wrong usage. NAME is one of the [errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERNAL_ERROR` (a bug:
+with `{TRACE_VARIABLE}=1` there is a stack trace to report). A command whose reader has enough (`lakemq fetch t | head`)
+ends with 141.
 
 `--output table` is for eyes: control characters are shown escaped, and a key or value that is not UTF-8 as
 `base64:...`. `--output json` prints one object a line, `--output csv` a header and a line per record. In both, what is

@@ -108,7 +108,13 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
     import gzip
     import os
 
-    with open(file, "rb") as raw:
+    from lakemq.engine.errors import InvalidRequest
+
+    try:
+        raw = open(file, "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise InvalidRequest(f"The file cannot be read: {error.strerror}.", found=file) from None
+    with raw:
         size = os.fstat(raw.fileno()).st_size
 
         def fraction() -> float | None:

@@ -7,8 +7,10 @@ by the size of a piece, whatever the size of the file.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import select
+import zlib
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import BinaryIO
@@ -60,7 +62,10 @@ def read(stream: BinaryIO, format: Format, columns: Columns) -> Iterator[pa.Tabl
         Format.csv: _read_csv,
         Format.parquet: _read_parquet,
     }
-    return readers[format](stream, columns)
+    try:
+        yield from readers[format](stream, columns)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidRecord(f"The file cannot be unpacked: {error}") from None
 
 
 def _read_json(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -199,7 +200,17 @@ def test_a_bad_file_is_refused_naming_the_place(
 
 def test_a_file_that_is_not_there(path: str, tmp_path: Path) -> None:
     line = refusal(path, "publish", str(tmp_path / "none.csv"), "--topic", "t")
-    assert line == f"STORAGE_ERROR: No such file or directory: {tmp_path}/none.csv"
+    assert line == f"INVALID_REQUEST: The file cannot be read: No such file or directory. Found '{tmp_path}/none.csv'."
+
+
+@pytest.mark.parametrize("cut", [0, 5, 15])
+def test_a_gzip_that_is_none_or_truncated(mq: Connection, path: str, tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "x.jsonl.gz"
+    packed = gzip.compress(bytes(range(48, 58)) * 100)
+    file.write_bytes(packed[:cut] if cut else b"{}\n")
+    ends = mq.end_offsets("t")
+    assert refusal(path, "publish", str(file), "--topic", "t").startswith("INVALID_RECORD: The file cannot be unpacked")
+    assert mq.end_offsets("t") == ends
 
 
 def test_empty_files_publish_nothing(path: str) -> None:
@@ -247,8 +258,8 @@ def test_a_missing_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_any_error_is_told_in_one_printable_line() -> None:
     assert one_line(told(RuntimeError("a\n\x1b[31mb"))).startswith("INTERNAL_ERROR: RuntimeError: a \\x1b[31mb ")
-    assert told(OSError(28, "No space left on device", "/x")) == "STORAGE_ERROR: No space left on device: /x"
-    assert told(pa.ArrowInvalid("bad")) == "STORAGE_ERROR: bad"
+    assert told(OSError(28, "No space left on device", "/x")) == "KAFKA_STORAGE_ERROR: No space left on device: /x"
+    assert told(pa.ArrowInvalid("bad")) == "KAFKA_STORAGE_ERROR: bad"
     assert told(NotATable("topics: truncated")) == "NOT_A_NAMESPACE: topics: truncated"
     assert told(NewerTable("topics: version 9")).startswith("NEWER_FORMAT: topics: version 9")
 

@@ -52,6 +52,6 @@ def test_a_read_only_namespace_can_be_read_but_not_written(read_only: Path, capf
         result = run(read_only, *command, stdin=b"1\n")
         (line,) = result.stderr.splitlines()
         assert (result.exit_code, result.stdout) == (1, ""), command
-        assert line.startswith("STORAGE_ERROR: Permission denied: ")
+        assert line.startswith("KAFKA_STORAGE_ERROR: Permission denied: ")
     # Rust would write its panics there
     assert capfd.readouterr().err == ""

@@ -84,7 +84,6 @@ def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
         serving = second.serving()
         second.publish("t", pa.table({"value": ["half projected"]}))
         serving.close()
-        assert isinstance(serving.error, InterruptedError)
     stored = max(namespace.store.open(spec).last_step() for spec in TABLES if spec.name == "segments")
     assert stored > read_watermark(namespace.store).step
     _, rows = run_query(namespace, "SELECT decode(value) FROM log")

@@ -1,0 +1,45 @@
+"""What the engine logs, on stderr: a line each, with the time in UTC."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lakemq.jobs.output import one_line
+
+TRACE_VARIABLE = "LAKEMQ_TRACE"
+"""Set to anything, errors come with their stack trace."""
+
+_ENGINE = "lakemq"
+
+
+class _Lines(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        if os.environ.get(TRACE_VARIABLE):
+            return super().format(record)
+        plain = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None, "stack_info": None})
+        return one_line(super().format(plain))
+
+
+@contextmanager
+def told_on_stderr(level: int = logging.WARNING) -> Iterator[None]:
+    """What the engine logs at this level or above is a line on stderr, and nothing else."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    logger = logging.getLogger(_ENGINE)
+    before = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers[:], logger.propagate = [handler], False
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
