@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from lakemq.tables.files import Files, open_files
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
-from lakemq.tables.registry import TABLES
-from lakemq.tables.store import NewerTable, NotATable, Store
+from lakemq.tables.migrations import migrate
+from lakemq.tables.store import NewerTable, NotATable, OlderTable, Store
 
 from .config import EngineConfig
 from .protocol.errors import NamespaceError, NewerFormat
@@ -44,11 +44,15 @@ def open_namespace(
         if create and not store.exists(JOURNAL):
             if files.list("_delta_log", 1):
                 raise NamespaceError(f"{path} is itself a Delta table, and no place for a namespace.")
-            for spec in TABLES:
-                store.create(spec)
+            migrate(store, 0)
         store.open(JOURNAL)
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
+    except OlderTable as error:
+        raise NamespaceError(
+            f"{path} was written by an older LakeMQ ({error}), and no command of this one migrates it: "
+            "open it with the version that wrote it"
+        ) from error
     except NotATable as error:
         raise NamespaceError(
             f"{path} is not a LakeMQ namespace ({error}). Make one with: lakemq --path {path} init"

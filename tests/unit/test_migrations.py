@@ -1,0 +1,85 @@
+"""Migrations are gapless and end at the version the code writes; other versions are refused, plainly."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lakemq.engine.namespace import open_namespace
+from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
+from lakemq.tables.files import LocalFiles
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.migrations import Migration, all_migrations, migrate
+from lakemq.tables.registry import TABLES
+from lakemq.tables.spec import SCHEMA_VERSION, VERSION_PROPERTY
+from lakemq.tables.store import NewerTable, OlderTable, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(LocalFiles(str(tmp_path)))
+
+
+def test_numbers_have_no_gap_and_end_at_the_schema_version() -> None:
+    assert [one.number for one in all_migrations()] == list(range(1, SCHEMA_VERSION + 1))
+    assert all(re.match(r"[A-Z].*\.$", one.description) for one in all_migrations())
+
+
+def test_all_of_them_make_a_namespace(store: Store) -> None:
+    assert migrate(store, 0) == all_migrations()
+    for spec in TABLES:
+        assert store.open(spec).version == 0
+    assert migrate(store, 0) == all_migrations()
+    assert {store.open(spec).version for spec in TABLES} == {0}
+    assert migrate(store, SCHEMA_VERSION) == []
+
+
+def test_those_after_a_version_are_applied_in_order(store: Store) -> None:
+    applied: list[int] = []
+    made = [Migration(n, f"The {n}th.", lambda _, n=n: applied.append(n)) for n in (1, 2, 3, 4)]  # type: ignore[misc]
+    assert migrate(store, 2, made) == made[2:]
+    assert applied == [3, 4]
+
+
+def test_one_that_fails_stops_those_after_it(store: Store) -> None:
+    applied: list[int] = []
+
+    def fail(_: Store) -> None:
+        raise OSError("disk full")
+
+    made = [Migration(1, "Fails.", fail), Migration(2, "Never.", lambda _: applied.append(2))]
+    with pytest.raises(OSError, match="disk full"):
+        migrate(store, 0, made)
+    assert applied == []
+
+
+def pretend(folder: Path, table: str, version: str) -> None:
+    """The table says that it was written by another version."""
+    entry = folder / table / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][VERSION_PROPERTY] = version
+    entry.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_a_namespace_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    store = open_namespace(str(tmp_path), create=True).store
+    pretend(tmp_path, JOURNAL.name, str(SCHEMA_VERSION + 1))
+    with pytest.raises(NewerTable, match=f"schema version {SCHEMA_VERSION + 1}, this LakeMQ knows {SCHEMA_VERSION}"):
+        store.open(JOURNAL)
+    for create in (False, True):
+        with pytest.raises(NewerFormat, match=r"NEWER_FORMAT.*schema version"):
+            open_namespace(str(tmp_path), create=create)
+
+
+def test_a_namespace_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    store = open_namespace(str(tmp_path), create=True).store
+    pretend(tmp_path, JOURNAL.name, str(SCHEMA_VERSION - 1))
+    with pytest.raises(OlderTable, match=f"schema version {SCHEMA_VERSION - 1}, this LakeMQ needs {SCHEMA_VERSION}"):
+        store.open(JOURNAL)
+    with pytest.raises(NamespaceError, match=r"older LakeMQ.*no command of this one migrates it"):
+        open_namespace(str(tmp_path))

@@ -1,0 +1,202 @@
+"""The tables: declared once and whole, and what follows from a declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from lakemq.tables.catalog import catalog_sql, columns_ddl, database_name, ddl_type
+from lakemq.tables.changelog import newest
+from lakemq.tables.files import LocalFiles
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.messages import BODY_SCHEMA, MESSAGES
+from lakemq.tables.registry import BY_NAME, TABLES
+from lakemq.tables.segments import SEGMENT_COLUMNS, SEGMENT_SCHEMA, SEGMENT_STRUCT
+from lakemq.tables.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
+from lakemq.tables.store import Store
+from lakemq.tables.topics import PARTITIONS, PartitionRow
+
+HOLDS = {
+    "messages": "batch_id row topic partition key value headers timestamp deliver_at expires_at",
+    "inbox": "topic key value",
+    "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
+    "topics": "topic topic_id partition_count config subscriptions state",
+    "segments": "topic partition base_offset record_count batch_id first_row min_timestamp_ms "
+    "max_timestamp_ms producer_id producer_epoch base_sequence transactional origin",
+    "partitions": "log_start_offset high_watermark last_stable_offset",
+    "control_markers": "topic partition offset producer_id producer_epoch marker first_offset transactional_id",
+    "transactions": "transactional_id state",
+    "producers": "producer_epoch units version",
+    "consumer_offsets": "group topic partition committed_offset acknowledged metadata",
+    "groups": "generation protocol state",
+    "members": "member_id instance_id session_timeout_ms",
+    "assignments": "partition owner state target",
+    "delayed": "batch_id partition due_hour first_row record_count state",
+    "dead_letters": "source error reason",
+}
+
+
+def test_every_table_of_the_design_is_there() -> None:
+    assert set(HOLDS) <= set(BY_NAME)
+    assert len(BY_NAME) == len(TABLES)
+    assert TABLES[-1] is JOURNAL
+    for name, columns in HOLDS.items():
+        assert set(columns.split()) <= set(BY_NAME[name].schema.names), name
+
+
+@pytest.mark.parametrize("spec", TABLES, ids=lambda s: s.name)
+class TestEverySpec:
+    def test_comments_stand_on_the_table_and_on_every_column(self, spec: TableSpec) -> None:
+        assert spec.comment.endswith((".", "processes."))
+        for field in spec.schema:
+            comment = field.metadata[b"comment"].decode()
+            assert comment.endswith("."), field.name
+
+    def test_keys_and_order_name_columns(self, spec: TableSpec) -> None:
+        assert {*spec.keys, *spec.sort_by} <= set(spec.schema.names)
+        assert spec.keys or spec.name == "inbox"
+        assert not any(spec.schema.field(key).nullable for key in (*spec.keys, *spec.sort_by))
+
+    def test_what_the_engine_writes_bears_the_step(self, spec: TableSpec) -> None:
+        if spec.shape == "data":
+            assert "step" not in spec.schema.names
+        else:
+            assert spec.schema.names[0] == "step"
+            assert spec.schema.field("step").type == INT64
+
+    def test_units_stand_in_the_names_of_times(self, spec: TableSpec) -> None:
+        for field in spec.schema:
+            if pa.types.is_timestamp(field.type):
+                assert field.type == TIME
+            elif field.name.endswith("_ms"):
+                assert field.type in (INT64, pa.list_(INT64)), field.name
+
+    def test_every_type_has_its_ddl(self, spec: TableSpec) -> None:
+        listed = columns_ddl(spec).split(", ")
+        assert [one.split("`")[1] for one in listed] == spec.schema.names
+
+    def test_rows_become_a_table_of_the_stored_schema(self, spec: TableSpec) -> None:
+        nothing = {f.name: None for f in dataclasses.fields(spec.row)}
+        table = spec.table([spec.row(**nothing)])
+        assert table.schema == spec.stored_schema
+        assert table.num_rows == 1
+        assert spec.table([]).schema == spec.empty().schema == spec.stored_schema
+
+    def test_an_optional_column_is_null_by_default(self, spec: TableSpec) -> None:
+        optional = [f.name for f in dataclasses.fields(spec.row) if f.default is None]
+        assert optional == [f.name for f in spec.schema if f.nullable]
+
+    def test_delta_stores_columns_comment_and_version(self, spec: TableSpec, tmp_path: Path) -> None:
+        store = Store(LocalFiles(str(tmp_path)))
+        store.create(spec)
+        table = DeltaTable(store.uri(spec))
+        assert pa.schema(table.schema()) == spec.stored_schema
+        metadata = table.metadata()
+        assert (metadata.name, metadata.description, metadata.partition_columns) == (spec.name, spec.comment, [])
+        assert metadata.configuration == spec.configuration
+        assert VERSION_PROPERTY in metadata.configuration
+
+
+@pytest.mark.parametrize(
+    ("type_", "ddl"),
+    [
+        (INT32, "int"),
+        (INT64, "bigint"),
+        (TEXT, "string"),
+        (BINARY, "binary"),
+        (BOOL, "boolean"),
+        (TIME, "timestamp"),
+        (pa.list_(TEXT), "array<string>"),
+        (pa.list_(pa.struct([("a", INT64), ("b", pa.list_(BINARY))])), "array<struct<a:bigint,b:array<binary>>>"),
+    ],
+)
+def test_types_in_ddl(type_: pa.DataType, ddl: str) -> None:
+    assert ddl_type(type_) == ddl
+
+
+def test_a_type_nobody_has_mapped_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        ddl_type(pa.float16())
+
+
+def test_a_row_class_is_frozen_and_checks_its_columns() -> None:
+    row = PartitionRow(
+        step=1, topic_id=1, topic="t", partition=0, log_start_offset=0, high_watermark=5, last_stable_offset=5
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.step = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PartitionRow(step=1)  # type: ignore[call-arg]
+    assert PARTITIONS.table([row]).to_pylist() == [dataclasses.asdict(row)]
+
+
+def test_properties_of_a_table_win_over_the_common_ones() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Row:
+        a: int = column(INT64, "A number.")
+
+    spec = TableSpec("x", Row, "log", ("a",), "Rows.", properties={"delta.checkpointInterval": "7"})
+    assert spec.configuration["delta.checkpointInterval"] == "7"
+    assert spec.configuration["delta.enableExpiredLogCleanup"] == "false"
+    assert "lakemq.schemaVersion" not in spec.properties
+
+
+def test_a_segment_is_a_row_of_segments_without_its_step() -> None:
+    assert SEGMENT_SCHEMA.names == list(SEGMENT_COLUMNS)
+    assert pa.struct(list(SEGMENT_SCHEMA)) == SEGMENT_STRUCT
+    assert JOURNAL.schema.field("segments").type == pa.list_(SEGMENT_STRUCT)
+    assert ["batch_id", "row", *BODY_SCHEMA.names] == MESSAGES.schema.names
+
+
+# -- changelogs ---------------------------------------------------------------------------------------------
+
+
+def rows(*values: tuple[int, str, int, str]) -> pa.Table:
+    return pa.table({name: [v[i] for v in values] for i, name in enumerate(("step", "k", "n", "value"))})
+
+
+def test_the_newest_row_of_a_key_is_its_state() -> None:
+    table = rows((3, "a", 1, "a3"), (1, "a", 1, "a1"), (2, "b", 1, "b2"), (1, "a", 2, "c1"), (2, "a", 1, "a2"))
+    assert newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
+
+
+def test_of_equal_steps_the_later_row_counts() -> None:
+    table = pa.concat_tables([rows((1, "a", 1, "first")), rows((1, "a", 1, "second"), (1, "b", 1, "b"))])
+    assert sorted(newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
+
+
+def test_no_rows_have_no_newest() -> None:
+    empty = rows((1, "a", 1, "x")).slice(0, 0)
+    assert newest(empty, ["k"]) == empty
+
+
+# -- the catalog --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("data/mq", "mq"),
+        ("s3://bucket/Some-Where.2/", "some_where_2"),
+        ("/x/2024", "mq_2024"),
+        ("/x/'; DROP--", "drop"),
+        ("/x/___", "mq"),
+    ],
+)
+def test_a_database_is_named_after_the_namespace(path: str, name: str) -> None:
+    assert database_name(path) == name
+
+
+def test_the_catalog_names_every_table_and_quotes_the_path(tmp_path: Path) -> None:
+    folder = tmp_path / "it's"
+    sql = catalog_sql(str(folder), Store(LocalFiles(str(folder))))
+    for spec in TABLES:
+        assert f"it_s.{spec.name} USING delta LOCATION '" in sql
+    assert "it\\'s" in sql
+    assert sql.rstrip().endswith("USE it_s;")
+    assert json.dumps(sql)
