@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from lakemq.tables.store import CommitConflict, NewFile, Store, TableHandle
 from lakemq.tables.watermarks import WATERMARKS
 
 from . import crash
+from .arrange import MAX_TIMESTAMP_US
 from .datafile import file_name
 from .housekeeping import Housekeeping
 from .protocol.errors import NotLeader
@@ -89,13 +91,16 @@ class Projector:
 
 
 def _message_file(file: DataFile) -> NewFile:
-    low, high = (_iso(ms) for ms in (file.min_timestamp_ms, file.max_timestamp_ms + 1))
-    nothing = {"batch_id": 0, "row": 0, "timestamp": 0}
+    least: dict[str, Any] = {"batch_id": file.batch_id, "row": 0}
+    most: dict[str, Any] = {"batch_id": file.batch_id, "row": file.record_count - 1}
+    # rows refused for their time are in the file too, and few readers know a year 0 or 10000: say nothing then
+    if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
+        least["timestamp"], most["timestamp"] = _iso(file.min_timestamp_ms), _iso(file.max_timestamp_ms + 1)
     statistics = {
         "numRecords": file.record_count,
-        "minValues": {"batch_id": file.batch_id, "row": 0, "timestamp": low},
-        "maxValues": {"batch_id": file.batch_id, "row": file.record_count - 1, "timestamp": high},
-        "nullCount": nothing,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": dict.fromkeys(most, 0),
     }
     path = file_name(file.batch_id).split("/", 1)[1]
     return NewFile(path, file.size_bytes, file.max_timestamp_ms, statistics)

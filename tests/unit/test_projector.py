@@ -1,0 +1,47 @@
+"""What a projector says of a data file must be true of every row in it, and readable by everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.housekeeping import Housekeeping
+from lakemq.engine.namespace import open_namespace
+from lakemq.engine.projector import Projector, plan_pass
+from lakemq.engine.protocol.records import Decided, FilesAdded, StepDecisions
+from lakemq.engine.protocol.requests import DataFile
+from lakemq.engine.protocol.state import State
+from lakemq.engine.recovery import BEGINNING
+from lakemq.tables.messages import MESSAGES
+from lakemq.tables.store import StoredFile
+
+LAST_MS = 253_402_300_799_999
+
+
+def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
+    namespace = open_namespace(str(folder), create=True)
+    housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING)
+    file = DataFile("f", 1, 7, low_ms, high_ms)
+    step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])
+    Projector(namespace.store, housekeeping).write(plan_pass(State(step=1), [step], 0, 1))
+    (stored,) = namespace.store.open(MESSAGES).files()
+    return stored
+
+
+def test_a_file_is_known_by_its_id_rows_and_times(tmp_path: Path) -> None:
+    stored = registered(tmp_path, 1_000, 2_000)
+    assert (stored.path, stored.record_count) == ("f.parquet", 7)
+    bounds = {name: stored.statistics[name] for name in ("min.batch_id", "max.batch_id", "min.row", "max.row")}
+    assert bounds == {"min.batch_id": "f", "max.batch_id": "f", "min.row": 0, "max.row": 6}
+    assert stored.statistics["min.timestamp"].timestamp() == 1
+    assert 2 < stored.statistics["max.timestamp"].timestamp() <= 2.001
+
+
+@pytest.mark.parametrize(("low_ms", "high_ms"), [(-1, 0), (0, LAST_MS), (0, 2**53), (-(2**53), 2**53)])
+def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms: int) -> None:
+    """Of rows that were refused for their timestamp: one of them made the table unreadable."""
+    stored = registered(tmp_path, low_ms, high_ms)
+    assert stored.statistics.get("min.timestamp") is None
+    assert stored.statistics["max.row"] == 6
