@@ -1,0 +1,129 @@
+"""A sequencer that serves for long: a step stays as quick, and what is stored beside the data stays as little."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from faults.checks import check_all, value_of
+from faults.processes import TOPIC
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.compose import body_of
+from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
+from lakemq.engine.sequencer import Sequencer
+from lakemq.tables.registry import TABLES
+
+STEPS = 2_000
+SAMPLE = 100
+CONFIG = {
+    "project.interval.ms": 50,
+    "checkpoint.interval": 20,
+    "compact.min.files": 16,
+    "reader.grace.ms": 1000,
+    "lease.ms": 2000,
+}
+
+
+@pytest.fixture
+def namespace(tmp_path: Path, template: Path) -> Iterator[Path]:
+    """A namespace whose tables keep log entries for a second instead of minutes."""
+    path = tmp_path / "namespace"
+    shutil.copytree(template, path)
+    for spec in TABLES:
+        DeltaTable(path / spec.name).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 seconds"})
+    yield path
+    shutil.rmtree(path)
+
+
+class Client:
+    """Puts one letter at a time, with one message in it, and lets the sequencer take a step."""
+
+    def __init__(self, mq: Connection, sequencer: Sequencer) -> None:
+        topic = mq.state().topic(TOPIC)
+        self._ref = TopicRef(TOPIC, topic.topic_id, topic.partition_count)
+        self._mailbox, self._sequencer, self._clock = mq.namespace.mailbox, sequencer, SystemClock()
+        self._step = mq.state().step
+
+    def ask(self, number: int) -> float:
+        """How long the step took, in seconds."""
+        now_ms = self._clock.now_ms()
+        body, _ = body_of(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
+        ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
+        request = Produce([self._ref], ranges, self._step)
+        self._mailbox.put("c", number, encode_letter(Letter("c", number, [request], now_ms), body), now_ms)
+        begun_s = time.perf_counter()
+        assert self._sequencer.step().letters == 1
+        took_s = time.perf_counter() - begun_s
+        result = self._result(number)
+        assert isinstance(result, Published), result
+        assert result.units[0].base_offset == number - 1
+        return took_s
+
+    def _result(self, number: int) -> AnyResult:
+        answer = self._mailbox.poll_reply("c", number)
+        assert answer is not None
+        self._mailbox.forget_reply("c", number)
+        (result,) = decode_answer(answer).results
+        return result
+
+
+def sizes(path: Path) -> dict[str, tuple[int, int, int]]:
+    """Per table of the engine: live files, data files on disk, log entries."""
+    return {
+        spec.name: (
+            len(DeltaTable(path / spec.name).file_uris()),
+            len(list((path / spec.name).glob("*.parquet"))),
+            len(list((path / spec.name / "_delta_log").iterdir())),
+        )
+        for spec in TABLES
+        if spec.shape != "data"
+    }
+
+
+def test_2000_steps(namespace: Path):
+    took_s: list[float] = []
+    seen: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    with lakemq.connect(str(namespace), config=CONFIG) as mq:
+        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_id)
+        assert sequencer.try_lead()
+        client = Client(mq, sequencer)
+        for number in range(1, STEPS + 1):
+            took_s.append(client.ask(number))
+            if number % SAMPLE == 0:
+                for name, found in sizes(namespace).items():
+                    seen[name].append(found)
+        early_s, late_s = statistics.median(took_s[50:150]), statistics.median(took_s[-SAMPLE:])
+        # others may keep the machine busy for a while; a step that has grown slower stays so
+        while late_s > 1.5 * early_s and len(took_s) < STEPS + 5 * SAMPLE:
+            took_s += [client.ask(len(took_s) + 1 + i) for i in range(SAMPLE)]
+            late_s = statistics.median(took_s[-SAMPLE:])
+        assert late_s <= 1.5 * early_s, f"a step took {early_s * 1000:.1f} ms, and {late_s * 1000:.1f} ms in the end"
+        sequencer.resign()
+    half = len(seen["journal"]) // 2
+    for name, found in seen.items():
+        for what, first, second in zip(
+            ("live files", "data files", "log entries"), _most(found[:half]), _most(found[half:]), strict=True
+        ):
+            assert second <= 1.3 * first + 20, f"{name} had up to {first} {what}, and up to {second} later"
+    begun_s = time.perf_counter()
+    with lakemq.connect(str(namespace), config=CONFIG) as mq:
+        fresh = Sequencer(mq.namespace, "fresh", SystemClock(), new_id)
+        assert fresh.try_lead()
+        assert time.perf_counter() - begun_s < 3
+        fresh.resign()
+    assert check_all(str(namespace), TOPIC, []).num_rows == len(took_s)
+
+
+def _most(found: list[tuple[int, int, int]]) -> list[int]:
+    return [max(column) for column in zip(*found, strict=True)]
