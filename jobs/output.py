@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -137,6 +138,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+_QUOTED = re.compile(r'[,"\r\n]')
+
+
 class _CsvLines:
     """CSV in which null is nothing at all and an empty text is two quotes, so that both can be read back."""
 
@@ -151,7 +155,7 @@ class _CsvLines:
         if value is None:
             return ""
         text = _cell(value)
-        if text == "" or any(c in text for c in ',"\r\n'):
+        if text == "" or _QUOTED.search(text):
             return '"' + text.replace('"', '""') + '"'
         return text
 
@@ -188,19 +192,40 @@ def _put(record: dict[str, Any], name: str, data: bytes | None) -> None:
         record[name] = text
 
 
-def message_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A fetched row as a record: key and value as text, or else as `key_base64`, `value_base64`."""
-    record = {name: row[name] for name in ("topic", "partition", "offset")}
-    record["timestamp"] = iso(row["timestamp"])
+def message_records(table: pa.Table) -> list[dict[str, Any]]:
+    """Fetched rows as records: key and value as text, or else as `key_base64`, `value_base64`."""
+    parts = [table.column(name).to_pylist() for name in ("topic", "partition", "offset")]
+    records: list[dict[str, Any]] = [
+        {"topic": topic, "partition": partition, "offset": offset, "timestamp": time}
+        for topic, partition, offset, time in zip(*parts, _times(table.column("timestamp")), strict=True)
+    ]
     for name in ("key", "value"):
-        _put(record, name, row[name])
-    headers = []
-    for header in row["headers"] or ():
-        one = {"key": header["key"]}
-        _put(one, "value", header["value"])
-        headers.append(one)
-    record["headers"] = headers
-    return record
+        for record, data in zip(records, table.column(name).to_pylist(), strict=True):
+            _put(record, name, data)
+    headers = table.column("headers")
+    listed = [None] * len(records) if headers.null_count == len(records) else headers.to_pylist()
+    for record, pairs in zip(records, listed, strict=True):
+        record["headers"] = [_header(pair) for pair in pairs or ()]
+    return records
+
+
+def _header(pair: Mapping[str, Any]) -> dict[str, Any]:
+    header = {"key": pair["key"]}
+    _put(header, "value", pair["value"])
+    return header
+
+
+def _times(column: pa.ChunkedArray) -> list[str]:
+    """As `iso`, for many."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = column.cast(pa.timestamp("ms", "UTC"), safe=False)
+    texts = pc.strftime(whole, "%Y-%m-%dT%H:%M:%SZ")
+    if pc.all(pc.equal(whole.cast(column.type), column), min_count=0).as_py():
+        return list(texts.to_pylist())
+    fine = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
+    return list(pc.if_else(pc.equal(whole.cast(column.type), column), texts, fine).to_pylist())
 
 
 class MessagePrinter:
@@ -214,8 +239,8 @@ class MessagePrinter:
     def write(self, table: pa.Table) -> None:
         """Print the rows of a fetched table."""
         write = {Output.json: self._json, Output.csv: self._csv, Output.table: self._table}[self._output]
-        for batch in table.to_batches(max_chunksize=4096):
-            write([message_record(row) for row in batch.to_pylist()])
+        for first in range(0, table.num_rows, _BATCH_ROWS):
+            write(message_records(table.slice(first, _BATCH_ROWS)))
         self._stream.flush()
 
     def close(self) -> None:
@@ -259,6 +284,8 @@ class MessagePrinter:
             )
             self._stream.write(line + (f"  [{shown(headers)}]" if headers else "") + "\n")
 
+
+_BATCH_ROWS = 10_000
 
 _TABLE_LINE = "{:>9}  {:>10}  {:<24}  {:<16}  {}"
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.jobs.cli import app, hoisted
-from lakemq.jobs.output import message_record
+from lakemq.jobs.output import message_records
 
 Lakemq = Callable[..., Result]
 NOT_UTF8 = b"\xff\x00\x1b[31m"
@@ -57,7 +57,7 @@ def lake(mq: Connection) -> Lakemq:
 
 def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
     """The messages of a topic as `lakemq fetch` prints them."""
-    return [message_record(row) for row in mq.fetch(topic).to_arrow().to_pylist()]
+    return message_records(mq.fetch(topic).to_arrow())
 
 
 # -- namespace and topics -------------------------------------------------------------------------------
