@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 when a page is stale")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pages are (%(default)s)")
     asked = parser.parse_args(arguments)
+    if not asked.folder.is_dir():
+        parser.error(f"{asked.folder} is no folder: run this in a checkout, or name one with --folder")
     stale = stale_pages(asked.folder)
     for name in stale:
         if not asked.check:
