@@ -211,7 +211,7 @@ def _tiles(tour: Tour, source: Source, latency_ms: float) -> list[tuple[str, str
     flights, weather = source.flights.num_rows, source.weather.num_rows
     return [
         (f"{flights + weather:,}", "messages"),
-        (f"{flights / tour.seconds(PUBLISH):,.0f}/s", "published from Spark, in order per key"),
+        (f"{flights / tour.seconds(PUBLISH):,.0f}/s", "published from a Spark just started, in order per key"),
         (f"{weather / tour.seconds(SEND):,.0f}/s", "sent from Python, record by record"),
         (f"{latency_ms:.0f} ms", "until one message is acknowledged"),
         (f"{flights / tour.seconds(FETCH):,.0f}/s", "fetched in Arrow"),
