@@ -64,8 +64,10 @@ def test_a_bad_name_makes_no_topic(mq: Connection, path: str, name: str) -> None
     assert sorted(os.listdir(path)) == before
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-@pytest.mark.parametrize("command", [("fetch",), ("tail",), ("topics", "describe")])
+COMMANDS = [("fetch",), ("tail",), ("topics", "describe")]
+
+
+@pytest.mark.parametrize(("command", "name"), zip(COMMANDS * 3, BAD_NAMES, strict=True))
 def test_a_bad_name_is_no_topic(path: str, command: tuple[str, ...], name: str) -> None:
     assert refusal(path, *command, "--", name).startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
 
