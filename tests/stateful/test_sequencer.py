@@ -422,7 +422,7 @@ def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,
         settings=settings(
-            max_examples=EXAMPLES or 12,
+            max_examples=EXAMPLES or 9,
             stateful_step_count=30,
             derandomize=not EXAMPLES,
             deadline=None,

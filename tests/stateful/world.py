@@ -16,15 +16,15 @@ import pyarrow as pa
 from lakemq.engine.config import EngineConfig
 from lakemq.engine.datafile import write_data_file
 from lakemq.engine.fetch_arrow import fetch_arrow
-from lakemq.engine.journal import Journal
 from lakemq.engine.namespace import open_namespace
 from lakemq.engine.plan import beginning_offsets, end_offsets, plan_fetch
-from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.codec import decode_answer, decode_steps, encode_letter
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
 from lakemq.engine.protocol.state import Topic
 from lakemq.engine.reader import Reader
 from lakemq.engine.sequencer import Sequencer
+from lakemq.tables.journal import JOURNAL
 from lakemq.tables.messages import BODY_SCHEMA
 
 LEASE_MS = 900
@@ -112,6 +112,7 @@ class World:
         self._names = itertools.count(1)
         self.reader = Reader(self.namespace.store, self.clock)
         self.history: list[StepDecisions] = []
+        self._journal = self.namespace.store.open(JOURNAL)
 
     def close(self) -> None:
         shutil.rmtree(self.folder)
@@ -134,7 +135,10 @@ class World:
     def remember_steps(self) -> None:
         """Keep what the journal has gained; it is cut once it is projected."""
         last = self.history[-1].step if self.history else 0
-        self.history += Journal(self.namespace.store).steps_after(last)
+        self._journal.refresh()
+        rows = self._journal.read(step=(last + 1, None))
+        self.history += decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
+        assert [step.step for step in self.history[last:]] == list(range(last + 1, self.history[-1].step + 1))
 
     # -- a client ---------------------------------------------------------------------------------------
 
