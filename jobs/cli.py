@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -134,12 +135,22 @@ def lakemq(
     ] = False,
 ) -> None:
     """A partitioned, transactional message queue whose every bit of state is a Delta table."""
-    options: dict[str, str] = {}
-    if storage_option:
-        from lakemq.engine.topics import parse_config
+    ctx.obj = Session(path, conf, _storage_options(storage_option or []), output)
 
-        options = parse_config(storage_option)
-    ctx.obj = Session(path, conf, options, output)
+
+def _storage_options(pairs: Sequence[str]) -> dict[str, str]:
+    """Their values may be secrets, so that none is ever shown."""
+    options: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key in options:
+            from lakemq.engine.errors import InvalidConfig
+
+            if equals:
+                raise InvalidConfig("A storage option stands twice.", found=key)
+            raise InvalidConfig("A storage option is written KEY=VALUE.")
+        options[key] = value
+    return options
 
 
 namespace.add_to(app)
@@ -149,6 +160,10 @@ messages.add_to(app)
 query.add_to(app)
 
 
+def _terminated(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs the command and ends the process."""
     # data is UTF-8 wherever it goes, whatever the locale says
@@ -156,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace")
+    # so that a sequencer of ours hands its lease over
+    signal.signal(signal.SIGTERM, _terminated)
     app(args=None if arguments is None else list(arguments), prog_name="lakemq")
 
 

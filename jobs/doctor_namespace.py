@@ -111,7 +111,7 @@ def check_mailbox(mq: Connection) -> Finding:
     waiting = mq.namespace.mailbox.waiting(_MOST_LETTERS)
     if not waiting:
         return Finding("mailbox", True, "no letter waits")
-    count = f"{len(waiting)}{' or more' if len(waiting) == _MOST_LETTERS else ''} letters wait"
+    count = f"letters that wait: {len(waiting)}{' or more' if len(waiting) == _MOST_LETTERS else ''}"
     oldest_ms = _now_ms() - int(waiting[0].name.partition("-")[0])
     found = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
+
+log = logging.getLogger("lakemq.command")
 
 PATH_VARIABLE = "LAKEMQ_PATH"
 
@@ -86,12 +89,15 @@ class _Watch:
 
     def _run(self) -> None:
         step = -1
-        while not self._stopped.wait(self._lease_s):
-            now_at = self._mq.state().step
-            if now_at == step:
-                self._mq.serving()
-                return
-            step = now_at
+        try:
+            while not self._stopped.wait(self._lease_s):
+                now_at = self._mq.state().step
+                if now_at == step:
+                    self._mq.serving()
+                    return
+                step = now_at
+        except Exception as error:  # the command itself will meet it too, or does not need us
+            log.warning("No standby was started: %s", error)
 
     def stop(self) -> None:
         self._stopped.set()

@@ -79,11 +79,11 @@ def publish(
             _send_all(producer, topic, read(stream, chosen, columns), sent, tell)
         except BaseException:
             if sent.count:
-                note(f"{sent.count} messages were published before this:")
+                note(f"messages published before it ended: {sent.count}")
             raise
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
     if sent.refused_count:
-        note(f"{sent.refused_count} rows were refused; the table dead_letters has the reasons")
+        note(f"rows refused: {sent.refused_count}; the table dead_letters has the reasons")
 
 
 def _format(given: str | None, file: str) -> Any:
@@ -168,7 +168,7 @@ def _send_all(
             producer.send_arrow(topic, table)
         sent.add(producer.flush())
         tell(sent.count)
-    except Exception:
+    except BaseException:
         with suppress(Exception):
             sent.add(producer.flush())
         raise

@@ -222,6 +222,21 @@ def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[
     assert json.loads(publish.out[0])["messages"] == 2
 
 
+def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Callable[..., Process]) -> None:
+    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
+    lakemq(path, "topics", "create", "t")
+    publish = start("publish", "--topic", "t")
+    publish.stdin.write("1\n")
+    publish.stdin.flush()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while values(path) != ["1"]:
+        assert time.monotonic() < deadline_s
+    publish.signal(signal.SIGTERM)
+    assert publish.ended() == 128 + signal.SIGTERM
+    assert publish.err == ["messages published before it ended: 1"]
+    assert leader(path).startswith("nobody leads")
+
+
 def test_a_reader_that_has_enough_is_no_error(path: Path) -> None:
     lakemq(path, "topics", "create", "t")
     lakemq(path, "publish", "--topic", "t", stdin="".join(f"{i}\n" for i in range(50_000)))

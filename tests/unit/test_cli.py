@@ -194,7 +194,7 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
     lines = b'{"p": 0, "v": "good"}\n{"p": 9, "v": "bad"}\n'
     result = lake("publish", *options, stdin=lines)
-    assert result.stderr == "1 rows were refused; the table dead_letters has the reasons\n"
+    assert result.stderr == "rows refused: 1; the table dead_letters has the reasons\n"
     failed = lake("publish", *options, "--on-error", "fail", stdin=lines, code=1)
     assert failed.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]
@@ -220,7 +220,7 @@ def test_what_was_published_before_an_error_is_said(
     result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=1)
     told = result.stderr.splitlines()
     assert told[1].startswith("INVALID_RECORD: Line 5 is not JSON")
-    assert told[0] == "4 messages were published before this:"
+    assert told[0] == "messages published before it ended: 4"
     assert [m["value"] for m in fetched(mq, "half")] == ["1", "2", "3", "4"]
 
 

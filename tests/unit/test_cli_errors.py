@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typer.testing import CliRunner, Result
 import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.jobs.cli import app, told
+from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.output import one_line
 from lakemq.tables.store import NewerTable, NotATable
 
@@ -67,7 +70,7 @@ def test_a_bad_name_makes_no_topic(mq: Connection, path: str, name: str) -> None
 COMMANDS = [("fetch",), ("tail",), ("topics", "describe")]
 
 
-@pytest.mark.parametrize(("command", "name"), zip(COMMANDS * 3, BAD_NAMES, strict=True))
+@pytest.mark.parametrize(("command", "name"), list(zip(COMMANDS * 3, BAD_NAMES, strict=True)))
 def test_a_bad_name_is_no_topic(path: str, command: tuple[str, ...], name: str) -> None:
     assert refusal(path, *command, "--", name).startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
 
@@ -113,9 +116,12 @@ def test_a_bad_settings_file(path: str, tmp_path: Path, text: str, expected: str
     assert refusal(path, "--conf", str(file.with_name("none")), "topics", "list").startswith("INVALID_CONFIG: ")
 
 
-def test_a_storage_option_that_stands_twice(path: str) -> None:
-    options = ["--storage-option", "a=1", "--storage-option", "a=2"]
-    assert refusal(path, *options, "topics", "list").startswith("INVALID_CONFIG: A setting stands twice.")
+def test_a_bad_storage_option_is_refused_without_showing_what_may_be_secret(path: str) -> None:
+    twice = refusal(path, "--storage-option", "key=s3cret", "--storage-option", "key=s3cret2", "topics", "list")
+    assert twice == "INVALID_CONFIG: A storage option stands twice. Found 'key'."
+    odd = refusal(path, "--storage-option", "s3cret", "topics", "list")
+    assert odd.startswith("INVALID_CONFIG: A storage option is written KEY=VALUE.")
+    assert "s3cret" not in odd
 
 
 # -- paths ----------------------------------------------------------------------------------------------
@@ -264,6 +270,25 @@ def test_any_error_is_told_in_one_printable_line() -> None:
     assert told(pa.ArrowInvalid("bad")) == "KAFKA_STORAGE_ERROR: bad"
     assert told(NotATable("topics: truncated")) == "NOT_A_NAMESPACE: topics: truncated"
     assert told(NewerTable("topics: version 9")).startswith("NEWER_FORMAT: topics: version 9")
+
+
+def test_what_the_engine_logs_is_a_line_without_a_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("lakemq.serve")
+    before = list(logging.getLogger("lakemq").handlers)
+    for trace in ("", "1"):
+        monkeypatch.setenv("LAKEMQ_TRACE", trace)
+        with told_on_stderr():
+            log.info("not told")
+            try:
+                raise RuntimeError("two\nlines")
+            except RuntimeError as error:
+                log.error("goes on: %s", error, exc_info=True)
+        said = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ERROR goes on: two( lines)?", said[0])
+        assert (len(said) == 1) == (trace == "")
+    assert logging.getLogger("lakemq").handlers == before
 
 
 def test_a_trace_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

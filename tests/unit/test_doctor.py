@@ -161,7 +161,7 @@ def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
     assert set(found) == {"sequencer", "mailbox"}
     assert "nobody leads" in found["sequencer"].found
     assert f"lakemq --path {path} serve" in found["sequencer"].mend
-    assert found["mailbox"].found.startswith("1 letters wait, the oldest for about 6")
+    assert found["mailbox"].found.startswith("letters that wait: 1, the oldest for about 6")
 
 
 def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
