@@ -13,6 +13,7 @@ import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.journal import Journal
 from lakemq.jobs.sql import run_query
+from lakemq.tables.journal import JOURNAL
 
 
 class Acknowledged(NamedTuple):
@@ -83,6 +84,12 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
 
 
 def check_projections(mq: Connection) -> None:
-    """I12, of a namespace in which everything is projected."""
+    """I12, of a namespace in which everything is projected; and no step was decided twice, or by two leaders."""
     store = mq.namespace.store
+    journal = store.open(JOURNAL).read(["step", "position", "leader_epoch"])
+    decided = list(zip(*(journal.column(c).to_pylist() for c in journal.column_names), strict=True))
+    twice = [at for at, count in Counter((step, position) for step, position, _ in decided).items() if count > 1]
+    assert not twice, f"decided twice, as (step, position): {twice[:5]}"
+    epochs = [epoch for _, _, epoch in sorted(decided)]
+    assert epochs == sorted(epochs), "a leader decided after its successor"
     assert_projections_are_the_replay(store, Journal(store).steps_after(0))

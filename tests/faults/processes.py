@@ -118,11 +118,16 @@ def make_template(folder: Path) -> Path:
 
 
 class Publishing:
-    """A thread that publishes one message after the other, by an idempotent producer; a context manager."""
+    """A thread that publishes one message after the other; a context manager.
 
-    def __init__(self, path: str, publisher: str, config: dict[str, Any]) -> None:
+    idempotent: it asks again when an answer is lost. Else it puts each letter once and waits, so that all hangs on the
+    letter being decided once and answered in the end.
+    """
+
+    def __init__(self, path: str, publisher: str, config: dict[str, Any], idempotent: bool = True) -> None:
         self.acknowledged: list[Acknowledged] = []
-        self._arguments = (path, publisher, config)
+        self._arguments = (path, publisher, config if idempotent else {**config, "request.timeout.ms": 60_000})
+        self._idempotent = idempotent
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=publisher)
@@ -141,7 +146,10 @@ class Publishing:
     def _run(self) -> None:
         path, publisher, config = self._arguments
         try:
-            with lakemq.connect(path, config=config) as mq, mq.producer(linger_ms=0) as producer:
+            with (
+                lakemq.connect(path, config=config) as mq,
+                mq.producer(linger_ms=0, idempotent=self._idempotent) as producer,
+            ):
                 number = 0
                 while not self._stop.is_set():
                     value = value_of(publisher, number)

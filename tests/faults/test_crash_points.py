@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -45,24 +47,33 @@ def test_every_point_is_tested():
 
 @pytest.mark.parametrize("point", SEQUENCER_POINTS)
 def test_a_sequencer_dies_at(point: str, family: Processes):
-    with Publishing(family.path, "p", QUICK) as publishing:
+    with publishers(family.path) as (one, two):
         assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}"))
         fresh = family.serve()
-        publishing.wait_for(12)
+        one.wait_for(8)
+        two.wait_for(8)
     terminate(fresh)
-    check_all(family.path, TOPIC, publishing.acknowledged)
+    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
 
 
 def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
-    with Publishing(family.path, "p", QUICK) as publishing:
+    with publishers(family.path) as (one, two):
         first = family.serve(crash_at=RESIGNED)
-        publishing.wait_for(5)
+        one.wait_for(3)
         first.terminate()
         assert_killed(first)
         fresh = family.serve()
-        publishing.wait_for(5)
+        one.wait_for(3)
+        two.wait_for(3)
     terminate(fresh)
-    check_all(family.path, TOPIC, publishing.acknowledged)
+    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
+
+
+@contextmanager
+def publishers(path: str) -> Iterator[tuple[Publishing, Publishing]]:
+    """One that repeats what is not answered, and one that just waits."""
+    with Publishing(path, "p", QUICK) as one, Publishing(path, "q", QUICK, idempotent=False) as two:
+        yield one, two
 
 
 @pytest.mark.parametrize("point", PUBLISHER_POINTS)
@@ -114,7 +125,7 @@ class Watching(threading.Thread):
 def test_sequencers_die_at_random_under_load(family: Processes):
     chance, deadline_s, kills = random.Random(7), time.monotonic() + 20, 0
     watching = Watching(family.path)
-    with Publishing(family.path, "p", QUICK) as one, Publishing(family.path, "q", QUICK) as two:
+    with publishers(family.path) as (one, two):
         watching.start()
         serving = [family.serve(), family.serve()]
         while time.monotonic() < deadline_s and watching.error is None:
