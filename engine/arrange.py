@@ -114,7 +114,7 @@ def sort_by_partition(
     if n == 0:
         return body, ()
     if (partition[1:] < partition[:-1]).any():
-        order = np.argsort(partition, kind="stable")
+        order = np.argsort(_narrow(partition), kind="stable")
         body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
     body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
     starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
@@ -126,6 +126,12 @@ def sort_by_partition(
         np.maximum.reduceat(timestamps_us, starts) // 1000,
     ]
     return body, tuple(map(Run, *(column.tolist() for column in columns)))
+
+
+def _narrow(partition: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+    """The same numbers in 16 bits if they fit: numpy then sorts by radix, in a fifth of the time."""
+    narrow = partition.astype(np.int16)
+    return narrow if np.array_equal(narrow, partition) else partition
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,19 @@ _ENCODINGS = {
 }
 
 
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+# as text in the file; as dictionaries here, because hashing a million equal names takes longer than writing them
+_WRITTEN_SCHEMA: pa.Schema = pa.schema(
+    [pa.field(f.name, _DICTIONARY) if f.name in ("batch_id", "topic") else f for f in MESSAGES.stored_schema]
+)
+
+
+def repeat_name(name: str, count: int) -> pa.DictionaryArray:
+    """`count` times the same text, as a writer of data files takes it."""
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([name], pa.string()))
+
+
 class WrittenFile(NamedTuple):
     """A finished data file; the fields are those of a request's DataFile."""
 
@@ -50,13 +63,16 @@ class DataFileWriter:
         self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
 
     def write(self, body: pa.Table) -> int:
-        """Append rows (columns of BODY); returns the number of the first one."""
+        """Append rows (columns of BODY, the topic as text or dictionary); returns the number of the first one."""
         first, n = self.record_count, body.num_rows
         if n == 0:
             return first
-        ids = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n), pa.array([self.batch_id]))
-        placed = body.select(BODY).add_column(0, "row", pa.array(np.arange(first, first + n)))
-        self._writer.write_table(placed.add_column(0, "batch_id", ids.cast(pa.string())), ROW_GROUP_ROWS)
+        columns = {name: body.column(name) for name in BODY}
+        if not pa.types.is_dictionary(columns["topic"].type):
+            columns["topic"] = columns["topic"].dictionary_encode()
+        columns |= {"batch_id": repeat_name(self.batch_id, n), "row": pa.array(np.arange(first, first + n))}
+        placed = pa.table([columns[f.name] for f in _WRITTEN_SCHEMA], schema=_WRITTEN_SCHEMA)
+        self._writer.write_table(placed, ROW_GROUP_ROWS)
         self.record_count += n
         stamps = body.column("timestamp").cast(pa.int64()).to_numpy() // 1000
         self.min_timestamp_ms = min(self.min_timestamp_ms, int(stamps.min()))
@@ -78,7 +94,7 @@ def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
         files.open_output(file_name(batch_id)) as sink,
         pq.ParquetWriter(
             sink,
-            MESSAGES.stored_schema,
+            _WRITTEN_SCHEMA,
             compression="snappy",
             use_dictionary=["batch_id", "topic"],
             column_encoding=_ENCODINGS,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from lakemq.tables.files import open_files
 
 from .arrange import Copy, Run, arrange
-from .datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file
+from .datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file, repeat_name
 
 FLUSH_ROWS = 1 << 20
 FLUSH_BYTES = 256 << 20
@@ -135,14 +135,14 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _body(table: pa.Table, destination: str) -> pa.Table:
     n = table.num_rows
     columns = {
-        "topic": table.column("topic") if "topic" in table.column_names else pa.repeat(destination, n),
         "partition": pa.array(np.zeros(n, np.int32)),
         **{name: table.column(name) for name in ("key", "value", "timestamp")},
     }
     if "headers" in table.column_names:
         columns["headers"] = _null_where_empty(table.column("headers"))
-    arrays = [columns.get(name, pa.nulls(n, BODY_SCHEMA.field(name).type)) for name in BODY]
-    return pa.table([a.cast(f.type) for a, f in zip(arrays, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
+    arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
+    arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
+    return pa.table({name: arrays[name] for name in BODY})
 
 
 def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
