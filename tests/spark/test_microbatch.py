@@ -1,0 +1,171 @@
+"""The default job as it is started: spark-submit, killed anywhere, run again; nothing is lost and nothing doubled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs import microbatch
+from lakemq.jobs.jars import kept_jars
+
+CHECKOUT = Path(__file__).parents[2]
+TWICE = ["--source-option", "a=1", "--source-option", "a=2"]
+SPARK_BIN = Path(pyspark.__file__).parent / "bin"
+
+
+def job(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The job without spark-submit: it starts its own JVM."""
+    return run([sys.executable, "-m", "lakemq.jobs.microbatch", "--master", "local[1]", *arguments], **environment)
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    # a lease that a killed job leaves behind is over soon
+    settings = str(Path(environment.pop("folder")) / "lakemq.yaml")
+    Path(settings).write_text("lease.ms: 1000\n")
+    return subprocess.run(
+        command,
+        env=inherited | {"LAKEMQ_CONF": settings} | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture
+def own(spark: SparkSession, tmp_path: Path) -> Iterator[Connection]:
+    """A namespace of this test's own, not served, with a topic `t` of two partitions."""
+    name = f"own_{tmp_path.name.replace('-', '_').lower()}"
+    with lakemq.connect(str(tmp_path / name), spark=spark, create=True, config={"lease.ms": 1000}) as mq:
+        with mq.serving():
+            mq.topics.create("t", partitions=2)
+        spark.sql(f"USE {name}")
+        yield mq
+    spark.sql("USE default")
+
+
+def values(mq: Connection) -> list[str]:
+    return sorted(m.value.decode() for m in mq.fetch("t") if m.value is not None)
+
+
+def insert(spark: SparkSession, *values: str) -> None:
+    rows = ", ".join(f"('t', 'k', '{value}')" for value in values)
+    spark.sql(f"INSERT INTO inbox (topic, key, value) VALUES {rows}")
+
+
+def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
+    spark: SparkSession, own: Connection, tmp_path: Path
+) -> None:
+    insert(spark, "a", "b")
+    insert(spark, "c")
+    for point, value in (("publish.letter_put", "d"), ("inbox.published", "e")):
+        killed = job("--path", own.namespace.path, folder=str(tmp_path), LAKEMQ_CRASH_AT=point)
+        assert killed.returncode == -9, killed.stderr
+        insert(spark, value)
+    done = job("--path", own.namespace.path, folder=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert values(own) == ["a", "b", "c", "d", "e"]
+    assert spark.table("inbox").count() == 0
+
+
+def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint(
+    own: Connection, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    path = own.namespace.path
+    arguments = ["--path", path, "--no-inbox", "--source-format", "csv", "--source-option", f"path={source}"]
+    arguments += ["--source-schema", "k string, v string", "--query", "files", "--topic", "t"]
+    arguments += ["--key", "k", "--value", "upper(v)", "--checkpoint", str(checkpoint)]
+    (source / "1.csv").write_text("k1,a\nk2,b\n")
+    killed = job(*arguments, folder=str(tmp_path), LAKEMQ_CRASH_AT="stream.published")
+    assert killed.returncode == -9, killed.stderr
+    shutil.rmtree(checkpoint)
+    (source / "2.csv").write_text("k1,c\n")
+    done = job(*arguments, folder=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "files: 2 batches, 1 published, 0 refused" in done.stdout
+    assert values(own) == ["A", "B", "C"]
+
+
+def test_spark_submit_runs_the_job_from_the_shipped_zip(
+    spark: SparkSession, own: Connection, tmp_path: Path, wheel: Path
+) -> None:
+    insert(spark, "a", "b")
+    archive = tmp_path / "lakemq.zip"
+    shutil.copy(wheel, archive)
+    submit = [str(SPARK_BIN / "spark-submit"), "--master", "local[2]", "--jars", ",".join(map(str, kept_jars()))]
+    submit += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf"), "--py-files", str(archive)]
+    submit += [str(CHECKOUT / "jobs" / "microbatch.py"), "--path", own.namespace.path]
+    done = run(
+        submit,
+        folder=str(tmp_path),
+        SPARK_HOME=str(SPARK_BIN.parent),
+        PYSPARK_PYTHON=sys.executable,
+        TMPDIR=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "inbox: 2 published, 0 refused" in done.stdout
+    assert values(own) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--path", "{missing}"], "NOT_A_NAMESPACE"),
+        (["--path", "{own}", "--topic", "t", "--query", "q", "--source-format", "nope"], "nope"),
+        (["--path", "{own}", "--topic", "x", "--query", "q", "--source-format", "rate"], "UNKNOWN_TOPIC"),
+        (["--path", "{own}", "--topic", "t", "--query", "q", "--source-format", "rate", "--value", "v"], "`v`"),
+        (["--path", "{own}", "--topic", "t", "--query", "q", "--source-format", "rate", "--value", "1 +"], "syntax"),
+        (["--path", "{own}", "--topic", "t", "--query", "q", "--source-format", "json"], "path"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    own: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    places = {"missing": str(tmp_path / "missing"), "own": own.namespace.path}
+    assert microbatch.main([argument.format(**places) for argument in arguments]) == 1
+    error = capfd.readouterr().err
+    assert said in error.lower() or said in error
+    assert len(error.splitlines()) == 1
+    assert error.startswith("microbatch: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--path", "x", "--topic", "t"],
+        ["--path", "x", "--source-format", "json", "--topic", "t"],
+        ["--path", "x", "--source-format", "json", "--topic", "t", "--query", "q", "--source-option", "path"],
+        ["--path", "x", "--source-format", "json", "--topic", "t", "--query", "q", *TWICE],
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        microbatch.parse(arguments)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_the_job_leaves_deciding_to_a_sequencer_that_serves(
+    spark: SparkSession, own: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    insert(spark, "a")
+    with own.serving():
+        assert microbatch.main(["--path", own.namespace.path]) == 0
+        assert "left to the sequencer that serves" in capsys.readouterr().out
+        assert values(own) == ["a"]
