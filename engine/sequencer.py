@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakemq.tables.mailbox import LetterName
+from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.tables.store import NewerTable, NotATable
 
 from . import crash
 from .backstage import Backstage
@@ -28,7 +29,7 @@ from .namespace import Namespace
 from .projector import Projector
 from .protocol import leader, machine
 from .protocol.codec import encode_answer
-from .protocol.errors import NotLeader, StepTooOld, StorageError
+from .protocol.errors import NewerFormat, NotLeader, StepTooOld, StorageError
 from .protocol.log import InlineRows
 from .protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
 from .protocol.requests import Answer, AnyResult, DataFile, Produce
@@ -79,7 +80,9 @@ class Sequencer:
         self._ns, self.name, self._clock, self._new_id, self._reached = namespace, name, clock, new_id, reached
         self._owns_executor = backstage is None
         self._executor = backstage or ThreadPoolExecutor(1, thread_name_prefix="lakemq-projector")
-        self._reception = Reception(namespace.mailbox, namespace.config, clock)
+        # a mailbox of its own, because it remembers its listing
+        self._mailbox = Mailbox(namespace.files)
+        self._reception = Reception(self._mailbox, namespace.config, clock)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
 
@@ -256,7 +259,7 @@ class Sequencer:
         self._reached("sequencer.journal_appended")
 
     def _reply(self, state: State, intake: Intake, decided: Sequence[Decided]) -> None:
-        mailbox, repeated = self._ns.mailbox, intake.repeated
+        mailbox, repeated = self._mailbox, intake.repeated
         for one in decided:
             if isinstance(one.record, Answered):
                 self._answer(state.step, one.record.client_id, one.record.number, one.record.results)
@@ -273,7 +276,7 @@ class Sequencer:
             self._reached("sequencer.letters_discarded")
 
     def _answer(self, step: int, client_id: str, number: int, results: list[AnyResult]) -> None:
-        self._ns.mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
+        self._mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
 
 
 @contextmanager
@@ -283,7 +286,9 @@ def _store_errors() -> Iterator[None]:
         yield
     except FileNotFoundError as gone:
         raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
-    except OSError as error:
+    except NewerTable as error:
+        raise NewerFormat(str(error)) from error
+    except (OSError, NotATable) as error:
         # delta-rs paints a tree of causes over several lines
         text = " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
         raise StorageError("The sequencer cannot read or write what it must.", found=text) from error

@@ -1,0 +1,58 @@
+"""A client whose letters the sequencer knows nothing of any more: it starts over, at the latest when told so."""
+
+from __future__ import annotations
+
+import pytest
+from faults.processes import QUICK, TOPIC, Processes, until
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.protocol.errors import ClientEnded
+from lakemq.engine.requester import IDLE_MS
+from lakemq.engine.sequencer import EXPIRY_INTERVAL_MS, Sequencer
+from lakemq.engine.serving import Serving
+
+EXPIRATION_MS = 60_000
+CONFIG = {**QUICK, "client.expiration.ms": EXPIRATION_MS, "request.gap.ms": 50, "request.timeout.ms": 20_000}
+
+
+class AheadClock(SystemClock):
+    """The machine's clocks, so many milliseconds ahead."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+    def steady_ms(self) -> int:
+        return super().steady_ms() + self.ahead_ms
+
+
+def test_an_idle_client_starts_over_before_it_is_forgotten(family: Processes):
+    clock = AheadClock()
+    namespace = lakemq.connect(family.path, config=CONFIG).namespace
+    sequencer = Sequencer(namespace, "s", SystemClock(), new_id)
+    with Connection(namespace, clock=clock) as mq, Serving(sequencer, namespace.config, SystemClock()):
+        mq.topics.alter(TOPIC, config={})
+        mq.topics.alter(TOPIC, config={})
+        before = set(sequencer.state.clients)
+        clock.ahead_ms += IDLE_MS + 1
+        mq.topics.alter(TOPIC, config={})
+        (new,) = set(sequencer.state.clients) - before
+        assert sequencer.state.clients[new].number == 1
+
+
+def test_a_forgotten_client_is_told_so_and_works_again(family: Processes):
+    """Forgotten while it was on its way, by a clock that has jumped."""
+    clock = AheadClock()
+    namespace = lakemq.connect(family.path, config=CONFIG).namespace
+    sequencer = Sequencer(namespace, "s", clock, new_id)
+    with Connection(namespace) as mq, Serving(sequencer, namespace.config, clock):
+        mq.topics.alter(TOPIC, config={})
+        clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS
+        until(lambda: not sequencer.state.clients, 10, "expiry")
+        with pytest.raises(ClientEnded):
+            mq.topics.alter(TOPIC, config={})
+        assert mq.topics.alter(TOPIC, config={}).topic == TOPIC
+        until(lambda: not namespace.files.list("mailbox"), 5, "empty mailbox")
