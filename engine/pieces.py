@@ -11,27 +11,38 @@ import pyarrow as pa
 
 from lakemq.tables.files import Files
 
+from .datafile import ROW_GROUP_ROWS
 from .fetch_arrow import fetch_arrow
 from .plan import FetchPlan
 
-FIRST_ROWS = 4096
+FIRST_ROWS = 64
 MAX_ROWS = 1 << 18
 
 
 def pieces(files: Files, plan: FetchPlan, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
     """The messages of a plan in order, at most `limit` of them, in tables of about `target_bytes`.
 
-    How many rows make so many bytes is learnt from the piece before. Raises FileTruncated.
+    Held are the row groups that a piece lies in, which whoever wrote them kept small. Raises FileTruncated.
     """
     total = plan.record_count if limit is None else min(limit, plan.record_count)
-    counts = plan.segments.column("record_count").to_numpy()
-    ends = np.cumsum(counts)
+    ends = np.cumsum(plan.segments.column("record_count").to_numpy())
     first, rows = 0, FIRST_ROWS
     while first < total:
-        last = min(first + rows, total)
+        last = _end_of_read(ends, first, min(first + rows, total), total)
         table = fetch_arrow(files, _cut(plan, ends, first, last))
-        yield table
-        first, rows = last, max(1, min(MAX_ROWS, rows * 4, target_bytes * rows // max(table.nbytes, 1)))
+        # how many rows make so many bytes is learnt from what was read
+        wanted = target_bytes * table.num_rows // max(table.nbytes, 1)
+        for at in range(0, table.num_rows, max(1, wanted)):
+            yield table.slice(at, max(1, wanted))
+        first, rows = last, max(1, min(MAX_ROWS, rows * 4, wanted))
+
+
+def _end_of_read(ends: npt.NDArray[np.int64], first: int, wanted: int, total: int) -> int:
+    """Where a read from `first` best ends: with a segment, as to read a part costs its whole row group anew."""
+    within = int(np.searchsorted(ends, wanted, side="right"))
+    if within and ends[within - 1] > first:
+        return int(ends[within - 1])
+    return min(int(ends[within]), first + ROW_GROUP_ROWS, total)
 
 
 def _cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) -> FetchPlan:

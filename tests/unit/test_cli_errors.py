@@ -16,6 +16,7 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
 import lakemq
+from lakemq.engine import errors
 from lakemq.engine.connection import Connection
 from lakemq.jobs.cli import app, told
 from lakemq.jobs.logs import told_on_stderr
@@ -295,3 +296,7 @@ def test_a_trace_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("LAKEMQ_TRACE", "1")
     result = run(tmp_path / "none", "topics", "list")
     assert type(result.exception).__name__ == "NamespaceError"
+
+
+def test_every_refusal_can_be_caught_by_name() -> None:
+    assert {error.__name__ for error in errors.all_errors()} <= set(errors.__all__)

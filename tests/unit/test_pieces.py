@@ -1,0 +1,71 @@
+"""A fetch in pieces is the fetch: no message lost, doubled or out of order, wherever the cuts fall."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+import lakemq
+from lakemq.engine import pieces as pieces_module
+from lakemq.engine.connection import Connection
+from lakemq.engine.pieces import pieces
+from lakemq.engine.plan import FetchPlan
+from lakemq.tables.files import Files
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A topic of two partitions in segments of 1 to 9 rows, some in letters, some in files of their own."""
+    path = tmp_path_factory.mktemp("pieces") / "mq"
+    chance = random.Random(7)
+    with lakemq.connect(str(path), create=True) as connection, connection.serving():
+        connection.topics.create("t", partitions=2)
+        for i in range(12):
+            size = 40_000 if i == 5 else 10
+            rows = [f"{i}-{j}-".ljust(chance.randrange(size), "x") for j in range(chance.randrange(1, 18))]
+            connection.publish("t", pa.table({"value": rows, "key": [str(j) for j in range(len(rows))]}))
+        yield connection
+
+
+@pytest.mark.parametrize("first_rows", [1, 2, 7, 1000])
+@pytest.mark.parametrize("target_bytes", [1, 500, 1 << 20])
+def test_pieces_are_the_whole(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, first_rows: int, target_bytes: int
+) -> None:
+    monkeypatch.setattr(pieces_module, "FIRST_ROWS", first_rows)
+    fetched = mq.fetch("t", start={0: 3, 1: 5})
+    whole = fetched.to_arrow()
+    assert whole.num_rows > 50
+    for limit in (None, 0, 1, 13, whole.num_rows, whole.num_rows + 1):
+        found = list(pieces(mq.namespace.files, fetched.plan, limit, target_bytes))
+        assert all(piece.num_rows for piece in found)
+        expected = whole if limit is None else whole.slice(0, limit)
+        assert pa.concat_tables([whole.slice(0, 0), *found]).combine_chunks() == expected.combine_chunks()
+
+
+def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    real = pieces_module.fetch_arrow
+
+    def counting(files: Files, plan: FetchPlan) -> pa.Table:
+        reads.append(plan.record_count)
+        return real(files, plan)
+
+    monkeypatch.setattr(pieces_module, "fetch_arrow", counting)
+    mq.topics.create("large")
+    for _ in range(2):
+        mq.publish("large", pa.table({"value": [b"x" * 10_000] * 300}))
+    sizes = [piece.num_rows for piece in pieces(mq.namespace.files, mq.fetch("large").plan, target_bytes=100_000)]
+    assert sum(sizes) == sum(reads) == 600
+    assert max(sizes) <= 10
+    assert reads == [300, 300]
+
+
+def test_an_empty_fetch_has_no_pieces(mq: Connection) -> None:
+    mq.topics.create("empty")
+    assert list(pieces(mq.namespace.files, mq.fetch("empty").plan)) == []
