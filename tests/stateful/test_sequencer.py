@@ -28,8 +28,9 @@ from hypothesis.stateful import (
 )
 from stateful.model import Model, ModelClient
 from stateful.projections import assert_projections_are_the_replay
-from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, World
+from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
+from lakemq.engine import crash
 from lakemq.engine.datafile import file_name
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import Answered, ClientRemoved, ProducerExpired
@@ -54,6 +55,7 @@ from lakemq.engine.reader import Reader
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
 SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 NAMES = ("a", "b", "c")
+POINTS = [point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping."))]
 CLIENTS = 3
 
 
@@ -75,6 +77,8 @@ class SequencerMachine(RuleBasedStateMachine):
         self.drafts: dict[int, list[Asked]] = {}
         self.sent: dict[tuple[str, int], list[Asked]] = {}
         self.open: set[tuple[str, int]] = set()
+        self.unanswered: set[tuple[str, int]] = set()
+        self.deaths: set[str] = set()
         self.repeats: set[tuple[str, int]] = set()
         self.producers: list[int] = []
         self.published: list[Asked] = []
@@ -140,7 +144,8 @@ class SequencerMachine(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, client: int, in_file: bool, lost: bool) -> None:
         """Messages of 1 or 2 topics; each message is a range of its own, or many are one."""
         topics = data.draw(st.lists(st.sampled_from(self.model.active()), min_size=1, max_size=2, unique_by=id))
-        picks = data.draw(st.lists(st.integers(0, 3), max_size=4), label="partition of each message")
+        picks = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="partition of each message")
+        picks = picks if data.draw(st.sampled_from([True] * 7 + [False]), label="any message") else []
         refused = data.draw(st.integers(0, 1), label="refused messages")
         values = [f"m{self.messages + i}" for i in range(len(picks) + refused)]
         self.messages += len(values)
@@ -182,9 +187,9 @@ class SequencerMachine(RuleBasedStateMachine):
 
     def sequences(self, data: st.DataObject, request: Produce) -> ProducerSequences | None:
         """The next ones, as a client knows them; now and then a gap, or another epoch."""
-        if not self.producers or not data.draw(st.booleans(), label="idempotent"):
+        if not self.producers or not data.draw(st.sampled_from([True, True, False]), label="idempotent"):
             return None
-        producer_id = data.draw(st.sampled_from(self.producers))
+        producer_id = data.draw(st.sampled_from(self.producers[-2:]))
         known = self.model.producers.get(producer_id)
         epoch = max(0, (known.epoch if known else 0) + data.draw(st.sampled_from([0] * 8 + [1, -1]), label="epoch"))
         skip = data.draw(st.sampled_from([0] * 8 + [1]), label="gap")
@@ -196,7 +201,7 @@ class SequencerMachine(RuleBasedStateMachine):
             bases.append(sum(last[0][:2]) + skip if last else skip)
         return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases)
 
-    @rule(client=st.integers(0, CLIENTS - 1), which=st.integers(0, 1000))
+    @rule(client=st.integers(0, CLIENTS - 1), which=st.integers(0, 3) | st.integers(0, 1000))
     @precondition(lambda self: self.published)
     def publish_again(self, client: int, which: int) -> None:
         """The same request in another letter, as a client does that got no answer."""
@@ -242,6 +247,10 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.flush()
+        self.step_without_letters()
+
+    def step_without_letters(self) -> None:
+        """Only such as wait already. When this returns, every letter is decided and answered."""
         for _ in range(4):
             try:
                 self.leader.step()
@@ -253,6 +262,9 @@ class SequencerMachine(RuleBasedStateMachine):
             pytest.fail("The leader cannot keep its lease.")
         self.settle()
         assert not self.open
+        for key in sorted(self.unanswered):
+            self.hold_against_the_reply(key)
+        assert not self.unanswered
 
     @rule()
     def run_backstage(self) -> None:
@@ -262,17 +274,22 @@ class SequencerMachine(RuleBasedStateMachine):
     def let_time_pass(self, ms: int) -> None:
         self.world.clock.sleep(ms)
 
-    @rule()
-    def let_everybody_expire(self) -> None:
+    @rule(late=st.none() | st.integers(0, CLIENTS - 1))
+    def let_all_expire(self, late: int | None) -> None:
+        """But for the one whose letter comes in the very step in which they expire."""
         self.step()
+        self.step()
+        spared = [] if late is None else [self.ids[late]]
         self.world.clock.sleep(EXPIRATION_MS + EXPIRY_INTERVAL_MS)
-        self.repeats.clear()
+        if late is not None:
+            self.ask(late, Asked(InitProducer(), [], []))
         self.step()
         self.step()
-        assert not self.model.clients
-        assert not self.model.producers
+        assert list(self.model.clients) == spared
+        assert len(self.model.producers) == len(spared)
         for client in range(CLIENTS):
-            self.start_a_new_client(client)
+            if client != late:
+                self.start_a_new_client(client)
 
     @rule(resigned=st.booleans(), finished=st.booleans())
     def restart(self, resigned: bool, finished: bool) -> None:
@@ -285,12 +302,35 @@ class SequencerMachine(RuleBasedStateMachine):
         self.world.lead(self.leader)
         self.settle()
 
-    @rule()
-    def take_over(self) -> None:
+    @rule(point=st.sampled_from(POINTS))
+    def die(self, point: str) -> None:
+        """Killed at a point of a step or of a projection; what readers see is right meanwhile and afterwards."""
+        self.world.doomed = point
+        self.flush()
+        try:
+            for _ in range(3):
+                self.leader.step()
+                self.world.remember_steps()  # before the next step cuts the journal
+                self.backstage.run()
+                self.world.clock.sleep(LEASE_MS // 2)
+        except Killed:
+            self.deaths.add(point)
+        self.backstage.alive, self.world.doomed = False, ""
+        self.settle()
+        self.read_everything()
+        self.leader, self.backstage = self.world.sequencer()
+        self.world.lead(self.leader)
+        self.step_without_letters()
+
+    @rule(projected=st.booleans())
+    def take_over(self, projected: bool) -> None:
         """Another one leads; the one that led does not know yet, and has work backstage."""
         self.zombies.append((self.leader, self.backstage))
         self.leader, self.backstage = self.world.sequencer()
         self.world.lead(self.leader)
+        if projected:
+            self.step()
+            self.backstage.run()
         self.settle()
 
     @rule(backstage_first=st.booleans())
@@ -363,9 +403,7 @@ class SequencerMachine(RuleBasedStateMachine):
             expected = [self.model.decide(a.request, a.rows, now_ms) for a in self.sent[key]]
             assert outcomes(record.results) == expected
             self.model.clients[record.client_id] = ModelClient(record.number, expected, now_ms)
-            replied = self.world.take_reply(*key)
-            assert replied is not None
-            assert outcomes(replied) == expected
+            self.unanswered.add(key)
             self.producers += [r.producer_id for r in expected if isinstance(r, ProducerDone)]
         elif isinstance(record, ClientRemoved) and record.reason == "expired":
             client = self.model.clients.pop(record.client_id)
@@ -373,6 +411,12 @@ class SequencerMachine(RuleBasedStateMachine):
         elif isinstance(record, ProducerExpired):
             producer = self.model.producers.pop(record.producer_id)
             assert now_ms - producer.seen_at_ms > EXPIRATION_MS
+
+    def hold_against_the_reply(self, key: tuple[str, int]) -> None:
+        replied = self.world.take_reply(*key)
+        assert replied is not None
+        assert outcomes(replied) == self.model.clients[key[0]].results
+        self.unanswered.remove(key)
 
     @rule()
     def read_everything(self) -> None:

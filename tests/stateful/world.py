@@ -8,6 +8,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from lakemq.engine.protocol.state import Topic
 from lakemq.engine.reader import Reader
 from lakemq.engine.sequencer import Sequencer
 from lakemq.tables.journal import JOURNAL
+from lakemq.tables.mailbox import Mailbox
 from lakemq.tables.messages import BODY_SCHEMA
 
 LEASE_MS = 900
@@ -61,16 +63,22 @@ class ManualClock:
         self.ms += int(ms)
 
 
-class LaterFuture(Future[Any]):
-    """Done when somebody runs it, at the latest who waits for it."""
+class Killed(BaseException):
+    """The process is gone."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+
+class LaterFuture(Future[Any]):
+    """Done when somebody runs it, at the latest who waits for it; not any more when its process is gone."""
+
+    def __init__(self, work: Callable[[], Any], backstage: Backstage) -> None:
         super().__init__()
-        self._work = work
+        self._work, self._backstage = work, backstage
 
     def run(self) -> None:
         if not self.done():
             try:
+                if not self._backstage.alive:
+                    raise Killed
                 self.set_result(self._work())
             except BaseException as error:
                 self.set_exception(error)
@@ -88,10 +96,11 @@ class Backstage(Executor):
     """A background thread that the test owns: work waits until it says so."""
 
     def __init__(self) -> None:
+        self.alive = True
         self.waiting: deque[LaterFuture] = deque()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaterFuture:
-        future = LaterFuture(lambda: fn(*args, **kwargs))
+        future = LaterFuture(lambda: fn(*args, **kwargs), self)
         self.waiting.append(future)
         return future
 
@@ -113,6 +122,8 @@ class World:
         self.reader = Reader(self.namespace.store, self.clock)
         self.history: list[StepDecisions] = []
         self._journal = self.namespace.store.open(JOURNAL)
+        self.doomed = ""
+        """The point at which the next sequencer to arrive is killed."""
 
     def close(self) -> None:
         shutil.rmtree(self.folder)
@@ -122,8 +133,16 @@ class World:
 
     def sequencer(self) -> tuple[Sequencer, Backstage]:
         backstage = Backstage()
+
+        def reached(point: str) -> None:
+            if point == self.doomed:
+                self.doomed, backstage.alive = "", False
+            if not backstage.alive:
+                raise Killed
+
         name = f"sequencer-{next(self._names)}"
-        return Sequencer(self.namespace, name, self.clock, self.new_id, backstage=backstage), backstage
+        namespace = replace(self.namespace, mailbox=Mailbox(self.namespace.files))
+        return Sequencer(namespace, name, self.clock, self.new_id, reached, backstage), backstage
 
     def lead(self, sequencer: Sequencer) -> None:
         """It leads, when the lease of whoever led before has run out."""
