@@ -27,9 +27,8 @@ def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Cal
     pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
     try:
         while not stopped():
-            started_ms = clock.steady_ms()
             try:
-                rest_ms = _lead_and_step(sequencer, pace)
+                rest_ms = _lead_and_step(sequencer, pace, clock)
             except NotLeader as lost:
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
@@ -41,18 +40,20 @@ def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Cal
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
             has_worked, retry_ms = True, SHORTEST_RETRY_MS
-            clock.sleep(max(0, rest_ms - (clock.steady_ms() - started_ms)))
+            clock.sleep(rest_ms)
     finally:
         _resign(sequencer)
 
 
-def _lead_and_step(sequencer: Sequencer, pace: _Pace) -> float:
-    """How long the next one may wait, from the start of this one, in ms."""
+def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock) -> float:
+    """How long to rest afterwards, in ms."""
     if not sequencer.leads:
         if not sequencer.try_lead():
             return STANDBY_MS
         log.info("%s leads with epoch %d", sequencer.name, sequencer.state.leader_epoch)
-    return pace.after(sequencer.step())
+    started_ms = clock.steady_ms()
+    report = sequencer.step()
+    return pace.after(report, clock.steady_ms() - started_ms)
 
 
 class _Pace:
@@ -62,11 +63,11 @@ class _Pace:
         self._tick_ms, self._idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
         self._rest_ms = 1.0
 
-    def after(self, report: StepReport) -> float:
-        """Milliseconds from the start of the step reported to that of the next."""
+    def after(self, report: StepReport, took_ms: float) -> float:
+        """Milliseconds to rest after the step reported."""
         if report.letters:
             self._rest_ms = 1.0
-            return 0.0 if report.backlog else self._tick_ms
+            return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
         # the first requests after a pause should not wait: rest longer only little by little
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
         return self._rest_ms
