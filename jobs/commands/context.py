@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakemq.command")
 
+# How often a command looks whether somebody still leads, while it waits for its answer.
+_LOOK_S = 1.0
+
 PATH_VARIABLE = "LAKEMQ_PATH"
 
 NEEDS_ANSWER = (
@@ -79,7 +82,7 @@ def answered(mq: Connection) -> Iterator[None]:
 
 
 class _Watch:
-    """Starts a standby if the journal has not moved for a lease while we wait."""
+    """Starts a sequencer when nobody leads any more, or the journal has not moved for a lease."""
 
     def __init__(self, mq: Connection, lease_s: float) -> None:
         self._mq, self._lease_s = mq, lease_s
@@ -88,14 +91,15 @@ class _Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        step = -1
+        step, since_s = -1, time.monotonic()
         try:
-            while not self._stopped.wait(self._lease_s):
-                now_at = self._mq.state().step
-                if now_at == step:
+            while not self._stopped.wait(min(self._lease_s, _LOOK_S)):
+                state = self._mq.state()
+                if state.step != step:
+                    step, since_s = state.step, time.monotonic()
+                if not state.leader or time.monotonic() - since_s > self._lease_s:
                     self._mq.serving()
                     return
-                step = now_at
         except Exception as error:  # the command itself will meet it too, or does not need us
             log.warning("No standby was started: %s", error)
 

@@ -106,6 +106,13 @@ def values(path: Path, topic: str = "t") -> list[str]:
     return [message["value"] for message in lakemq(path, "fetch", topic)]
 
 
+def _until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
 def leader(path: Path) -> str:
     """What the doctor says of the sequencer."""
     done = CliRunner().invoke(app, [*_where(path), "doctor", "--no-spark", "--output", "json"])
@@ -211,15 +218,30 @@ def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[
     start("serve").says("leads with")
     lakemq(path, "topics", "create", "t")
     publish = start("publish", "--topic", "t", "--output", "json")
-    for line in ("1", "2"):
-        publish.stdin.write(f"{line}\n")
+    for lines in (["1"], ["1", "2"]):
+        publish.stdin.write(f"{lines[-1]}\n")
         publish.stdin.flush()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while values(path)[-1:] != [line]:
-            assert time.monotonic() < deadline_s
+        _until(lambda lines=lines: values(path) == lines)
     publish.stdin.close()
     assert publish.ended() == 0
     assert json.loads(publish.out[0])["messages"] == 2
+
+
+def test_a_command_goes_on_when_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
+    serving = start("serve")
+    serving.says("leads with")
+    lakemq(path, "topics", "create", "t")
+    publish = start("publish", "--topic", "t", "--output", "json")
+    publish.stdin.write("1\n")
+    publish.stdin.flush()
+    _until(lambda: values(path) == ["1"])
+    serving.signal(signal.SIGTERM)
+    assert serving.ended() == 0
+    publish.stdin.write("2\n")
+    publish.stdin.close()
+    assert (publish.ended(), publish.err) == (0, [])
+    assert values(path) == ["1", "2"]
+    assert leader(path).startswith("nobody leads")
 
 
 def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Callable[..., Process]) -> None:
@@ -228,9 +250,7 @@ def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Ca
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.flush()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while values(path) != ["1"]:
-        assert time.monotonic() < deadline_s
+    _until(lambda: values(path) == ["1"])
     publish.signal(signal.SIGTERM)
     assert publish.ended() == 128 + signal.SIGTERM
     assert publish.err == ["messages published before it ended: 1"]
@@ -274,18 +294,11 @@ time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
-        _wait_for(told, "leads with epoch 1")
+        _until(lambda: told.exists() and "leads with epoch 1" in told.read_text())
     finally:
         parent.kill()
         parent.wait()
-    _wait_for(told, "has stopped; the lease is handed over")
-
-
-def _wait_for(file: Path, text: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not file.exists() or text not in file.read_text():
-        assert time.monotonic() < deadline_s, file.exists() and file.read_text()
-        time.sleep(0.05)
+    _until(lambda: "has stopped; the lease is handed over" in told.read_text())
 
 
 def test_a_second_signal_ends_it_at_once(path: Path, start: Callable[..., Process]) -> None:
