@@ -466,7 +466,7 @@ def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,
         settings=settings(
-            max_examples=EXAMPLES or 9,
+            max_examples=EXAMPLES or 7,
             stateful_step_count=30,
             derandomize=not EXAMPLES,
             deadline=None,

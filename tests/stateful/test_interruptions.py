@@ -1,0 +1,180 @@
+"""The interruptions that matter most, each played on purpose: the state machine meets them by chance only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from stateful.projections import assert_projections_are_the_replay
+from stateful.world import Backstage, Killed, World
+
+from lakemq.engine import crash
+from lakemq.engine.protocol.errors import NotLeader
+from lakemq.engine.protocol.requests import CreateTopic, Produce, Published, Ranges, TopicRef
+from lakemq.engine.reader import Reader
+from lakemq.engine.sequencer import Sequencer
+from lakemq.tables.journal import JOURNAL
+from lakemq.tables.registry import BY_NAME
+
+
+class Player:
+    """One client, and the sequencer that leads now."""
+
+    def __init__(self) -> None:
+        self.world, self.published = World(), 0
+        self.leader, self.backstage = self.new_leader()
+        self.ask(CreateTopic("t", 1))
+
+    def new_leader(self) -> tuple[Sequencer, Backstage]:
+        self.leader, self.backstage = self.world.sequencer()
+        self.world.lead(self.leader)
+        return self.leader, self.backstage
+
+    def ask(self, *requests: CreateTopic | Produce, inline: list[str] | None = None) -> None:
+        """Put one letter of a client of its own."""
+        self.world.put(self.world.new_id(), 1, list(requests), inline or [])
+
+    def publish(self) -> None:
+        """One more message waits for the sequencer."""
+        ranges = Ranges([0], [0], [-1], [0], [1], [1000], [1000])
+        self.ask(Produce([TopicRef("t", 1, 1)], ranges, self.leader.state.step), inline=[f"m{self.published}"])
+        self.published += 1
+
+    def step(self) -> None:
+        self.leader.step()
+        self.world.remember_steps()
+
+    def read(self) -> list[tuple[int, str]]:
+        """As one sees it who just came."""
+        reader = Reader(self.world.namespace.store, self.world.clock)
+        return self.world.logs(reader, reader.refresh().topic("t"))[0]
+
+    def all_published(self) -> list[tuple[int, str]]:
+        return [(i, f"m{i}") for i in range(self.published)]
+
+    def settle(self) -> None:
+        """Everything is projected, and right."""
+        self.leader.resign()
+        self.world.remember_steps()
+        assert self.read() == self.all_published()
+        assert_projections_are_the_replay(self.world.namespace.store, self.world.history)
+
+
+@pytest.fixture
+def play() -> Iterator[Player]:
+    player = Player()
+    yield player
+    player.world.close()
+
+
+def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(play: Player) -> None:
+    play.step()
+    play.publish()
+    play.step()
+    late = play.backstage
+    assert late.waiting
+    play.new_leader()
+    play.publish()
+    play.step()
+    play.backstage.run()
+    late.run()
+    play.publish()
+    try:
+        play.step()
+    except NotLeader:  # the zombie's commit came in between
+        play.world.lead(play.leader)
+        play.step()
+    assert play.read() == play.all_published()
+    play.settle()
+
+
+def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good(play: Player) -> None:
+    play.publish()
+    play.step()
+    late = play.backstage
+    play.new_leader()
+    late.run()
+    play.publish()
+    play.step()
+    play.settle()
+
+
+def test_two_that_think_they_lead_decide_once(play: Player) -> None:
+    play.step()
+    old = play.leader
+    play.new_leader()
+    play.publish()
+    with pytest.raises(NotLeader):
+        old.step()
+    assert not old.leads
+    with pytest.raises(NotLeader):
+        old.step()
+    play.step()
+    assert play.read() == play.all_published()
+    play.settle()
+
+
+def go_on(play: Player, point: str) -> None:
+    """Whatever passes the point."""
+    if point == "sequencer.elected":
+        play.backstage.alive = False
+        play.new_leader()
+    elif point == "sequencer.resigned":
+        play.leader.resign()
+    for _ in range(3):
+        play.step()
+        play.backstage.run()
+
+
+@pytest.mark.parametrize("point", [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))])
+def test_killed_at(play: Player, point: str) -> None:
+    """What readers see is right right then, and after the next one has taken over; the point was reached."""
+    play.publish()
+    play.step()
+    play.backstage.run()
+    play.publish()
+    play.world.doomed = point
+    with pytest.raises(Killed):
+        go_on(play, point)
+    play.world.remember_steps()
+    seen = play.read()
+    assert seen == play.all_published()[: len(seen)]
+    assert len(seen) >= 1
+    play.new_leader()
+    play.step()
+    assert play.read() == play.all_published()
+    play.publish()
+    play.step()
+    play.settle()
+
+
+def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:
+    """I11. With these settings a table is merged every five commits."""
+    store, merges = play.world.namespace.store, 0
+    play.step()
+    for _ in range(24):
+        play.publish()
+        play.step()
+        before = play.read()
+        play.backstage.run()
+        if len(store.open(BY_NAME["segments"]).files()) == 1:
+            merges += 1
+            assert play.read() == before == play.all_published()
+        play.world.clock.sleep(100)
+    assert merges >= 4
+    for name in ("segments", "producers", "partitions", "watermarks", JOURNAL.name):
+        assert len(store.open(BY_NAME[name]).files()) <= 10, name
+    play.settle()
+
+
+def test_an_answer_tells_where_the_messages_are(play: Player) -> None:
+    play.step()
+    client = play.world.new_id()
+    ranges = Ranges([0, 0], [0, 0], [-1, -1], [1, 0], [1, 1], [0, 0], [0, 0])
+    request = Produce([TopicRef("t", 1, 1)], ranges, play.leader.state.step)
+    play.world.put(client, 1, [request], ["second", "first"])
+    play.step()
+    (result,) = play.world.take_reply(client, 1) or []
+    assert isinstance(result, Published)
+    assert [tuple(msg) for msg in play.read()] == [(0, "first"), (1, "second")]
+    assert (result.units[0].base_offset, result.units[0].record_count) == (0, 2)
