@@ -113,11 +113,8 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("SELEC 1", "SQL_ERROR: Parser Error: "),
         ("SELECT offset FROM log", 'SQL_ERROR: Parser Error: syntax error at or near "FROM"'),
-        ("SELECT * FROM nope", "SQL_ERROR: Catalog Error: "),
         ("INSERT INTO topics SELECT * FROM topics", "SQL_ERROR: "),
-        ("DELETE FROM segments", "SQL_ERROR: "),
         ("SELECT * FROM mq", "SQL_ERROR: Catalog Error: "),
         ("LOAD delta", "SQL_ERROR: "),
     ],
