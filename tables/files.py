@@ -448,9 +448,7 @@ def _azure(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
     _, named, host = url.netloc.partition("@")
     account = host.partition(".")[0] if named else _given(options, "AZURE_STORAGE_ACCOUNT_NAME")
     if not account:
-        raise ValueError(
-            "storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account"
-        )
+        raise ValueError("storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account")
     return AzureFileSystem(
         account,
         account_key=_given(options, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),

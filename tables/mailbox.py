@@ -240,7 +240,5 @@ def _ten_digits(number: int) -> str:
 
 def _checked_client(client_id: str) -> str:
     if not _CLIENT_ID.fullmatch(client_id):
-        raise ValueError(
-            f"client id: found {client_id!r}, expected 1 to 128 of [A-Za-z0-9._-]; no leading [._-]"
-        )
+        raise ValueError(f"client id: found {client_id!r}, expected 1 to 128 of [A-Za-z0-9._-]; no leading [._-]")
     return client_id

@@ -30,9 +30,7 @@ def cwd(tmp_path: Path) -> Path:
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))
-    }
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     return subprocess.run(
         command,
         cwd=cwd,
