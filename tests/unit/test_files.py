@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
 
-from lakemq.tables import files as files_module
+from lakemq.tables import local_files
 from lakemq.tables.files import ArrowFiles, Files, LocalFiles, open_files
 
 
@@ -321,7 +321,7 @@ def test_an_object_whose_folder_cannot_be_made_durable_is_withdrawn(
     def fail(folder: str) -> None:
         raise OSError(5, "Input/output error", folder)
 
-    monkeypatch.setattr(files_module, "_sync_folder", fail)
+    monkeypatch.setattr(local_files, "_sync_folder", fail)
     with pytest.raises(OSError, match="Input/output error"):
         files.put("box/a", b"x")
     assert everything(tmp_path) == ["box/before"]
@@ -354,13 +354,13 @@ def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
 
 def test_durable_syncs_every_folder_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     synced: list[Path] = []
-    sync = files_module._sync_folder
+    sync = local_files._sync_folder
 
     def recording(path: str) -> None:
         synced.append(Path(path))
         sync(path)
 
-    monkeypatch.setattr(files_module, "_sync_folder", recording)
+    monkeypatch.setattr(local_files, "_sync_folder", recording)
     files = LocalFiles(str(tmp_path / "root"))
     files.put("box/deep/a", b"x")
     assert sorted(synced) == [tmp_path, tmp_path / "root", tmp_path / "root/box", tmp_path / "root/box/deep"]

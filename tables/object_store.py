@@ -1,0 +1,192 @@
+"""Objects in a store that pyarrow knows: S3, Google Cloud Storage, Azure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult
+
+import pyarrow as pa
+
+from .objects import Data, Names, checked, checked_folder, hidden_name
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+_REQUESTS_AT_ONCE = 16
+
+
+class ArrowFiles:
+    """Objects in an object store that pyarrow knows: one appears when it is complete, and is then durable.
+
+    Put-if-absent looks and then writes, as pyarrow has no conditional put: of two that put the same name at
+    the same moment both may succeed. Names are to be unique to one client, as LakeMQ's are. In another file
+    system of pyarrow's (its local one, in tests) objects are moved into place, and durable is what its close
+    makes of it. `filesystem` is pyarrow's, its paths are the names.
+    """
+
+    def __init__(self, filesystem: FileSystem, base: str, root: str) -> None:
+        """base: the root as a path of `filesystem` (bucket/folder); root: the same as a URI."""
+        from pyarrow.fs import SubTreeFileSystem
+
+        self.root = root
+        self.filesystem = SubTreeFileSystem(base, filesystem)
+        while filesystem.type_name == "subtree":
+            filesystem = filesystem.base_fs
+        self._complete_on_close = filesystem.type_name in ("s3", "gcs", "abfs")
+
+    def __repr__(self) -> str:
+        return f"ArrowFiles({self.root!r})"
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+        if self._info(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
+        folder = name.rpartition("/")[0]
+        target = name if self._complete_on_close else f"{folder}/{hidden_name()}"
+        try:
+            with self._open_stream(target, folder) as stream:
+                stream.write(data)
+            if target != name:
+                self.filesystem.move(target, name)
+        except BaseException:
+            # A stream can only be closed, not given up: part of the object might stand there.
+            with suppress(OSError):
+                self.filesystem.delete_file(target)
+            raise
+
+    @contextmanager
+    def open_output(self, name: str) -> Iterator[pa.NativeFile]:
+        checked(name)
+        # Kept on the local disk until it is complete, because a stream to the store cannot be given up.
+        with tempfile.NamedTemporaryFile(prefix="lakemq-") as spool:
+            with pa.OSFile(spool.name, "w") as sink:
+                yield sink
+            with pa.memory_map(spool.name, "r") as written:
+                self.put(name, written.read_buffer())
+
+    def get(self, name: str) -> bytes:
+        with self.filesystem.open_input_stream(checked(name)) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def size(self, name: str) -> int | None:
+        found = self._info(name)
+        return None if found is None else found.size
+
+    def modified_ms(self, name: str) -> int | None:
+        found = self._info(name)
+        return None if found is None else found.mtime_ns // 1_000_000
+
+    def list(self, prefix: str, limit: int | None = None) -> Names:
+        from pyarrow.fs import FileSelector
+
+        folder = checked_folder(prefix)
+        lead = f"{folder}/" if folder else ""
+        found = self.filesystem.get_file_info(FileSelector(folder, allow_not_found=True))
+        names = (lead + info.base_name for info in found if info.is_file and info.base_name[0] != ".")
+        return sorted(islice(names, limit))
+
+    def delete(self, names: Iterable[str]) -> None:
+        # The store answers each request after milliseconds, so many are asked at once.
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            for _ in pool.map(self._delete_one, [checked(name) for name in names]):
+                pass
+
+    def delete_folder(self, prefix: str) -> None:
+        with suppress(FileNotFoundError):
+            self.filesystem.delete_dir(checked(prefix.removesuffix("/")))
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        return self.filesystem.open_input_file(checked(name))
+
+    def uri(self, name: str) -> str:
+        return f"{self.root}/{checked(name)}"
+
+    def _info(self, name: str) -> FileInfo | None:
+        found = self.filesystem.get_file_info(checked(name))
+        return found if found.is_file else None
+
+    def _open_stream(self, path: str, folder: str) -> pa.NativeFile:
+        try:
+            return self.filesystem.open_output_stream(path)
+        except FileNotFoundError:
+            within, missing = self.filesystem, folder
+            if not folder:
+                within, missing = self.filesystem.base_fs, self.filesystem.base_path
+            within.create_dir(missing, recursive=True)
+            return self.filesystem.open_output_stream(path)
+
+    def _delete_one(self, name: str) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.filesystem.delete_file(name)
+
+
+def _s3(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
+    from pyarrow.fs import S3FileSystem
+
+    endpoint = _given(options, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    scheme, separator, host = (endpoint or "").partition("://")
+    return S3FileSystem(
+        access_key=_given(options, "AWS_ACCESS_KEY_ID"),
+        secret_key=_given(options, "AWS_SECRET_ACCESS_KEY"),
+        session_token=_given(options, "AWS_SESSION_TOKEN", "AWS_TOKEN"),
+        region=_given(options, "AWS_REGION", "AWS_DEFAULT_REGION"),
+        endpoint_override=host if separator else endpoint,
+        scheme=scheme if separator else None,
+        anonymous=_is_on(options, "AWS_SKIP_SIGNATURE"),
+        force_virtual_addressing=_is_on(options, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
+        allow_delayed_open=True,  # a small object is then one request instead of three
+    )
+
+
+def _gcs(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
+    from pyarrow.fs import GcsFileSystem
+
+    key_file = _given(
+        options, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS"
+    )
+    if key_file not in (None, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")):
+        raise ValueError(
+            f"storage option: found a service account in {key_file!r}, expected the same path in the "
+            "environment variable GOOGLE_APPLICATION_CREDENTIALS, the only place where pyarrow looks for it"
+        )
+    return GcsFileSystem(anonymous=_is_on(options, "GOOGLE_SKIP_SIGNATURE"))
+
+
+def _azure(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
+    from pyarrow.fs import AzureFileSystem
+
+    _, named, host = url.netloc.partition("@")
+    account = host.partition(".")[0] if named else _given(options, "AZURE_STORAGE_ACCOUNT_NAME")
+    if not account:
+        raise ValueError("storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account")
+    return AzureFileSystem(
+        account,
+        account_key=_given(options, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
+        sas_token=_given(options, "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
+        client_id=_given(options, "AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID"),
+        client_secret=_given(options, "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET"),
+        tenant_id=_given(options, "AZURE_STORAGE_TENANT_ID", "AZURE_TENANT_ID"),
+    )
+
+
+AZURE = ("abfs", "abfss", "az")
+STORES: dict[str, Callable[[SplitResult, Mapping[str, str]], FileSystem]] = {
+    **dict.fromkeys(("s3", "s3a"), _s3),
+    **dict.fromkeys(("gs", "gcs"), _gcs),
+    **dict.fromkeys(AZURE, _azure),
+}
+
+
+def _given(options: Mapping[str, str], *spellings: str) -> str | None:
+    return next((options[key] for key in spellings if key in options), None)
+
+
+def _is_on(options: Mapping[str, str], key: str) -> bool:
+    return options.get(key, "").lower() in ("1", "true", "yes", "on")

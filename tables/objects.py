@@ -1,0 +1,88 @@
+"""What an object is, whatever store holds it.
+
+An object appears whole or not at all, under a name that was free, and is never changed: it can only be
+deleted. A durable object survives a loss of power once `put` has returned; one that is not durable may
+afterwards be gone, or be there with less than was written.
+
+Only the standard library and pyarrow are needed here, so that it works on Spark's executors.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+Names: TypeAlias = list[str]
+Data: TypeAlias = bytes | pa.Buffer | memoryview
+
+
+class Files(Protocol):
+    """Objects under `root`. A name is a path below it, `folder/name`, no part of which begins with a dot.
+
+    Every method raises ValueError for anything else: `..`, an absolute path, an empty or hidden part.
+    What the store reports (no space left, read-only, not allowed) comes out as the OSError it is.
+    """
+
+    root: str
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+        """The object is there, whole. FileExistsError: there is one of that name, and it stays as it is."""
+
+    def get(self, name: str) -> bytes:
+        """All of an object. FileNotFoundError: not there."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object, None: not there."""
+
+    def modified_ms(self, name: str) -> int | None:
+        """When the object was written, by the store's time, in epoch milliseconds. None: not there."""
+
+    def list(self, prefix: str, limit: int | None = None) -> Names:
+        """Names (from the root, as `get` takes them) of the objects directly in folder `prefix`, sorted.
+
+        At most `limit`: then whichever the store names first. A folder that is not there holds nothing.
+        """
+
+    def delete(self, names: Iterable[str]) -> None:
+        """None of these objects is there; that some were not is fine. A loss of power may bring some back."""
+
+    def delete_folder(self, prefix: str) -> None:
+        """The objects directly in folder `prefix` are gone, and so is the folder if nothing is left in it."""
+
+    def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
+        """A sink for pyarrow's writers: a durable object on a clean exit, nothing at all after an exception.
+
+        FileExistsError, on the exit: there is one of that name, and it stays as it is.
+        """
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        """An object for random access. FileNotFoundError: not there."""
+
+    def uri(self, name: str) -> str:
+        """How Spark and delta-rs call the object (a path on a local disk is not percent-encoded)."""
+
+
+_NAME = re.compile(r"(?!\.)[^/\0]+(?:/(?!\.)[^/\0]+)*")
+
+
+def checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"name of an object: found {name!r}, expected parts joined by '/', none empty or begun with '.'"
+        )
+    return name
+
+
+def checked_folder(prefix: str) -> str:
+    """`prefix` without the slash it may end in; empty: the root."""
+    return checked(prefix.removesuffix("/")) if prefix else prefix
+
+
+def hidden_name() -> str:
+    """A name for what is still being written, which no listing shows."""
+    return f".{uuid.uuid4().hex}.tmp"
