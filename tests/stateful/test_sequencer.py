@@ -11,7 +11,6 @@ LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -26,46 +25,29 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from stateful.asking import Asked, Publisher, topic_requests
 from stateful.model import Model, ModelClient
 from stateful.projections import assert_projections_are_the_replay
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
 from lakemq.engine import crash
-from lakemq.engine.datafile import file_name
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import Answered, ClientRemoved, ProducerExpired
 from lakemq.engine.protocol.requests import (
-    AlterTopic,
     AnyRequest,
-    ApplicationVersion,
     CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
     InitProducer,
     Produce,
-    ProducerDone,
-    ProducerSequences,
-    Ranges,
+    Published,
     Refusal,
-    RefusedRows,
-    TopicRef,
 )
 from lakemq.engine.reader import Reader
 
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
 SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
-NAMES = ("a", "b", "c")
 POINTS = [point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping."))]
 CLIENTS = 3
-
-
-@dataclass
-class Asked:
-    """A request, the messages that ride with it, and all messages of its files (or those that ride)."""
-
-    request: AnyRequest
-    inline: list[str]
-    rows: list[list[str]]
+clients = st.integers(0, CLIENTS - 1)
 
 
 class SequencerMachine(RuleBasedStateMachine):
@@ -80,10 +62,10 @@ class SequencerMachine(RuleBasedStateMachine):
         self.unanswered: set[tuple[str, int]] = set()
         self.deaths: set[str] = set()
         self.repeats: set[tuple[str, int]] = set()
-        self.producers: list[int] = []
+        self.publisher = Publisher(self.world, self.model)
         self.published: list[Asked] = []
-        self.lost: set[str] = set()
-        self.settled_steps = self.messages = self.made_ids = 0
+        self.accepted: list[Asked] = []
+        self.settled_steps = self.made_ids = 0
         self.marks: dict[tuple[int, int], tuple[int, int]] = {}
         self.zombies: list[Any] = []
 
@@ -100,116 +82,40 @@ class SequencerMachine(RuleBasedStateMachine):
     def ask(self, client: int, asked: Asked) -> None:
         self.drafts.setdefault(client, []).append(asked)
 
-    @rule(
-        client=st.integers(0, CLIENTS - 1),
-        topic=st.sampled_from(NAMES),
-        partitions=st.integers(1, 3),
-        fan=st.booleans(),
-    )
-    def create_topic(self, client: int, topic: str, partitions: int, fan: bool) -> None:
-        self.ask(client, Asked(CreateTopic(topic, partitions, {}, ["x/>"] if fan else []), [], []))
+    @rule(client=clients, request=topic_requests)
+    def handle_topics(self, client: int, request: AnyRequest) -> None:
+        self.ask(client, Asked(request, [], []))
 
-    @rule(
-        client=st.integers(0, CLIENTS - 1),
-        topic=st.sampled_from(NAMES),
-        partitions=st.none() | st.integers(1, 4),
-        subscriptions=st.sampled_from([None, [], ["y/*"]]),
-    )
-    def alter_topic(self, client: int, topic: str, partitions: int | None, subscriptions: list[str] | None) -> None:
-        self.ask(client, Asked(AlterTopic(topic, {}, partitions, subscriptions), [], []))
-
-    @rule(client=st.integers(0, CLIENTS - 1), topic=st.sampled_from(NAMES))
-    def delete_topic(self, client: int, topic: str) -> None:
-        self.ask(client, Asked(DeleteTopic(topic), [], []))
-
-    @rule(
-        client=st.integers(0, CLIENTS - 1),
-        topic=st.sampled_from(NAMES),
-        before=st.dictionaries(st.integers(0, 2), st.integers(-1, 6), min_size=1),
-    )
-    def delete_records(self, client: int, topic: str, before: dict[int, int]) -> None:
-        self.ask(client, Asked(DeleteRecords(topic, before), [], []))
-
-    @rule(client=st.integers(0, CLIENTS - 1))
-    def init_producer(self, client: int) -> None:
-        self.ask(client, Asked(InitProducer(), [], []))
-
-    @rule(
-        data=st.data(),
-        client=st.integers(0, CLIENTS - 1),
-        in_file=st.booleans(),
-        lost=st.sampled_from([False] * 9 + [True]),
-    )
+    @rule(data=st.data(), client=clients, at_once=st.booleans())
     @precondition(lambda self: self.model.active())
-    def publish(self, data: st.DataObject, client: int, in_file: bool, lost: bool) -> None:
-        """Messages of 1 or 2 topics; each message is a range of its own, or many are one."""
-        topics = data.draw(st.lists(st.sampled_from(self.model.active()), min_size=1, max_size=2, unique_by=id))
-        picks = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="partition of each message")
-        picks = picks if data.draw(st.sampled_from([True] * 7 + [False]), label="any message") else []
-        refused = data.draw(st.integers(0, 1), label="refused messages")
-        values = [f"m{self.messages + i}" for i in range(len(picks) + refused)]
-        self.messages += len(values)
-        ranges = self.ranges([len(t.logs) for t in topics], picks, in_file, data.draw(st.booleans(), label="long runs"))
-        request = Produce(
-            [TopicRef(t.topic, t.topic_id, len(t.logs)) for t in topics],
-            ranges,
-            self.world.history[-1].step,
-            refused=[RefusedRows("a", 0 if in_file else -1, len(picks), refused, "E", "why")] if refused else [],
-            application=data.draw(
-                st.none() | st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))
-            ),
-        )
-        request = msgspec.structs.replace(request, producer=self.sequences(data, request))
-        if in_file and values:
-            file = self.world.write_file(values)
-            request = msgspec.structs.replace(request, files=[file])
-            if lost:
-                self.world.namespace.files.delete([file_name(file.batch_id)])
-                self.model.lost_files.add(file.batch_id)
-        asked = Asked(request, [] if in_file else values, [values])
+    def publish(self, data: st.DataObject, client: int, at_once: bool) -> None:
+        asked = self.publisher.draw(data)
         self.published.append(asked)
         self.ask(client, asked)
+        if at_once:
+            self.step()
 
-    def ranges(self, partition_counts: list[int], picks: list[int], in_file: bool, long_runs: bool) -> Ranges:
-        ranges = Ranges()
-        for topic, count in enumerate(partition_counts):
-            placed = [pick % count for pick in picks]
-            row = 0
-            while row < len(placed):
-                end = row + 1
-                while long_runs and end < len(placed) and placed[end] == placed[row]:
-                    end += 1
-                values = (topic, placed[row], 0 if in_file else -1, row, end - row, 1000, 9000)
-                for column, value in zip(ranges.__struct_fields__, values, strict=True):
-                    getattr(ranges, column).append(value)
-                row = end
-        return ranges
+    @rule(data=st.data())
+    @precondition(lambda self: self.model.active())
+    def publish_a_lot(self, data: st.DataObject) -> None:
+        """Everybody does, twice; and somebody asks once more for what was accepted before."""
+        for client in range(CLIENTS):
+            self.publish(data, client, False)
+            self.publish(data, client, False)
+        if self.accepted:
+            self.publish_again(0, 0, True)
+        self.step()
 
-    def sequences(self, data: st.DataObject, request: Produce) -> ProducerSequences | None:
-        """The next ones, as a client knows them; now and then a gap, or another epoch."""
-        if not self.producers or not data.draw(st.sampled_from([True, True, False]), label="idempotent"):
-            return None
-        producer_id = data.draw(st.sampled_from(self.producers[-2:]))
-        known = self.model.producers.get(producer_id)
-        epoch = max(0, (known.epoch if known else 0) + data.draw(st.sampled_from([0] * 8 + [1, -1]), label="epoch"))
-        skip = data.draw(st.sampled_from([0] * 8 + [1]), label="gap")
-        units = sorted(set(zip(request.ranges.topic, request.ranges.partition, strict=True)))
-        bases = []
-        for topic, partition in units:
-            key = (request.topics[topic].topic_id, partition)
-            last = known.appended.get(key, [])[-1:] if known and known.epoch == epoch else []
-            bases.append(sum(last[0][:2]) + skip if last else skip)
-        return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases)
-
-    @rule(client=st.integers(0, CLIENTS - 1), which=st.integers(0, 3) | st.integers(0, 1000))
+    @rule(client=clients, which=st.integers(0, 1000), accepted=st.booleans())
     @precondition(lambda self: self.published)
-    def publish_again(self, client: int, which: int) -> None:
+    def publish_again(self, client: int, which: int, accepted: bool) -> None:
         """The same request in another letter, as a client does that got no answer."""
-        self.ask(client, self.published[-1 - which % len(self.published)])
+        pool = self.accepted[-4:] if accepted and self.accepted else self.published
+        self.ask(client, pool[which % len(pool)])
 
-    @rule(client=st.integers(0, CLIENTS - 1))
+    @rule(client=clients)
     def start_a_new_client(self, client: int) -> None:
-        self.flush()
+        self.send(client)
         self.made_ids += 1
         self.ids[client] = f"client-{client}-{self.made_ids}"
 
@@ -233,14 +139,20 @@ class SequencerMachine(RuleBasedStateMachine):
         self.world.put(*key, requests, inline)
 
     def flush(self) -> None:
-        """Each client's drafts leave as one letter."""
-        for client, drafts in self.drafts.items():
+        """Each client's drafts leave; a client has one letter under way."""
+        for client in sorted(self.drafts):
+            self.send(client)
+
+    def send(self, client: int) -> None:
+        """The client's drafts leave as one letter."""
+        drafts = self.drafts.pop(client, [])
+        if drafts:
             client_id = self.ids[client]
-            number = self.numbers[client_id] = self.numbers.get(client_id, 0) + 1
-            self.sent[client_id, number] = drafts
-            self.open.add((client_id, number))
-            self.put((client_id, number))
-        self.drafts = {}
+            key = (client_id, self.numbers.get(client_id, 0) + 1)
+            self.numbers[client_id] = key[1]
+            self.sent[key] = drafts
+            self.open.add(key)
+            self.put(key)
 
     # -- what the sequencer does ------------------------------------------------------------------------
 
@@ -266,13 +178,10 @@ class SequencerMachine(RuleBasedStateMachine):
             self.hold_against_the_reply(key)
         assert not self.unanswered
 
-    @rule()
-    def run_backstage(self) -> None:
-        self.backstage.run()
-
-    @rule(ms=st.sampled_from([1, 150, 400, 1500]))
+    @rule(ms=st.sampled_from([0, 1, 150, 400, 1500]))
     def let_time_pass(self, ms: int) -> None:
         self.world.clock.sleep(ms)
+        self.backstage.run()
 
     @rule(late=st.none() | st.integers(0, CLIENTS - 1))
     def let_all_expire(self, late: int | None) -> None:
@@ -404,7 +313,7 @@ class SequencerMachine(RuleBasedStateMachine):
             assert outcomes(record.results) == expected
             self.model.clients[record.client_id] = ModelClient(record.number, expected, now_ms)
             self.unanswered.add(key)
-            self.producers += [r.producer_id for r in expected if isinstance(r, ProducerDone)]
+            self.accepted += [a for a, r in zip(self.sent[key], expected, strict=True) if isinstance(r, Published)]
         elif isinstance(record, ClientRemoved) and record.reason == "expired":
             client = self.model.clients.pop(record.client_id)
             assert now_ms - client.seen_at_ms > EXPIRATION_MS

@@ -1,0 +1,132 @@
+"""What clients of the state machine ask: requests that are mostly right, and now and then just wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+from stateful.model import Model, ModelTopic
+from stateful.world import World
+
+from lakemq.engine.datafile import file_name
+from lakemq.engine.protocol.requests import (
+    AlterTopic,
+    AnyRequest,
+    ApplicationVersion,
+    CreateTopic,
+    DataFile,
+    DeleteRecords,
+    DeleteTopic,
+    InitProducer,
+    Produce,
+    ProducerSequences,
+    Ranges,
+    RefusedRows,
+    TopicRef,
+)
+
+_names = st.sampled_from(["a", "b", "c"])
+_partitions = st.integers(1, 4)
+_subscriptions = st.sampled_from([[], [], ["x/>"], ["y/*"]])
+_offsets = st.dictionaries(st.integers(0, 2), st.integers(-1, 6), min_size=1)
+
+topic_requests: st.SearchStrategy[AnyRequest] = st.one_of(
+    st.builds(CreateTopic, _names, _partitions, st.just({}), _subscriptions),
+    st.builds(CreateTopic, _names, _partitions),
+    st.builds(AlterTopic, _names, st.just({}), _partitions, st.none() | _subscriptions),
+    st.builds(DeleteRecords, _names, _offsets),
+    st.builds(InitProducer),
+    st.builds(DeleteTopic, _names),
+)
+
+
+@dataclass
+class Asked:
+    """A request, the messages that ride with it, and all messages of its file (or those that ride)."""
+
+    request: AnyRequest
+    inline: list[str]
+    rows: list[list[str]]
+
+
+def now_and_then(rare: Any, usual: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from([usual] * 9 + [rare])
+
+
+class Publisher:
+    """Draws publishes. It knows the topics as a client does that looked at them just now."""
+
+    def __init__(self, world: World, model: Model) -> None:
+        self.world, self.model, self.messages = world, model, 0
+
+    def draw(self, data: st.DataObject) -> Asked:
+        """Messages for 1 or 2 topics, in a file or not; each a range of its own, or as few ranges as can be."""
+        topics = data.draw(st.lists(st.sampled_from(self.model.active()), min_size=1, max_size=2, unique_by=id))
+        picks = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="partition of each message")
+        picks = data.draw(now_and_then([], picks), label="messages")
+        values = self.new_messages(len(picks) + data.draw(st.integers(0, 1), label="refused"))
+        file = self.world.write_file(values) if values and data.draw(st.booleans(), label="in a file") else None
+        index = 0 if file else -1
+        asked = self.request(data, topics, picks, len(values) - len(picks), index)
+        if file is None:
+            return Asked(asked, values, [values])
+        self.lose(file) if data.draw(now_and_then(True, False), label="lose the file") else None
+        return Asked(msgspec.structs.replace(asked, files=[file]), [], [values])
+
+    def new_messages(self, count: int) -> list[str]:
+        self.messages += count
+        return [f"m{i}" for i in range(self.messages - count, self.messages)]
+
+    def lose(self, file: DataFile) -> None:
+        self.world.namespace.files.delete([file_name(file.batch_id)])
+        self.model.lost_files.add(file.batch_id)
+
+    def request(
+        self, data: st.DataObject, topics: list[ModelTopic], picks: list[int], refused: int, file: int
+    ) -> Produce:
+        """picks: partition of each message; then come the refused ones. file: 0, or -1 for those that ride."""
+        long_runs = data.draw(st.booleans(), label="long runs")
+        version = st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))
+        request = Produce(
+            [TopicRef(t.topic, t.topic_id, len(t.logs)) for t in topics],
+            ranges_of([len(t.logs) for t in topics], picks, file, long_runs),
+            self.world.history[-1].step,
+            refused=[RefusedRows("a", file, len(picks), refused, "E", "why")] if refused else [],
+            application=data.draw(st.sampled_from([None, None, None]) | version, label="version"),
+        )
+        return msgspec.structs.replace(request, producer=self.sequences(data, request))
+
+    def sequences(self, data: st.DataObject, request: Produce) -> ProducerSequences | None:
+        """The next ones, as a client knows them; now and then a gap, or another epoch."""
+        if not data.draw(st.sampled_from([True, True, False]), label="idempotent"):
+            return None
+        producer_id = data.draw(st.sampled_from(sorted(self.model.producers) or [0]), label="producer")
+        known = self.model.producers.get(producer_id)
+        epoch = max(0, (known.epoch if known else 0) + data.draw(now_and_then(1, 0) | now_and_then(-1, 0)))
+        gap = data.draw(now_and_then(1, 0), label="gap")
+        units = sorted(set(zip(request.ranges.topic, request.ranges.partition, strict=True)))
+        bases = []
+        for topic, partition in units:
+            key = (request.topics[topic].topic_id, partition)
+            last = known.appended.get(key, [])[-1:] if known and known.epoch == epoch else []
+            bases.append(sum(last[0][:2]) + gap if last else gap)
+        return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases)
+
+
+def ranges_of(partition_counts: list[int], picks: list[int], file: int, long_runs: bool) -> Ranges:
+    """partition_counts: per topic; each topic gets all messages, the i-th in partition picks[i] % count."""
+    ranges = Ranges()
+    for topic, count in enumerate(partition_counts):
+        placed = [pick % count for pick in picks]
+        row = 0
+        while row < len(placed):
+            end = row + 1
+            while long_runs and end < len(placed) and placed[end] == placed[row]:
+                end += 1
+            values = (topic, placed[row], file, row, end - row, 1000, 9000)
+            for column, value in zip(ranges.__struct_fields__, values, strict=True):
+                getattr(ranges, column).append(value)
+            row = end
+    return ranges
