@@ -52,9 +52,7 @@ def from_environment(environ: dict[str, str] | None = None) -> Reached:
         return nowhere
     name, _, count = wanted.partition(":")
     if name not in POINTS:
-        raise ValueError(
-            f"{VARIABLE} names no crash point: found {name!r}, expected one of {', '.join(POINTS)}"
-        )
+        raise ValueError(f"{VARIABLE} names no crash point: found {name!r}, expected one of {', '.join(POINTS)}")
     arrivals: Counter[str] = Counter()
 
     def reached(point: str) -> None:

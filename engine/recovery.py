@@ -60,9 +60,7 @@ def load_state(store: Store, watermark: WatermarkRow, with_producers: bool) -> S
 def _newest(store: Store, spec: TableSpec, step: int) -> pa.Table:
     handle = store.open(spec)
     if handle.floor() > step:
-        raise StepTooOld(
-            f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on"
-        )
+        raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
     return newest(handle.read(step=(None, step)), spec.keys)
 
 

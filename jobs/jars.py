@@ -220,9 +220,7 @@ def _bundled_ivy() -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.jars", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--print", action="store_true", help="print the kept jars, comma separated; fetch nothing"
-    )
+    parser.add_argument("--print", action="store_true", help="print the kept jars, comma separated; fetch nothing")
     try:
         if parser.parse_args(arguments).print:
             print(",".join(map(str, kept_jars())))

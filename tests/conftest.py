@@ -18,9 +18,7 @@ MARKED_FOLDERS = ("faults", "spark")
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -69,9 +69,7 @@ def test_xxhash64_is_sparks(key: bytes, spark: int):
         assert xxhash64_partition(key, count) == (spark % count + count) % count
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("test-group", 12), ("my-group", 12), ("polygenelubricants", 0)]
-)
+@pytest.mark.parametrize(("name", "expected"), [("test-group", 12), ("my-group", 12), ("polygenelubricants", 0)])
 def test_shard_is_kafkas(name: str, expected: int):
     assert shard(name) == expected
 
@@ -213,9 +211,7 @@ def test_nulls_are_spread_evenly():
     assert sizes.max() - sizes.min() <= 1
 
 
-@pytest.mark.parametrize(
-    "array", [pa.array([1, 2]), pa.array([[b"k"]]), pa.array([1, 2]).dictionary_encode()]
-)
+@pytest.mark.parametrize("array", [pa.array([1, 2]), pa.array([[b"k"]]), pa.array([1, 2]).dictionary_encode()])
 def test_keys_of_another_type_are_refused(array: pa.Array):
     with pytest.raises(TypeError, match="expected binary or string"):
         partitions_of(array, 3, "xxhash64", 0)

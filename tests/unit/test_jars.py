@@ -53,9 +53,7 @@ def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.Monke
     assert jars.kept_folder() == Path(f"/home/somebody/.cache/lakemq/jars-{jars.DELTA_VERSION}")
 
 
-def test_what_was_fetched_is_kept_and_never_asked_for_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ivy_brings(monkeypatch, b"right")
     assert jars.resolve() == (folder / JAR.file_name,)
     ivy_brings(monkeypatch, None)
@@ -117,9 +115,7 @@ def test_a_java_home_without_java_is_refused(tmp_path: Path, monkeypatch: pytest
         jars.java_command()
 
 
-def test_a_session_without_jars_says_what_to_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_without_jars_says_what_to_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     fake_java(tmp_path, monkeypatch, "17")
     with pytest.raises(jars.MissingJars, match=r"Run: .* -m lakemq.jobs.jars"):

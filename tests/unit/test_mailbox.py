@@ -100,9 +100,7 @@ def test_other_names_are_not_letters(alien: str):
     assert LetterName.parse(alien) is None
 
 
-@pytest.mark.parametrize(
-    "client_id", ["", ".", "..", "../x", "a/b", ".hidden", "-c", "x" * 129, "ä", "a b", "a\n"]
-)
+@pytest.mark.parametrize("client_id", ["", ".", "..", "../x", "a/b", ".hidden", "-c", "x" * 129, "ä", "a b", "a\n"])
 def test_what_is_not_a_client_id_is_refused(files: Files, client_id: str):
     mailbox = Mailbox(files)
     for call in (

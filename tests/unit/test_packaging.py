@@ -22,9 +22,7 @@ PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
 
 def python_says(code: str, *options: str, cwd: Path) -> str:
     """What `code` prints, run by this interpreter in another process."""
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, *options, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -78,9 +76,7 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(CHECKOUT / "setup.cfg")
     groups = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    lines = [
-        line for group in groups for line in group.splitlines() if line and not line.startswith(("#", "%"))
-    ]
+    lines = [line for group in groups for line in group.splitlines() if line and not line.startswith(("#", "%"))]
     assert len(lines) > 20
     for requirement in map(Requirement, lines):
         versions = pins[canonicalize_name(requirement.name)]
