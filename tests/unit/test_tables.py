@@ -170,6 +170,12 @@ def test_of_equal_steps_the_later_row_counts() -> None:
     assert sorted(newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
 
 
+def test_so_it_is_among_many() -> None:
+    """Short columns are sorted in a way that keeps their order whatever was asked for."""
+    table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
+    assert newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
+
+
 def test_no_rows_have_no_newest() -> None:
     empty = rows((1, "a", 1, "x")).slice(0, 0)
     assert newest(empty, ["k"]) == empty
