@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -12,6 +12,7 @@ from lakemq.tables.messages import MESSAGES
 from .datafile import file_name
 from .namespace import Namespace
 from .plan import FetchPlan
+from .protocol.errors import FileTruncated
 
 FETCHED_DDL = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
@@ -30,13 +31,19 @@ _SEGMENT = [
 
 
 def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
-    """The messages of the plan in the schema of Spark's Kafka source."""
+    """The messages of the plan in the schema of Spark's Kafka source. Raises FileTruncated: a file is gone."""
     if plan.segments.num_rows == 0:
         return spark.createDataFrame([], FETCHED_DDL)
     batch_ids = sorted(set(plan.segments.column("batch_id").to_pylist()))
     paths = [namespace.files.uri(file_name(batch_id)) for batch_id in batch_ids]
-    messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
-    segments = spark.createDataFrame(_merged(plan.segments.select(_SEGMENT)))
+    try:
+        messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        found = (error.getMessageParameters() or {}).get("path")
+        raise FileTruncated("A data file is gone.", found=found) from None
+    segments = spark.createDataFrame(plan.segments.select(_SEGMENT).combine_chunks())
     return visible_messages(messages, segments, plan.topic)
 
 
@@ -67,7 +74,3 @@ def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> Da
             F.col("m.headers"),
         )
     )
-
-
-def _merged(segments: pa.Table) -> pa.Table:
-    return segments.combine_chunks()

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import (
+    FileTruncated,
     InvalidRecord,
     InvalidRequest,
     InvalidTimestamp,
@@ -75,6 +76,30 @@ def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
     rows = in_spark.orderBy("partition", "offset").toArrow().cast(FETCHED)
     assert rows.equals(pa.table(fetched.to_arrow(), schema=FETCHED))
     assert rows.num_rows == fetched.record_count == 1000 - 22
+
+
+def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    empty = keyed(spark, 10).where("id < 0")
+    assert mq.publish(topic, empty, txn_app_id="a", txn_version=0).units == []
+    assert mq.publish(topic, keyed(spark, 10), txn_app_id="a", txn_version=0).duplicate
+    assert mq.fetch(topic).to_spark().count() == 0
+
+
+def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connection, topic: str, path: Path) -> None:
+    mq.topics.create(topic, partitions=1)
+    before = set((path / "messages").glob("*.parquet"))
+    mq.publish(topic, keyed(spark, 10).coalesce(1))
+    file = (set((path / "messages").glob("*.parquet")) - before).pop()
+    elsewhere = file.rename(path / "elsewhere.parquet")
+    with pytest.raises(FileTruncated, match="gone"):
+        mq.fetch(topic).to_spark()
+    with pytest.raises(FileTruncated, match="gone"):
+        mq.fetch(topic).to_arrow()
+    elsewhere.rename(file)
+    assert mq.fetch(topic).to_spark().count() == 10
 
 
 def test_keys_are_placed_as_spark_hashes_them(spark: SparkSession, mq: Connection, topic: str) -> None:
