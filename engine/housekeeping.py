@@ -117,16 +117,16 @@ class Housekeeping:
         chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
         if len(chosen) < self._config.number("compact.min.files"):
             return
-        if handle.spec.shape == "changelog" and len(files) - len(chosen) >= MANY_BIG_FILES:
+        is_changelog = handle.spec.shape == "changelog"
+        if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
             chosen = files
-        floor = max(self._settled_step(), handle.floor())
+        floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
         rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
         added = [self._write(handle.spec, rows)] if rows.num_rows else []
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
-        if handle.spec.shape == "changelog":
-            self.floor = max(self.floor, floor)
+        self.floor = max(self.floor, floor)
         self._retire(handle.spec, chosen)
 
     def _settled_step(self) -> int:

@@ -19,7 +19,7 @@ from lakemq.tables.store import Store, TableHandle
 from .clock import Clock
 from .protocol import machine
 from .protocol.codec import decode_steps
-from .protocol.errors import LakeMQError, StepTooOld
+from .protocol.errors import LakeMQError, StepTooOld, StorageError
 from .protocol.records import StepDecisions
 from .protocol.segments import table_of
 from .protocol.state import State, Topic
@@ -60,11 +60,17 @@ class Reader:
         return self.state
 
     def _load(self) -> None:
+        gone: FileNotFoundError | None = None
         for attempt in range(_ATTEMPTS):
-            if self._try_load():
-                self._loaded_at_ms = self._clock.steady_ms()
-                return
+            try:
+                if self._try_load():
+                    self._loaded_at_ms = self._clock.steady_ms()
+                    return
+            except FileNotFoundError as error:  # merged and removed before we came to it, or lost
+                gone = error
             self._clock.sleep(5 * attempt)
+        if gone is not None:
+            raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
         raise LakeMQError("The namespace changes faster than it can be read.")
 
     def _try_load(self) -> bool:
@@ -112,6 +118,13 @@ class Reader:
         """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
         if not ranges:
             return SEGMENT_SCHEMA.empty_table()
+        try:
+            return self._overlaid(topic, ranges)
+        except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
+            self._load()
+            return self._overlaid(topic, ranges)
+
+    def _overlaid(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
         mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
         found = pa.concat_tables([self._stored(topic, ranges), pa.concat_tables(self._overlay).filter(mine)])
         ordered = found.sort_by([("partition", "ascending"), ("base_offset", "ascending")])

@@ -7,6 +7,7 @@ that was not answered is still in the mailbox; decided again, it is recognised b
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -36,6 +37,8 @@ from .protocol.requests import Answer, AnyResult, DataFile, Produce
 from .protocol.state import State
 from .recovery import load_state, read_watermark
 from .standby import Standby
+
+log = logging.getLogger("lakemq.serve")
 
 EXPIRY_INTERVAL_MS = 10_000
 
@@ -263,8 +266,9 @@ class Sequencer:
         for one in decided:
             if isinstance(one.record, Answered):
                 self._answer(state.step, one.record.client_id, one.record.number, one.record.results)
-            elif isinstance(one.record, ClientRemoved) and one.request_id is None:
-                mailbox.forget_client(one.record.client_id)  # it expired: nobody reads its last reply any more
+        expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
+        if expired:
+            self._executor.submit(self._forget_clients, [record.client_id for record in expired])
         for name in repeated:
             client = state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
@@ -274,6 +278,14 @@ class Sequencer:
         if done:
             mailbox.discard(done)
             self._reached("sequencer.letters_discarded")
+
+    def _forget_clients(self, client_ids: Sequence[str]) -> None:
+        """In the background: nobody reads their last replies any more."""
+        try:
+            for client_id in client_ids:
+                self._mailbox.forget_client(client_id)
+        except OSError as error:
+            log.warning("Replies to %d clients that have expired may be left behind: %s", len(client_ids), error)
 
     def _answer(self, step: int, client_id: str, number: int, results: list[AnyResult]) -> None:
         self._mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import statistics
 import time
@@ -26,10 +28,11 @@ from lakemq.tables.registry import TABLES
 
 STEPS = 2_000
 SAMPLE = 100
+TENDED = ("journal", "segments", "partitions", "producers", "watermarks", "messages")
 CONFIG = {
-    "project.interval.ms": 50,
-    "checkpoint.interval": 20,
-    "compact.min.files": 16,
+    "project.interval.ms": 100,
+    "checkpoint.interval": 15,
+    "compact.min.files": 12,
     "reader.grace.ms": 1000,
     "lease.ms": 2000,
 }
@@ -127,3 +130,45 @@ def test_2000_steps(namespace: Path):
 
 def _most(found: list[tuple[int, int, int]]) -> list[int]:
     return [max(column) for column in zip(*found, strict=True)]
+
+
+def test_a_reader_whose_files_were_merged_away(namespace: Path):
+    """It looked at the tables longer ago than reader.grace.ms: it looks again, and sees the same and what is new."""
+    config = {**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
+    with lakemq.connect(str(namespace), config=config) as mq:
+        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_id)
+        assert sequencer.try_lead()
+        client, numbers = Client(mq, sequencer), itertools.count(1)
+        for _ in range(20):
+            client.ask(next(numbers))
+        with lakemq.connect(str(namespace)) as other:
+            before = other.fetch(TOPIC).to_arrow()
+            assert before.num_rows == 20
+            files = set((namespace / "segments").glob("*.parquet"))
+            while files & set((namespace / "segments").glob("*.parquet")):
+                count = next(numbers)
+                client.ask(count)
+                other.state()  # so that it follows the journal, and has no other reason to look again
+                assert count < 1000, "nothing is ever removed"
+            after = other.fetch(TOPIC).to_arrow()
+            assert after.num_rows == count
+            assert after.slice(0, 20).equals(before)
+        sequencer.resign()
+
+
+def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
+    """Hours after they were written; what may be about to be committed stays, and so do all message files."""
+    strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in TENDED for hours in (0, 2)}
+    for (_, hours), path in strays.items():
+        path.write_bytes(b"stray")
+        os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
+    with lakemq.connect(str(namespace), config={**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5}) as mq:
+        sequencer = Sequencer(mq.namespace, "heir", SystemClock(), new_id)
+        assert sequencer.try_lead()
+        client = Client(mq, sequencer)
+        for number in range(1, 41):
+            client.ask(number)
+        sequencer.resign()
+    left = {place for place, path in strays.items() if path.exists()}
+    assert left == {*((table, 0) for table in TENDED), ("messages", 2)}
+    check_all(str(namespace), TOPIC, [])
