@@ -375,8 +375,8 @@ def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,
         settings=settings(
-            max_examples=EXAMPLES or 7,
-            stateful_step_count=30,
+            max_examples=EXAMPLES or 6,
+            stateful_step_count=25,
             derandomize=not EXAMPLES,
             deadline=None,
             suppress_health_check=list(HealthCheck),
