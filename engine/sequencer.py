@@ -57,14 +57,15 @@ class StepReport:
 class _Term:
     """What a sequencer has only while it leads; thrown away as a whole when leadership is in doubt.
 
-    state: the fold of the journal up to the version of `journal`; current_at_ms: when that was known to be the newest.
+    state: the fold of the journal up to the version of `journal`; current_at_ms: when that was known to be the newest;
+    expire_at_ms: when to look next for who has expired. A term begins with it: many a one is over in seconds.
     """
 
     state: State
     journal: Journal
     backstage: Backstage
     current_at_ms: int
-    expired_at_ms: int
+    expire_at_ms: int
 
 
 class Sequencer:
@@ -200,8 +201,8 @@ class Sequencer:
         """What time asks for: expiries now and then, and a sign of life when the lease is a third gone."""
         steady_ms, config = self._clock.steady_ms(), self._ns.config
         due: list[Decided] = []
-        if expire and steady_ms - term.expired_at_ms > EXPIRY_INTERVAL_MS:
-            term.expired_at_ms = steady_ms
+        if expire and steady_ms >= term.expire_at_ms:
+            term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
             expiry = (config.ms("client.expiration.ms"), config.ms("producer.id.expiration.ms"))
             due += machine.decide_time(term.state, max(term.state.now_ms, self._clock.now_ms()), *expiry)
         if not due and steady_ms - term.current_at_ms > term.state.lease_ms // 3:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from stateful.projections import assert_projections_are_the_replay
-from stateful.world import Backstage, Killed, World
+from stateful.world import EXPIRATION_MS, Backstage, Killed, World
 
 from lakemq.engine import crash
 from lakemq.engine.protocol.errors import NotLeader
@@ -164,6 +164,19 @@ def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> 
     assert merges >= 2
     for name in ("segments", "producers", "partitions", "watermarks", JOURNAL.name):
         assert len(store.open(BY_NAME[name]).files()) <= 10, name
+    play.settle()
+
+
+def test_a_leader_of_one_step_forgets_who_was_silent(play: Player) -> None:
+    """A schedule of short runs must not remember every client for ever."""
+    play.publish()
+    play.step()
+    assert len(play.leader.state.clients) == 2
+    play.world.clock.sleep(EXPIRATION_MS + 1)
+    play.new_leader()
+    play.publish()
+    play.step()
+    assert len(play.leader.state.clients) == 1
     play.settle()
 
 
