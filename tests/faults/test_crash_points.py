@@ -123,7 +123,7 @@ class Watching(threading.Thread):
 
 
 def test_sequencers_die_at_random_under_load(family: Processes):
-    chance, deadline_s, kills = random.Random(7), time.monotonic() + 20, 0
+    chance, deadline_s, kills = random.Random(7), time.monotonic() + 18, 0
     watching = Watching(family.path)
     with publishers(family.path) as (one, two):
         watching.start()

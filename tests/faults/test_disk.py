@@ -62,6 +62,12 @@ def fill(disk: Path, leave: int) -> Path:
     return path
 
 
+def remount(disk: Path, how: str) -> None:
+    """It takes until nobody is writing."""
+    command = ["mount", "-o", f"remount,{how}", str(disk)]
+    until(lambda: subprocess.run(command, capture_output=True).returncode == 0, 20, f"remount {how}")
+
+
 def free(disk: Path) -> int:
     found = os.statvfs(disk)
     return found.f_bavail * found.f_frsize
@@ -133,7 +139,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixt
     with lakemq.connect(path, config=CONFIG) as mq:
         serving, sender = mq.serving(), Sender(mq)
         sender.send_when_possible()
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        remount(disk, "ro")
         with caplog.at_level(logging.ERROR, "lakemq.serve"), pytest.raises(StorageError, match="Read-only file system"):
             sender.send()
         assert mq.fetch(TOPIC).record_count == 1
@@ -143,7 +149,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixt
             assert other.fetch(TOPIC).record_count == 1
             with pytest.raises(LakeMQError, match="Read-only file system"):
                 other.step_until_idle(wait_ms=2000)
-        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        remount(disk, "rw")
         sender.send_when_possible()
         assert serving.error is None
         sender.producer.close()

@@ -110,9 +110,9 @@ def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Pro
         stopped = family.serve(stop_at=stop_at)
         until(lambda: is_stopped(stopped.pid), 30, "stop")
         successor = family.serve()
-        publishing.wait_for(15)  # several leases' worth of steps, projections and merges
+        publishing.wait_for(10)  # several leases' worth of steps, projections and merges
         os.kill(stopped.pid, signal.SIGCONT)
-        publishing.wait_for(10)
+        publishing.wait_for(8)
         assert (stopped.poll(), successor.poll()) == (None, None)
         with lakemq.connect(family.path) as mq:
             assert f"-{successor.pid}-" in mq.state().leader
