@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import hypothesis.strategies as st
@@ -222,6 +223,20 @@ def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> No
     assert BODY_SCHEMA.names[5] == "timestamp"
     with pytest.raises(ValueError, match="message bod"):
         codec.decode_letter(codec.encode_letter(Letter("c", 1, [], 0), rows))
+
+
+def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
+    good = body([b"abc"])
+    head = codec.encode_letter(Letter("c", 1, [], 0))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
+        writer.write_table(good)
+    stream = bytes(sink.getvalue())
+    at = stream.rindex(struct.pack("<ii", 0, 3))  # where the value begins and ends in the batch's bytes
+    damaged = stream[:at] + struct.pack("<ii", 0, 1 << 30) + stream[at + 8 :]
+    assert codec.decode_letter(head + stream)[1] is not None
+    with pytest.raises(ValueError, match="offsets"):
+        codec.decode_letter(head + damaged)
 
 
 # -- a letter never stops the sequencer ---------------------------------------------------------------------
