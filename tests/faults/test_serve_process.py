@@ -24,12 +24,19 @@ LEASE_MS = 1000
 PATIENCE_S = 30
 
 
+def _hear_interrupts() -> None:
+    # a shell makes what it starts in the background deaf to them, and the tests may have been started so
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Process:
     """A command that runs, with the lines it has said so far."""
 
     def __init__(self, *arguments: str) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1)
+        self._process = subprocess.Popen(
+            arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1, preexec_fn=_hear_interrupts
+        )
         assert self._process.stdin
         self.stdin = self._process.stdin
         self.out: list[str] = []
