@@ -154,7 +154,7 @@ class World:
     def remember_steps(self) -> None:
         """Keep what the journal has gained; it is cut once it is projected."""
         last = self.history[-1].step if self.history else 0
-        self._journal.refresh()
+        self._journal.reopen()
         rows = self._journal.read(step=(last + 1, None))
         self.history += decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
         assert [step.step for step in self.history[last:]] == list(range(last + 1, self.history[-1].step + 1))

@@ -153,7 +153,8 @@ def test_who_lost_is_not_moved_on_and_loses_again(store: Store) -> None:
         with pytest.raises(CommitConflict):
             second.append_at(0, notes(2))
     assert second.version == 0
-    assert second.refresh() == 1
+    second.reopen()
+    assert second.version == 1
     second.append_at(1, notes(2))
     assert steps_in(store.open(NOTES).read()) == [1, 2]
 
@@ -187,7 +188,7 @@ def test_a_foreign_commit_is_a_conflict_too(store: Store, handle: TableHandle) -
     write_deltalake(store.uri(NOTES), notes(9), mode="append")
     with pytest.raises(CommitConflict):
         handle.append_at(0, notes(1))
-    handle.refresh()
+    handle.reopen()
     (commit,) = handle.commits_after(0)
     assert commit["operation"] == "WRITE"
 
@@ -322,7 +323,8 @@ def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -
     reader = store.open(NOTES)
     three_files.append_at(3, notes(10))
     assert steps_in(reader.read(step=(9, None))) == [9]
-    assert reader.refresh() == 4
+    reader.reopen()
+    assert reader.version == 4
     assert steps_in(reader.read(step=(9, None))) == [9, 10]
 
 
