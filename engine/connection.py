@@ -16,27 +16,27 @@ import pyarrow as pa
 
 from . import crash
 from .clock import Clock, SystemClock
-from .compose import body_of
-from .fetched import Fetched, offsets_for_times, plan_positions
+from .fetch.fetched import Fetched, offsets_for_times, plan_positions
+from .fetch.plan import Isolation, Position, beginning_offsets, end_offsets
+from .fetch.reader import Reader
 from .namespace import Namespace
-from .plan import Isolation, Position, beginning_offsets, end_offsets
-from .producer import Producer
 from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published
 from .protocol.state import State
-from .publish import ArrowPublisher, OnError, Spread
-from .reader import Reader
+from .publish.arrow import ArrowPublisher, OnError, Spread
+from .publish.compose import body_of
+from .publish.producer import Producer
 from .requester import Requester
-from .sequencer import Sequencer
-from .serving import Serving, step_until_idle
+from .sequencer.sequencer import Sequencer
+from .sequencer.serving import Serving, step_until_idle
 from .topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .inbox import Drained
-    from .publish_spark import SparkPublisher
-    from .streaming import Streamed
+    from .publish.inbox import Drained
+    from .publish.spark import SparkPublisher
+    from .publish.streaming import Streamed
 
 
 def new_id() -> str:
@@ -133,7 +133,7 @@ class Connection:
         how: columns and on_error, as in `publish`. checkpoint: where Structured Streaming keeps its notes; the
         namespace keeps a copy, so that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
         """
-        from .streaming import publish_available  # pyspark is heavy, and not every client has it
+        from .publish.streaming import publish_available  # pyspark is heavy, and not every client has it
 
         def publish(batch: DataFrame, batch_id: int) -> Published:
             return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
@@ -146,12 +146,12 @@ class Connection:
         """Publish what SQL inserted into `inbox`, exactly once. Raises IllegalState, also without a Spark session."""
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
-        from .inbox import Inbox  # pyspark is heavy, and not every client has it
+        from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
 
         return Inbox(self.namespace, self._spark_publisher(), self._spark, self._reached).drain()
 
     def _spark_publisher(self) -> SparkPublisher:
-        from .publish_spark import SparkPublisher  # pyspark is heavy, and not every client has it
+        from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lakemq.engine.config import ENGINE, Parameter
 from lakemq.engine.errors import LakeMQError, all_errors
-from lakemq.engine.producer import Producer
+from lakemq.engine.publish.producer import Producer
 from lakemq.engine.topics import TOPIC
 from lakemq.jobs.commands.page import command_page
 from lakemq.tables.catalog import VIEWS, ddl_type
@@ -94,7 +94,7 @@ def settings_page() -> str:
     return _joined(
         [
             "# Settings",
-            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/producer.py"),
+            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/publish/producer.py"),
             "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, and named. "
             "So is a key that stands twice in a file.",
             "## Engine",

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection
-from lakemq.engine.plan import beginning_offsets
-from lakemq.engine.reader import OffsetRange, Reader
+from lakemq.engine.fetch.plan import beginning_offsets
+from lakemq.engine.fetch.reader import OffsetRange, Reader
 from lakemq.jobs.doctor import Finding
 from lakemq.jobs.output import iso, one_line
 from lakemq.jobs.probe import probe

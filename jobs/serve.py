@@ -21,7 +21,7 @@ from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
-    from lakemq.engine.sequencer import Sequencer
+    from lakemq.engine.sequencer.sequencer import Sequencer
 
 log = logging.getLogger("lakemq.serve")
 
@@ -29,7 +29,7 @@ log = logging.getLogger("lakemq.serve")
 def serve_until_stopped(mq: Connection) -> None:
     """Lead, or stand by while another one leads, until a signal comes. Raises what the storage fails with."""
     from lakemq.engine.clock import SystemClock
-    from lakemq.engine.serving import serve
+    from lakemq.engine.sequencer.serving import serve
 
     with told_on_stderr(logging.INFO), stopping_signals() as stop:
         probe(mq.namespace.files)

@@ -10,6 +10,9 @@ import pyarrow as pa
 from .spec import BINARY, INT32, INT64, TEXT, TIME, TableSpec, column
 
 HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)]))
+# What a timestamp may be: Spark and Delta read these years without surprises.
+MIN_TIMESTAMP_US = 0
+MAX_TIMESTAMP_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
 
 
 @dataclass(frozen=True, kw_only=True)

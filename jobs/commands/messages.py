@@ -47,7 +47,7 @@ def fetch(
     """
     first, last = _position(start, "--from"), _position(end, "--to")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.pieces import pieces
+    from lakemq.engine.fetch.pieces import pieces
 
     with session.connect() as mq:
         found = mq.fetch(topic, isolation=_isolation(isolation), start=first, end=last, partitions=partition or None)
@@ -76,7 +76,7 @@ def tail(
     """Print the newest messages, and with --follow those that come."""
     first = None if start is None else _position(start, "--from")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.pieces import pieces
+    from lakemq.engine.fetch.pieces import pieces
 
     with session.connect() as mq:
         level = _isolation(isolation)

@@ -15,7 +15,7 @@ from lakemq.jobs.output import note, show
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lakemq.engine.producer import Flushed, Producer
+    from lakemq.engine.publish.producer import Flushed, Producer
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 

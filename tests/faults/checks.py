@@ -11,7 +11,7 @@ from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
 from lakemq.engine.connection import Connection
-from lakemq.engine.journal import Journal
+from lakemq.engine.sequencer.journal import Journal
 from lakemq.jobs.sql import run_query
 from lakemq.tables.journal import JOURNAL
 

@@ -20,7 +20,7 @@ import lakemq
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
-from lakemq.engine.sequencer import Sequencer
+from lakemq.engine.sequencer.sequencer import Sequencer
 
 SIZE = 4 << 20
 CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}

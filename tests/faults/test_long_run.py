@@ -19,11 +19,11 @@ from faults.processes import TOPIC
 
 import lakemq
 from lakemq.engine.clock import SystemClock
-from lakemq.engine.compose import body_of
 from lakemq.engine.connection import Connection, new_id
 from lakemq.engine.protocol.codec import decode_answer, encode_letter
 from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
-from lakemq.engine.sequencer import Sequencer
+from lakemq.engine.publish.compose import body_of
+from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.registry import TABLES
 
 STEPS = 2_000

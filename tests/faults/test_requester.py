@@ -10,8 +10,8 @@ from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.requester import IDLE_MS
-from lakemq.engine.sequencer import EXPIRY_INTERVAL_MS, Sequencer
-from lakemq.engine.serving import Serving
+from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
+from lakemq.engine.sequencer.serving import Serving
 
 EXPIRATION_MS = 60_000
 CONFIG = {**QUICK, "client.expiration.ms": EXPIRATION_MS, "request.gap.ms": 50, "request.timeout.ms": 20_000}

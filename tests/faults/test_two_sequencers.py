@@ -15,12 +15,12 @@ from faults.processes import QUICK, TOPIC, Processes, Publishing, terminate, unt
 import lakemq
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
-from lakemq.engine.journal import Journal
 from lakemq.engine.protocol.codec import decode_answer, encode_letter
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import LeaderElected
 from lakemq.engine.protocol.requests import CreateTopic, Letter
-from lakemq.engine.sequencer import Sequencer
+from lakemq.engine.sequencer.journal import Journal
+from lakemq.engine.sequencer.sequencer import Sequencer
 
 LEASE_MS = 500
 

@@ -11,9 +11,9 @@ CODE = """
 import sys
 from pathlib import Path
 import lakemq
-from lakemq.engine import publish_spark
+from lakemq.engine.publish import spark as publish_spark
 from lakemq.engine.connection import Connection
-from lakemq.engine.executor import WriteMessages
+from lakemq.engine.publish.executor import WriteMessages
 from lakemq.engine.namespace import open_namespace
 from lakemq.jobs.session import spark_session
 

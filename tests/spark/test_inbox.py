@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import IllegalState, NamespaceError
-from lakemq.engine.inbox import Inbox
+from lakemq.engine.publish.inbox import Inbox
 from lakemq.tables.inbox import INBOX
 from lakemq.tables.insertions import insertion
 

@@ -24,8 +24,8 @@ from lakemq.engine.errors import (
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
-from lakemq.engine.fetch_arrow import FETCHED
-from lakemq.engine.fetch_spark import FETCHED_DDL
+from lakemq.engine.fetch.arrow import FETCHED
+from lakemq.engine.fetch.spark import FETCHED_DDL
 from lakemq.engine.protocol.hashing import murmur2
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"

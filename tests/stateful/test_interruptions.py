@@ -9,10 +9,10 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.world import EXPIRATION_MS, Backstage, Killed, World
 
 from lakemq.engine import crash
+from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.requests import CreateTopic, Produce, Published, Ranges, TopicRef
-from lakemq.engine.reader import Reader
-from lakemq.engine.sequencer import Sequencer
+from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.registry import BY_NAME
 

@@ -31,6 +31,7 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
 from lakemq.engine import crash
+from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import Answered, ClientRemoved, ProducerExpired
 from lakemq.engine.protocol.requests import (
@@ -41,7 +42,6 @@ from lakemq.engine.protocol.requests import (
     Published,
     Refusal,
 )
-from lakemq.engine.reader import Reader
 
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
 SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from lakemq.engine.config import EngineConfig
 from lakemq.engine.datafile import write_data_file
-from lakemq.engine.fetch_arrow import fetch_arrow
+from lakemq.engine.fetch.arrow import fetch_arrow
+from lakemq.engine.fetch.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.namespace import open_namespace
-from lakemq.engine.plan import beginning_offsets, end_offsets, plan_fetch
 from lakemq.engine.protocol.codec import decode_answer, decode_steps, encode_letter
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
 from lakemq.engine.protocol.state import Topic
-from lakemq.engine.reader import Reader
-from lakemq.engine.sequencer import Sequencer
+from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
 from lakemq.tables.messages import BODY_SCHEMA

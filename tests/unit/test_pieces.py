@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.engine import pieces as pieces_module
 from lakemq.engine.connection import Connection
-from lakemq.engine.pieces import pieces
-from lakemq.engine.plan import FetchPlan
+from lakemq.engine.fetch import pieces as pieces_module
+from lakemq.engine.fetch.pieces import pieces
+from lakemq.engine.fetch.plan import FetchPlan
 from lakemq.tables.files import Files
 
 

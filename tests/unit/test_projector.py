@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from lakemq.engine.clock import SystemClock
-from lakemq.engine.housekeeping import Housekeeping
 from lakemq.engine.namespace import open_namespace
-from lakemq.engine.projector import Projector, plan_pass
 from lakemq.engine.protocol.records import Decided, FilesAdded, StepDecisions
 from lakemq.engine.protocol.requests import DataFile
 from lakemq.engine.protocol.state import State
 from lakemq.engine.recovery import BEGINNING
+from lakemq.engine.sequencer.housekeeping import Housekeeping
+from lakemq.engine.sequencer.projector import Projector, plan_pass
 from lakemq.tables.messages import MESSAGES
 from lakemq.tables.store import StoredFile
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from lakemq.tables.messages import HEADERS
 from lakemq.tables.spec import TIME
 
+from ..datafile import BODY, BODY_SCHEMA, WrittenFile
+from ..protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
+from ..protocol.requests import ApplicationVersion, DataFile, Produce, ProducerSequences, Ranges, RefusedRows
 from .arrange import REFUSALS, Copy, Run
-from .datafile import BODY, BODY_SCHEMA, WrittenFile
-from .protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
-from .protocol.requests import ApplicationVersion, DataFile, Produce, ProducerSequences, Ranges, RefusedRows
 from .routing import Route
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")

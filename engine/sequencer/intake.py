@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from lakemq.tables.mailbox import LetterName, Mailbox
 
-from .clock import Clock
-from .config import EngineConfig
-from .protocol.clients import Turn, turn_of
-from .protocol.codec import decode_letter
-from .protocol.errors import ClientEnded, InvalidRequest, LakeMQError
-from .protocol.requests import Letter
-from .protocol.state import State
+from ..clock import Clock
+from ..config import EngineConfig
+from ..protocol.clients import Turn, turn_of
+from ..protocol.codec import decode_letter
+from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
+from ..protocol.requests import Letter
+from ..protocol.state import State
 
 _FORGET_MS = 600_000
 """A letter that waits for one before it is remembered for this long beyond its time: it may have been withdrawn."""

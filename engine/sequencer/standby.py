@@ -8,11 +8,11 @@ import pyarrow.compute as pc
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import Store
 
-from .clock import Clock
-from .protocol import leader, machine
-from .protocol.codec import decode_steps
-from .protocol.state import State
-from .recovery import read_watermark
+from ..clock import Clock
+from ..protocol import leader, machine
+from ..protocol.codec import decode_steps
+from ..protocol.state import State
+from ..recovery import read_watermark
 
 _IS_LEASE = pc.field("kind") == "leader_elected"
 

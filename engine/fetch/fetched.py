@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from lakemq.tables.files import Files
 
-from .fetch_arrow import fetch_arrow, first_at_or_after
-from .namespace import Namespace
+from ..namespace import Namespace
+from ..protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
+from ..protocol.state import Topic
+from .arrow import fetch_arrow, first_at_or_after
 from .plan import (
     FetchPlan,
     Isolation,
@@ -24,8 +26,6 @@ from .plan import (
     explicit_offsets,
     plan_fetch,
 )
-from .protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
-from .protocol.state import Topic
 from .reader import OffsetRange, Reader
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Fetched:
         """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
-        from .fetch_spark import fetch_spark  # pyspark is heavy, and not every client has it
+        from .spark import fetch_spark  # pyspark is heavy, and not every client has it
 
         return fetch_spark(self._spark, self._namespace, self.plan)
 

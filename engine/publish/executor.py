@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from lakemq.tables.files import open_files
 
+from ..datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file, repeat_name
 from .arrange import Copy, Run, arrange
-from .datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file, repeat_name
 
 FLUSH_ROWS = 1 << 20
 FLUSH_BYTES = 256 << 20

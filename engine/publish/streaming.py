@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame
 from lakemq.tables.files import LocalFiles, open_files
 from lakemq.tables.producers import PRODUCERS
 
-from . import crash
-from .namespace import Namespace
+from .. import crash
+from ..namespace import Namespace
+from ..protocol.errors import IllegalState, InvalidRequest
+from ..protocol.names import is_name
+from ..protocol.requests import Published
 from .progress import Progress
-from .protocol.errors import IllegalState, InvalidRequest
-from .protocol.names import is_name
-from .protocol.requests import Published
 
 
 @dataclass(frozen=True)

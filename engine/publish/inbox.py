@@ -22,11 +22,11 @@ from lakemq.tables.insertions import Insertion, insertion
 from lakemq.tables.producers import PRODUCERS
 from lakemq.tables.store import CommitConflict, NotATable, TableHandle
 
-from . import crash
-from .namespace import Namespace
-from .protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
-from .protocol.requests import ApplicationVersion
-from .publish_spark import SparkPublisher
+from .. import crash
+from ..namespace import Namespace
+from ..protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
+from ..protocol.requests import ApplicationVersion
+from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from lakemq.tables.files import Files
 
-from .datafile import ROW_GROUP_ROWS
-from .fetch_arrow import fetch_arrow
+from ..datafile import ROW_GROUP_ROWS
+from .arrow import fetch_arrow
 from .plan import FetchPlan
 
 FIRST_ROWS = 64

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..protocol.errors import UnknownTopicOrPartition
+from ..protocol.hashing import Partitioner
+from ..protocol.names import check_destination, reached
+from ..protocol.requests import TopicRef
+from ..protocol.state import State, Topic
 from .arrange import Copy
-from .protocol.errors import UnknownTopicOrPartition
-from .protocol.hashing import Partitioner
-from .protocol.names import check_destination, reached
-from .protocol.requests import TopicRef
-from .protocol.state import State, Topic
 
 
 @dataclass(frozen=True)

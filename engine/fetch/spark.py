@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 from lakemq.tables.catalog import columns_ddl
 from lakemq.tables.messages import MESSAGES
 
-from .datafile import file_name
-from .namespace import Namespace
+from ..datafile import file_name
+from ..namespace import Namespace
+from ..protocol.errors import FileTruncated
 from .plan import FetchPlan
-from .protocol.errors import FileTruncated
 
 FETCHED_DDL = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "

@@ -14,9 +14,9 @@ from lakemq.tables.files import Files
 from lakemq.tables.messages import HEADERS
 from lakemq.tables.spec import TIME
 
-from .datafile import file_name
+from ..datafile import file_name
+from ..protocol.errors import FileTruncated
 from .plan import FetchPlan
-from .protocol.errors import FileTruncated
 
 FETCHED: pa.Schema = pa.schema(
     [

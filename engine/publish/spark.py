@@ -9,26 +9,26 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 
-from . import crash
-from .arrange import Copy, Run
-from .clock import Clock
-from .compose import produce_request, ranges_of, refuse_all
-from .datafile import WrittenFile
-from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
-from .message_rows import message_rows
-from .namespace import Namespace
-from .protocol.errors import (
+from .. import crash
+from ..clock import Clock
+from ..datafile import WrittenFile
+from ..namespace import Namespace
+from ..protocol.errors import (
     InvalidTopic,
     LakeMQError,
     RequestTimedOut,
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
-from .protocol.names import MAX_LENGTH
-from .protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef
-from .protocol.state import State
-from .publish import OnError, published
-from .requester import Requester
+from ..protocol.names import MAX_LENGTH
+from ..protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef
+from ..protocol.state import State
+from ..requester import Requester
+from .arrange import Copy, Run
+from .arrow import OnError, published
+from .compose import produce_request, ranges_of, refuse_all
+from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
+from .message_rows import message_rows
 from .routing import Route, find_route
 
 _ATTEMPTS = 4

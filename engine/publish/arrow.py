@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from lakemq.tables.files import Files
 
-from . import crash
+from .. import crash
+from ..clock import Clock
+from ..datafile import WrittenFile, write_data_file
+from ..protocol.errors import RequestTimedOut, StaleTopicMetadata
+from ..protocol.requests import AnyResult, ApplicationVersion, Published
+from ..protocol.state import State
+from ..requester import Requester
 from .arrange import Arranged, Copy, Run, arrange
-from .clock import Clock
 from .compose import Sequences, produce_request, ranges_of, refuse_all
-from .datafile import WrittenFile, write_data_file
-from .protocol.errors import RequestTimedOut, StaleTopicMetadata
-from .protocol.requests import AnyResult, ApplicationVersion, Published
-from .protocol.state import State
-from .requester import Requester
 from .routing import Route, find_route
 
 OnError = Literal["dead_letter", "fail"]

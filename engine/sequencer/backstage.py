@@ -13,14 +13,14 @@ from concurrent.futures import Executor, Future
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import Store
 
-from .clock import Clock
-from .config import EngineConfig
+from ..clock import Clock
+from ..config import EngineConfig
+from ..protocol.errors import NotLeader
+from ..protocol.records import StepDecisions
+from ..protocol.state import State
 from .housekeeping import Housekeeping, JournalTended
 from .journal import Journal
 from .projector import Pass, Projector, plan_pass
-from .protocol.errors import NotLeader
-from .protocol.records import StepDecisions
-from .protocol.state import State
 
 log = logging.getLogger("lakemq.serve")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from lakemq.tables.files import Files
 
-from .protocol.errors import IllegalState
+from ..protocol.errors import IllegalState
 
 FOLDER = "streams"
 

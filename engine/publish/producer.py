@@ -12,13 +12,13 @@ import pyarrow as pa
 from lakemq.tables.messages import HEADERS
 from lakemq.tables.spec import TIME
 
-from .clock import Clock
+from ..clock import Clock
+from ..protocol.errors import BufferFull, IllegalState, InvalidRecord, RequestTimedOut, UnsupportedVersion
+from ..protocol.producers import next_sequence
+from ..protocol.requests import InitProducer, ProducerDone, Published, Unit
+from ..requester import Requester
+from .arrow import ArrowPublisher, OnError
 from .compose import KEY_HEADERS, Sequences, body_of
-from .protocol.errors import BufferFull, IllegalState, InvalidRecord, RequestTimedOut, UnsupportedVersion
-from .protocol.producers import next_sequence
-from .protocol.requests import InitProducer, ProducerDone, Published, Unit
-from .publish import ArrowPublisher, OnError
-from .requester import Requester
 
 Header = tuple[str, bytes | None]
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from .clock import Clock
-from .config import EngineConfig
-from .protocol.errors import NotLeader, StorageError
+from ..clock import Clock
+from ..config import EngineConfig
+from ..protocol.errors import NotLeader, StorageError
 from .sequencer import Sequencer, StepReport
 
 log = logging.getLogger("lakemq.serve")

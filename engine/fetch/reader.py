@@ -16,14 +16,14 @@ from lakemq.tables.journal import JOURNAL
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENTS
 from lakemq.tables.store import Store, TableHandle
 
-from .clock import Clock
-from .protocol import machine
-from .protocol.codec import decode_steps
-from .protocol.errors import LakeMQError, StepTooOld, StorageError
-from .protocol.records import StepDecisions
-from .protocol.segments import table_of
-from .protocol.state import State, Topic
-from .recovery import load_state, read_watermark
+from ..clock import Clock
+from ..protocol import machine
+from ..protocol.codec import decode_steps
+from ..protocol.errors import LakeMQError, StepTooOld, StorageError
+from ..protocol.records import StepDecisions
+from ..protocol.segments import table_of
+from ..protocol.state import State, Topic
+from ..recovery import load_state, read_watermark
 
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""

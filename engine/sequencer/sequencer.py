@@ -19,23 +19,23 @@ import pyarrow as pa
 from lakemq.tables.mailbox import LetterName, Mailbox
 from lakemq.tables.store import NewerTable, NotATable
 
-from . import crash
+from .. import crash
+from ..clock import Clock
+from ..datafile import file_name, write_data_file
+from ..namespace import Namespace
+from ..protocol import leader, machine
+from ..protocol.codec import encode_answer
+from ..protocol.errors import NewerFormat, NotLeader, StepTooOld, StorageError
+from ..protocol.log import InlineRows
+from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
+from ..protocol.requests import Answer, AnyResult, DataFile, Produce
+from ..protocol.state import State
+from ..recovery import load_state, read_watermark
 from .backstage import Backstage
-from .clock import Clock
-from .datafile import file_name, write_data_file
 from .housekeeping import Housekeeping
 from .intake import Intake, Reception, Taken
 from .journal import Journal
-from .namespace import Namespace
 from .projector import Projector
-from .protocol import leader, machine
-from .protocol.codec import encode_answer
-from .protocol.errors import NewerFormat, NotLeader, StepTooOld, StorageError
-from .protocol.log import InlineRows
-from .protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
-from .protocol.requests import Answer, AnyResult, DataFile, Produce
-from .protocol.state import State
-from .recovery import load_state, read_watermark
 from .standby import Standby
 
 log = logging.getLogger("lakemq.serve")

@@ -9,8 +9,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from .protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
-from .protocol.state import Topic
+from ..protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from ..protocol.state import Topic
 from .reader import OffsetRange, Reader
 
 Isolation = Literal["read_committed", "read_uncommitted"]

@@ -23,9 +23,9 @@ from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import CommitConflict, NewFile, StoredFile, TableHandle
 from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
-from . import crash
-from .clock import Clock
-from .config import EngineConfig
+from .. import crash
+from ..clock import Clock
+from ..config import EngineConfig
 
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""

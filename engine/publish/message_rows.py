@@ -19,8 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..protocol.errors import InvalidRecord
 from .compose import KEY_HEADERS
-from .protocol.errors import InvalidRecord
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
 
-from .protocol.codec import decode_steps, encode_step
-from .protocol.errors import NotLeader
-from .protocol.records import StepDecisions
+from ..protocol.codec import decode_steps, encode_step
+from ..protocol.errors import NotLeader
+from ..protocol.records import StepDecisions
 
 
 class Journal:

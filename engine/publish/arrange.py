@@ -14,10 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .protocol.hashing import Partitioner, partitions_of
+from lakemq.tables.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 
-MIN_TIMESTAMP_US = 0
-MAX_TIMESTAMP_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
+from ..protocol.hashing import Partitioner, partitions_of
 
 # a refused row has partition -1 - index here
 REFUSALS: tuple[tuple[str, str], ...] = (

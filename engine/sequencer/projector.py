@@ -14,20 +14,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.messages import MESSAGES
+from lakemq.tables.messages import MAX_TIMESTAMP_US, MESSAGES
 from lakemq.tables.registry import BY_NAME
 from lakemq.tables.store import CommitConflict, NewFile, Store, TableHandle
 from lakemq.tables.watermarks import WATERMARKS
 
-from . import crash
-from .arrange import MAX_TIMESTAMP_US
-from .datafile import file_name
+from .. import crash
+from ..datafile import file_name
+from ..protocol.errors import NotLeader
+from ..protocol.projection import files_added, project, watermark
+from ..protocol.records import StepDecisions
+from ..protocol.requests import DataFile
+from ..protocol.state import State
 from .housekeeping import Housekeeping
-from .protocol.errors import NotLeader
-from .protocol.projection import files_added, project, watermark
-from .protocol.records import StepDecisions
-from .protocol.requests import DataFile
-from .protocol.state import State
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Publishing: rows are checked, placed, written to data files once, and named in a request."""

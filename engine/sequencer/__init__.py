@@ -1,0 +1,1 @@
+"""Sequencing: letters in, one step decided and journaled, answers out, tables projected and kept in order."""
