@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from .protocol.errors import InvalidConfig
+from .protocol.limits import Limits
 from .protocol.parameters import Parameter, Parameters, Value
 
 VARIABLE = "LAKEMQ_CONF"
@@ -52,6 +53,20 @@ ENGINE = Parameters(
             "Silence after which a producer's sequences are forgotten.",
             60_000,
             365 * _DAY_MS,
+        ),
+        Parameter(
+            "transactional.id.expiration.ms",
+            7 * _DAY_MS,
+            "Silence after which a transactional id is forgotten.",
+            60_000,
+            365 * _DAY_MS,
+        ),
+        Parameter(
+            "transaction.max.timeout.ms",
+            900_000,
+            "Longest transaction.timeout.ms a producer may ask for.",
+            1,
+            _DAY_MS,
         ),
         Parameter(
             "publish.max.duration.ms",
@@ -100,6 +115,16 @@ class EngineConfig(Mapping[str, Value]):
         return int(self._values[key])
 
     number = ms
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """The settings that decisions depend on."""
+    return Limits(
+        client_expiration_ms=config.ms("client.expiration.ms"),
+        producer_id_expiration_ms=config.ms("producer.id.expiration.ms"),
+        transactional_id_expiration_ms=config.ms("transactional.id.expiration.ms"),
+        transaction_max_timeout_ms=config.ms("transaction.max.timeout.ms"),
+    )
 
 
 class _UniqueKeys(yaml.SafeLoader):

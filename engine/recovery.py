@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lakemq.tables.changelog import newest
+from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
 from lakemq.tables.producers import PRODUCERS, ProducerRow
 from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import Store
@@ -44,8 +45,8 @@ def read_watermark(store: Store) -> WatermarkRow:
     return _rows(WatermarkRow, handle.read(step=(last, None)))[-1]
 
 
-def load_state(store: Store, watermark: WatermarkRow, with_producers: bool) -> State:
-    """The state at the watermark. A reader leaves producers out: it decides nothing.
+def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> State:
+    """The state at the watermark. A reader leaves out what clients have: producers, transactions, offsets of groups.
 
     Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again.
     """
@@ -53,7 +54,8 @@ def load_state(store: Store, watermark: WatermarkRow, with_producers: bool) -> S
         watermark,
         _rows(TopicRow, _newest(store, TOPICS, watermark.step)),
         _newest(store, PARTITIONS, watermark.step),
-        _rows(ProducerRow, _newest(store, PRODUCERS, watermark.step)) if with_producers else [],
+        _rows(ProducerRow, _newest(store, PRODUCERS, watermark.step)) if with_clients else [],
+        _rows(ConsumerOffsetRow, _newest(store, CONSUMER_OFFSETS, watermark.step)) if with_clients else [],
     )
 
 

@@ -19,13 +19,15 @@ class SegmentRow:
     step: int = column(INT64, "The micro-batch that decided it.")
     kind: str = column(
         TEXT,
-        "data: rows of a file; log_start: offsets below base_offset are deleted; topic_deleted: the topic is gone.",
+        "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
+        " are deleted; topic_deleted: the topic is gone.",
     )
     topic_id: int = column(INT64, "Id of the topic, never reused.")
     topic: str = column(TEXT, "Name of the topic.")
     partition: int = column(INT32, "Partition within the topic.")
     base_offset: int = column(INT64, "Offset of the first row.")
     record_count: int = column(INT64, "Number of offsets the segment spans.")
+    last_offset: int = column(INT64, "Offset of the last row, so that files can be skipped at both ends.")
     batch_id: str | None = column(TEXT, "The data file: <batch_id>.parquet, and its column batch_id.", nullable=True)
     first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
     file_partition: int | None = column(
@@ -43,6 +45,9 @@ class SegmentRow:
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
     transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
     origin: str = column(TEXT, "publish, delay, redelivery or dead_letter.")
+    first_offset: int | None = column(
+        INT64, "Markers: first offset of the transaction in this partition.", nullable=True
+    )
 
 
 SEGMENTS = TableSpec(

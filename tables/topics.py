@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from .spec import INT32, INT64, TEXT, TableSpec, column
+
+OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class PartitionRow:
     log_start_offset: int = column(INT64, "First offset that is still there.")
     high_watermark: int = column(INT64, "Offset the next message gets.")
     last_stable_offset: int = column(INT64, "Where read_committed ends: before the first open transaction.")
+    open_transactions: list[Any] = column(OPEN_TRANSACTIONS, "Transactions that are open here, and where they begin.")
 
 
 PARTITIONS = TableSpec(

@@ -22,6 +22,10 @@ class TransactionRow:
     updated_at_ms: int = column(INT64, "When this transition was decided.")
     topics: list[str] = column(pa.list_(TEXT), "Topic-partitions written to, as topic-partition.")
     groups: list[str] = column(pa.list_(TEXT), "Groups whose offsets it carries.")
+    reason: str | None = column(
+        TEXT, "Who ended it: producer, timeout, fenced (by the id's next producer) or operator.", nullable=True
+    )
+    batch_id: int | None = column(INT64, "Micro-batch of a stream that the commit carries.", nullable=True)
 
 
 TRANSACTIONS = TableSpec(

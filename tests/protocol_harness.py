@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import decode_letter, decode_steps, encode_letter, encode_step
+from lakemq.engine.protocol.limits import Limits
 from lakemq.engine.protocol.log import InlineRows
 from lakemq.engine.protocol.records import Decided, StepDecisions
 from lakemq.engine.protocol.requests import (
@@ -79,10 +82,15 @@ class Harness:
         assert before == after
         return result
 
-    def expire(self, client_ms: int = HOUR_MS, producer_ms: int = HOUR_MS) -> list[str]:
+    def expire(
+        self, client_ms: int = HOUR_MS, producer_ms: int = HOUR_MS, transactional_id_ms: int = HOUR_MS
+    ) -> list[str]:
         """A step in which only time passes; the kinds of what it decides."""
         now_ms = machine.begin_step(self.state, self.now_ms)
-        decided = machine.fold_due(self.state, machine.decide_time(self.state, now_ms, client_ms, producer_ms))
+        limits = Limits(client_ms, producer_ms, transactional_id_ms)
+        due = machine.is_due(self.state, now_ms, limits)
+        decided = machine.fold_time(self.state, limits)
+        assert due == bool(decided)
         self.land(decided) if decided else None
         return [one.record.kind for one in decided]
 
@@ -151,6 +159,7 @@ def plain(state: State) -> dict[str, Any]:
             **vars(t),
             "high_watermarks": list(map(int, t.high_watermarks)),
             "log_starts": list(map(int, t.log_starts)),
+            "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
     shallow = {name: value for name, value in vars(state).items() if name not in ("topics", "producers")}
@@ -158,6 +167,9 @@ def plain(state: State) -> dict[str, Any]:
         **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
         "topics": topics,
         "producers": producers,
+        "transactions": msgspec.to_builtins(state.transactions),
+        "ongoing": set(state.ongoing),
+        "offsets": {group: dict(committed) for group, committed in state.offsets.items()},
         "applications": {key: asdict(one) for key, one in state.applications.items()},
         "clients": {key: vars(one).copy() for key, one in state.clients.items()},
     }

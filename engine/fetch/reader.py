@@ -76,7 +76,7 @@ class Reader:
     def _try_load(self) -> bool:
         watermark = read_watermark(self._store)
         try:
-            self.state = load_state(self._store, watermark, with_producers=False)
+            self.state = load_state(self._store, watermark, with_clients=False)
         except StepTooOld:
             return False
         self._watermark_step = watermark.step

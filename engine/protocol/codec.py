@@ -22,6 +22,7 @@ from .errors import NewerFormat
 from .records import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
 from .requests import Answer, AnyResult, Letter
 from .segments import NO_SEGMENTS, Segments, table_of
+from .state import Transaction
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"LMQ1"
@@ -29,6 +30,7 @@ _json = msgspec.json.Encoder()
 _letters = msgspec.json.Decoder(Letter)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_transactions = msgspec.json.Decoder(Transaction)
 _results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
 
 
@@ -73,6 +75,14 @@ def encode_answer(answer: Answer) -> bytes:
 
 def decode_answer(body: bytes) -> Answer:
     return _answers.decode(body)
+
+
+def encode_transaction(transaction: Transaction) -> str:
+    return _json.encode(transaction).decode()
+
+
+def decode_transaction(text: str) -> Transaction:
+    return _transactions.decode(text)
 
 
 def encode_results(results: list[AnyResult]) -> str:

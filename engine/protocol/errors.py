@@ -116,6 +116,14 @@ class InvalidPartitions(LakeMQError, name="INVALID_PARTITIONS", code=37):
     """The number of partitions cannot be what was asked."""
 
 
+class OffsetMetadataTooLarge(LakeMQError, name="OFFSET_METADATA_TOO_LARGE", code=12):
+    """What a consumer noted beside an offset is too long."""
+
+
+class InvalidGroupId(LakeMQError, name="INVALID_GROUP_ID", code=24):
+    """The name is not a valid group name."""
+
+
 class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
     """A parameter is unknown, of the wrong type or out of range."""
 
@@ -155,7 +163,35 @@ class UnknownProducerId(LakeMQError, name="UNKNOWN_PRODUCER_ID", code=59):
     """The producer id was never given out, or has expired."""
 
 
-# -- transactions, not yet offered ----------------------------------------------------------------------
+# -- transactions ---------------------------------------------------------------------------------------
+
+
+class InvalidTxnState(LakeMQError, name="INVALID_TXN_STATE", code=48):
+    """The transaction is not in a state in which this can be asked."""
+
+
+class InvalidProducerIdMapping(LakeMQError, name="INVALID_PRODUCER_ID_MAPPING", code=49):
+    """The producer id is not the one of this transactional id, or the transactional id is not known."""
+
+
+class InvalidTransactionTimeout(LakeMQError, name="INVALID_TRANSACTION_TIMEOUT", code=50):
+    """The transaction timeout is not positive, or larger than transaction.max.timeout.ms."""
+
+
+class UnstableOffsetCommit(LakeMQError, name="UNSTABLE_OFFSET_COMMIT", code=88, retriable=True):
+    """A transaction that is still open has offsets for this partition: ask again when it has ended."""
+
+
+class ProducerFenced(LakeMQError, name="PRODUCER_FENCED", code=90):
+    """A newer producer with the same transactional id has taken over: this one is at an end."""
+
+
+class TransactionalIdNotFound(LakeMQError, name="TRANSACTIONAL_ID_NOT_FOUND", code=105):
+    """There is no such transactional id, or it has expired."""
+
+
+class TransactionAbortable(LakeMQError, name="TRANSACTION_ABORTABLE", code=120):
+    """Something of the transaction was refused: it can only be aborted. Abort it and begin another."""
 
 
 class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .decision import Decision
-from .errors import FileMissing, InvalidRequest, StaleApplicationVersion, StaleTopicMetadata
+from .errors import (
+    FileMissing,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTxnState,
+    StaleApplicationVersion,
+    StaleTopicMetadata,
+)
 from .names import check_destination, shown
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
 from .records import DeadLettered, Decided, FilesAdded, Produced, UnitAppended
 from .requests import MAX_SEQUENCE, ApplicationVersion, DataFile, Produce, Published, TopicRef
-from .segments import NO_SEGMENTS, Segments
+from .segments import NO_SEGMENTS, Segments, segments
 from .state import Application, State, Topic
+from .transactions import joined, open_transaction
 from .units import Units, appended_before, named_units, units_of
 
 MAX_VERSION = 2**63 - 1
@@ -45,13 +52,15 @@ def decide_produce(
     """Offsets for all ranges of the request, or a refusal of it as a whole.
 
     What was published before is answered as it was then, whatever became of its topics since: first by the
-    application's version, then by the producer's sequences.
+    application's version, then by the producer's sequences. But what belongs to a transaction that is over is refused.
 
     inline: for a request without files, where its rows are; sizes: batch_id -> bytes of that file in the store, None
     where it is not there, for every file the request names.
     Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
-    FileMissing; InvalidTopic (a target that is no destination).
+    FileMissing; InvalidTopic (a target that is no destination); of a transaction InvalidProducerIdMapping,
+    InvalidTxnState, InvalidRecord, TransactionAbortable.
     """
+    _check_transaction(state, request)
     if request.application is not None and _is_old(state, request.application):
         return Decision(Published([], duplicate=True))
     source = _row_source(request, inline)
@@ -68,16 +77,40 @@ def decide_produce(
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     decided: list[Decided] = []
+    if request.transaction is not None:
+        touched = {(topics[t].topic_id, p) for t, p in zip(fresh.topic.tolist(), fresh.partition.tolist(), strict=True)}
+        decided += joined(state, request.transaction, touched)
     if request.files and (len(fresh) or dead):
         decided.append(Decided(FilesAdded(request.files)))
-    if len(fresh) or request.application:
-        segments = _segments(request, topics, fresh, units, base_offsets, source.files, now_ms)
-        decided.append(Decided(_produced(request, units, base_offsets, appended), segments))
+    if len(fresh) or request.application or request.transaction:
+        added = _segments(request, topics, fresh, units, base_offsets, source.files, now_ms)
+        decided.append(Decided(_produced(request, units, base_offsets, appended), added))
     decided += [Decided(record) for record in dead]
     first = [
         appended[unit].base_offset if unit in appended else offset for unit, offset in enumerate(base_offsets.tolist())
     ]
     return Decision(Published(named_units(request, units, first), refused_count), tuple(decided))
+
+
+def _check_transaction(state: State, request: Produce) -> None:
+    ref, producer = request.transaction, request.producer
+    if ref is None:
+        known = state.producers.get(producer.producer_id) if producer else None
+        if known is not None and known.transactional_id is not None:
+            raise InvalidTxnState(
+                "The producer of a transactional id publishes inside transactions only.", found=known.transactional_id
+            )
+        return
+    open_transaction(state, ref)
+    if request.application is not None:
+        raise InvalidRequest("Inside a transaction the commit carries the version, not a publish.")
+    if producer and (producer.producer_id, producer.producer_epoch) != (ref.producer_id, ref.producer_epoch):
+        raise InvalidRequest("The sequences are another producer's than the transaction.", found=producer.producer_id)
+    if request.refused:
+        raise InvalidRecord(
+            f"Inside a transaction one bad row refuses the publish: {request.refused[0].reason}",
+            found=request.refused[0].error,
+        )
 
 
 def _is_old(state: State, application: ApplicationVersion) -> bool:
@@ -148,6 +181,7 @@ def _check_files(request: Produce, sizes: Mapping[str, int | None]) -> None:
 
 def _produced(request: Produce, units: Units, base_offsets: Column, appended: Mapping[int, UnitAppended]) -> Produced:
     producer, application = request.producer, request.application
+    author = producer or request.transaction
     columns = (units.topic, units.partition, units.sequence, units.record_count, base_offsets)
     added = [
         UnitAppended(request.topics[topic].topic_id, partition, sequence, count, offset)
@@ -158,8 +192,9 @@ def _produced(request: Produce, units: Units, base_offsets: Column, appended: Ma
     ]
     return Produced(
         target=application.target if application else ",".join(ref.topic for ref in request.topics[:3]),
-        producer_id=producer.producer_id if producer else None,
-        producer_epoch=producer.producer_epoch if producer else None,
+        transactional_id=request.transaction.transactional_id if request.transaction else None,
+        producer_id=author.producer_id if author else None,
+        producer_epoch=author.producer_epoch if author else None,
         units=added,
         txn_app_id=application.txn_app_id if application else None,
         txn_version=application.txn_version if application else None,
@@ -183,27 +218,28 @@ def _segments(
     sequences = (units.sequence[ranges.unit] + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
     stamped = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
     by_sequencer = [stamped[t] for t in ranges.topic.tolist()]
-    partition, producer = ranges.partition.tolist(), request.producer
-    columns: list[list[Any]] = [
-        ["data"] * n,
-        [topics[t].topic_id for t in ranges.topic.tolist()],
-        [topics[t].topic for t in ranges.topic.tolist()],
-        partition,
-        base_offsets.tolist(),
-        ranges.record_count.tolist(),
-        [files[f].batch_id for f in ranges.file.tolist()],
-        ranges.first_row.tolist(),
-        partition,
-        _times(ranges.min_timestamp_ms, by_sequencer, now_ms),
-        _times(ranges.max_timestamp_ms, by_sequencer, now_ms),
-        [now_ms if stamped else None for stamped in by_sequencer],
-        [producer.producer_id if producer else None] * n,
-        [producer.producer_epoch if producer else None] * n,
-        sequences.tolist() if producer else [None] * n,
-        [False] * n,
-        ["publish"] * n,
-    ]
-    return Segments(columns)
+    partition, author = ranges.partition.tolist(), request.producer or request.transaction
+    return segments(
+        n,
+        kind=["data"] * n,
+        topic_id=[topics[t].topic_id for t in ranges.topic.tolist()],
+        topic=[topics[t].topic for t in ranges.topic.tolist()],
+        partition=partition,
+        base_offset=base_offsets.tolist(),
+        record_count=ranges.record_count.tolist(),
+        last_offset=(base_offsets + ranges.record_count - 1).tolist(),
+        batch_id=[files[f].batch_id for f in ranges.file.tolist()],
+        first_row=ranges.first_row.tolist(),
+        file_partition=partition,
+        min_timestamp_ms=_times(ranges.min_timestamp_ms, by_sequencer, now_ms),
+        max_timestamp_ms=_times(ranges.max_timestamp_ms, by_sequencer, now_ms),
+        append_time_ms=[now_ms if stamped else None for stamped in by_sequencer],
+        producer_id=[author.producer_id if author else None] * n,
+        producer_epoch=[author.producer_epoch if author else None] * n,
+        base_sequence=sequences.tolist() if request.producer else [None] * n,
+        transactional=[request.transaction is not None] * n,
+        origin=["publish"] * n,
+    )
 
 
 def _times(times_ms: Column, by_sequencer: Sequence[bool], now_ms: int) -> list[int]:
@@ -221,12 +257,23 @@ def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
     return dead
 
 
+def _evolve_part(state: State, record: Produced, segments: Segments) -> None:
+    """A publish inside a transaction: the log is stable before its first offset only."""
+    if transaction := state.transactions.get(record.transactional_id or ""):
+        transaction.part_count += 1
+    names = ("topic_id", "partition", "base_offset", "producer_id")
+    for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
+        state.topics[topic_id].open_transactions.setdefault(partition, {}).setdefault(producer_id, offset)
+
+
 def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
     if len(segments):
         names = ("topic_id", "partition", "base_offset", "record_count")
         for topic_id, partition, offset, count in zip(*(segments.column(n) for n in names), strict=True):
             # those of a partition stand in the order of their offsets: the last one is the furthest
             state.topics[topic_id].high_watermarks[partition] = offset + count
+    if record.transactional_id is not None:
+        _evolve_part(state, record, segments)
     if record.producer_id is not None and record.producer_epoch is not None:
         evolve_appended(state, record.producer_id, record.producer_epoch, record.units)
     if record.txn_app_id is not None and record.txn_version is not None:

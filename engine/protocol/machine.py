@@ -1,7 +1,7 @@
 """The machine: requests and time in, decisions out; decisions folded into the state. No I/O, no clock, no chance.
 
-`decide_request` and `decide_time` only read the state, `evolve` only writes it, `decide_letter` does both in turn.
-A transaction, group or delay machine takes its place beside `log` and `topics` in the two tables below.
+`decide_request` only reads the state, `evolve` only writes it, `decide_letter` and `fold_time` do both in turn.
+A group or delay machine takes its place beside `log` and `transactions` in the two tables below.
 """
 
 from __future__ import annotations
@@ -9,30 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from . import clients, leader, log, producers, topics
+from . import clients, leader, log, offsets, producers, topics, transactions
 from .decision import Decision
 from .errors import ClientEnded, LakeMQError
-from .records import Answered, AnyRecord, ClientRemoved, Decided, ProducerExpired, StepDecisions
+from .limits import DEFAULT_LIMITS, Limits
+from .records import Answered, AnyRecord, ClientRemoved, Decided, StepDecisions
 from .requests import (
+    AbortTransaction,
     AlterTopic,
     AnyRequest,
     AnyResult,
+    CommitOffsets,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
+    EndTransaction,
+    FetchOffsets,
     InitProducer,
     Letter,
     Produce,
 )
 from .segments import NO_SEGMENTS, Segments
-from .state import Client, Producer, State
+from .state import State
 
 _DECIDE: dict[type, Callable[[State, Any], Decision]] = {
     CreateTopic: topics.decide_create,
     AlterTopic: topics.decide_alter,
     DeleteTopic: topics.decide_delete,
     DeleteRecords: topics.decide_delete_records,
-    InitProducer: producers.decide_init,
+    EndTransaction: transactions.decide_end,
+    AbortTransaction: transactions.decide_abort,
+    CommitOffsets: offsets.decide_commit,
+    FetchOffsets: offsets.decide_fetch,
 }
 
 _EVOLVE: dict[str, Callable[[State, Any], None]] = {
@@ -43,6 +51,9 @@ _EVOLVE: dict[str, Callable[[State, Any], None]] = {
     "records_deleted": topics.evolve_records_deleted,
     "producer_initialized": producers.evolve_initialized,
     "producer_expired": producers.evolve_expired,
+    "transaction_moved": transactions.evolve_moved,
+    "transaction_failed": transactions.evolve_failed,
+    "offsets_committed": offsets.evolve_committed,
     "answered": clients.evolve_answered,
     "client_removed": clients.evolve_removed,
 }
@@ -54,14 +65,18 @@ def decide_request(
     now_ms: int,
     inline: log.InlineRows | None = None,
     sizes: Mapping[str, int | None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Decision:
-    """The decision on one request. A refusal has no records: it changes nothing."""
+    """The decision on one request. A refusal changes nothing, but that a transaction it was part of must be aborted."""
     try:
         if isinstance(request, Produce):
             return log.decide_produce(state, request, now_ms, inline, sizes)
+        if isinstance(request, InitProducer):
+            named = request.transactional_id is not None
+            return transactions.decide_init(state, request, limits) if named else producers.decide_init(state)
         return _DECIDE[type(request)](state, request)
     except LakeMQError as error:
-        return Decision(error.refusal())
+        return Decision(error.refusal(), tuple(transactions.decide_failure(state, request, error)))
 
 
 def decide_letter(
@@ -70,6 +85,7 @@ def decide_letter(
     now_ms: int,
     inline: log.InlineRows | None = None,
     sizes: Mapping[str, int | None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> list[Decided]:
     """Decide and fold a letter's requests in order; the last record is the answer to the letter.
 
@@ -79,7 +95,7 @@ def decide_letter(
     decided: list[Decided] = []
     results: list[AnyResult] = []
     for request in letter.requests:
-        decision = decide_request(state, request, now_ms, inline, sizes)
+        decision = decide_request(state, request, now_ms, inline, sizes, limits)
         decided += fold(state, [Decided(one.record, one.segments, request_id) for one in decision.decided])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)
@@ -98,27 +114,27 @@ def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQErro
     return fold(state, decided)
 
 
-def decide_time(state: State, now_ms: int, client_expiration_ms: int, producer_expiration_ms: int) -> list[Decided]:
-    """What is due at `now_ms` without anybody asking: clients and producers that have expired.
+def is_due(state: State, now_ms: int, limits: Limits, expire: bool = True) -> bool:
+    """Whether `fold_time` in a step at `now_ms` would have something to do."""
+    return bool(transactions.overdue(state, now_ms) or (expire and _expired(state, now_ms, limits)))
 
-    Not folded yet: `fold_due` does so, after the letters of the same step.
+
+def fold_time(state: State, limits: Limits, expire: bool = True) -> list[Decided]:
+    """Decide and fold what is due now, after the letters of the step: who did something in it has not expired.
+
+    Transactions that were open for too long are aborted; expire: also forget who was silent for long, which takes a
+    look at everybody.
     """
-    due = clients.decide_expiry(state, client_expiration_ms, now_ms)
-    return due + producers.decide_expiry(state, producer_expiration_ms, now_ms)
+    decided: list[Decided] = []
+    for name in transactions.overdue(state, state.now_ms):
+        decided += fold(state, transactions.decide_timeout(state, name))
+    return decided + (fold(state, _expired(state, state.now_ms, limits)) if expire else [])
 
 
-def fold_due(state: State, due: Sequence[Decided]) -> list[Decided]:
-    """Fold what time asks for; returns it. Who did something in this very step has not expired after all."""
-    return fold(state, [one for one in due if not _was_busy(state, one.record)])
-
-
-def _was_busy(state: State, record: AnyRecord) -> bool:
-    who: Client | Producer | None = None
-    if isinstance(record, ClientRemoved):
-        who = state.clients.get(record.client_id)
-    elif isinstance(record, ProducerExpired):
-        who = state.producers.get(record.producer_id)
-    return who is not None and who.seen_at_ms == state.now_ms
+def _expired(state: State, now_ms: int, limits: Limits) -> list[Decided]:
+    due = clients.decide_expiry(state, limits.client_expiration_ms, now_ms)
+    due += producers.decide_expiry(state, limits.producer_id_expiration_ms, now_ms)
+    return due + transactions.decide_expiry(state, limits.transactional_id_expiration_ms, now_ms)
 
 
 def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:
@@ -132,13 +148,15 @@ def evolve(state: State, record: AnyRecord, segments: Segments = NO_SEGMENTS) ->
     """Fold one decision into the state. Total: what was decided is never refused here."""
     if record.kind == "produced":
         log.evolve_produced(state, record, segments)  # type: ignore[arg-type]
+    elif record.kind == "markers_written":
+        transactions.evolve_markers(state, segments)
     elif fold := _EVOLVE.get(record.kind):
         fold(state, record)
 
 
 def kinds() -> list[str]:
     """The kinds of decisions that change the state; the others are for the tables only."""
-    return ["produced", *_EVOLVE]
+    return ["produced", "markers_written", *_EVOLVE]
 
 
 def begin_step(state: State, now_ms: int) -> int:

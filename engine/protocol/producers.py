@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .decision import Decision
-from .errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId, UnsupportedVersion
+from .errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
 from .records import Decided, ProducerExpired, ProducerInitialized, UnitAppended
-from .requests import MAX_SEQUENCE, InitProducer, ProducerDone
+from .requests import MAX_SEQUENCE, ProducerDone
 from .state import Producer, State
 
 REMEMBERED = 5
 
 
-def decide_init(state: State, request: InitProducer) -> Decision:
-    """A producer id never given out before, epoch 0. Raises UnsupportedVersion for a transactional id."""
-    if request.transactional_id is not None:
-        raise UnsupportedVersion("Transactions are not offered yet.", found=request.transactional_id)
+def decide_init(state: State) -> Decision:
+    """A producer id never given out before, epoch 0."""
     record = ProducerInitialized(state.next_producer_id, 0)
     return Decision(ProducerDone(record.producer_id, record.producer_epoch), (Decided(record),))
 
@@ -64,11 +62,11 @@ def next_sequence(base_sequence: int, record_count: int) -> int:
 
 
 def decide_expiry(state: State, expiration_ms: int, now_ms: int) -> list[Decided]:
-    """Producers that were silent for `producer.id.expiration.ms` are forgotten."""
+    """Producers that were silent for `producer.id.expiration.ms` are forgotten, but not one of a transactional id."""
     return [
         Decided(ProducerExpired(producer_id))
         for producer_id, producer in state.producers.items()
-        if now_ms - producer.seen_at_ms > expiration_ms
+        if producer.transactional_id is None and now_ms - producer.seen_at_ms > expiration_ms
     ]
 
 

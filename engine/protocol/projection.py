@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakemq.tables.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
 from lakemq.tables.producers import PRODUCERS, ProducerRow
 from lakemq.tables.segments import SEGMENTS, SegmentRow
-from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.transactions import CONTROL_MARKERS, TRANSACTIONS, TransactionRow
 from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
-from .codec import encode_config, encode_results
+from .codec import encode_config, encode_results, encode_transaction
 from .records import (
     Answered,
     AnyRecord,
     ClientRemoved,
     DeadLettered,
     FilesAdded,
+    MarkersWritten,
+    OffsetsCommitted,
     Produced,
     ProducerExpired,
     ProducerInitialized,
@@ -28,6 +34,8 @@ from .records import (
     TopicAltered,
     TopicCreated,
     TopicDeleted,
+    TransactionFailed,
+    TransactionMoved,
 )
 from .requests import DataFile
 from .segments import Segments, table_of
@@ -45,8 +53,16 @@ def project(state: State, steps: Sequence[StepDecisions]) -> dict[str, pa.Table]
         PARTITIONS.name: _partitions(state, steps),
         SEGMENTS.name: _segments(steps),
         PRODUCERS.name: PRODUCERS.table(
-            [*_producers(state, steps), *_applications(state, steps), *_clients(state, steps)]
+            [
+                *_producers(state, steps),
+                *_applications(state, steps),
+                *_transactional_ids(state, steps),
+                *_clients(state, steps),
+            ]
         ),
+        TRANSACTIONS.name: TRANSACTIONS.table(_transactions(state, steps)),
+        CONTROL_MARKERS.name: _control_markers(steps),
+        CONSUMER_OFFSETS.name: CONSUMER_OFFSETS.table(_consumer_offsets(state, steps)),
         DEAD_LETTERS.name: DEAD_LETTERS.table(_dead_letters(steps)),
     }
     return {name: table for name, table in tables.items() if table.num_rows}
@@ -108,7 +124,7 @@ def _partitions(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
                 changed.setdefault(record.topic_id, set()).update(range(record.partitions))
             elif isinstance(record, RecordsDeleted):
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
-            elif isinstance(record, Produced):
+            elif isinstance(record, Produced | MarkersWritten):
                 _add_touched(changed, one.segments)
     return pa.concat_tables(
         [PARTITIONS.empty()]
@@ -123,7 +139,7 @@ def _add_touched(changed: dict[int, set[int]], segments: Segments) -> None:
 
 def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
     n, chosen = len(partitions), np.array(partitions, np.int64)
-    columns = [
+    columns: list[Any] = [
         pa.repeat(step, n),
         pa.repeat(topic.topic_id, n),
         pa.repeat(topic.topic, n),
@@ -131,8 +147,14 @@ def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
         topic.log_starts[chosen],
         topic.high_watermarks[chosen],
         topic.last_stable_offsets[chosen],
+        pa.array([_open(topic, partition) for partition in partitions], OPEN_TRANSACTIONS),
     ]
     return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
+
+
+def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
+    firsts = topic.open_transactions.get(partition, {})
+    return [{"producer_id": producer_id, "first_offset": first} for producer_id, first in firsts.items()]
 
 
 def _segments(steps: Sequence[StepDecisions]) -> pa.Table:
@@ -157,6 +179,7 @@ def _cuts(step: int, record: AnyRecord) -> list[SegmentRow]:
             partition=partition,
             base_offset=offset,
             record_count=0,
+            last_offset=offset,
             transactional=False,
             origin="publish",
         )
@@ -172,8 +195,10 @@ def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[Produce
     changed = {
         record.producer_id: step.decided_at_ms
         for step, record in _records(steps)
-        if isinstance(record, ProducerInitialized | ProducerExpired | Produced) and record.producer_id is not None
+        if isinstance(record, ProducerInitialized | ProducerExpired | Produced | TransactionMoved)
+        and record.producer_id is not None
     }
+    changed.update(_used_up(state, steps))
     for producer_id in sorted(changed):
         producer = state.producers.get(producer_id)
         units = [] if producer is None else [u for units in producer.units.values() for u in units]
@@ -185,6 +210,98 @@ def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[Produce
             units=[{name: getattr(u, name) for name in u.__struct_fields__} for u in units],
             seen_at_ms=producer.seen_at_ms if producer else changed[producer_id],
             removed=producer is None,
+        )
+
+
+def _used_up(state: State, steps: Sequence[StepDecisions]) -> Iterator[tuple[int, int]]:
+    """Producer ids that gave way to another of their transactional id: the row that moved on names the new one only."""
+    for step, record in _records(steps):
+        if isinstance(record, TransactionMoved) and record.status.startswith("Prepare"):
+            yield record.producer_id, step.decided_at_ms
+
+
+def _transactional_ids(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
+    changed = {
+        record.transactional_id: step.decided_at_ms
+        for step, record in _records(steps)
+        if isinstance(record, TransactionMoved | TransactionFailed | Produced | OffsetsCommitted)
+        and record.transactional_id is not None
+    }
+    for name in sorted(changed):
+        known = state.transactions.get(name)
+        yield ProducerRow(
+            step=state.step,
+            kind="transaction",
+            name=name,
+            producer_epoch=known.producer_epoch if known else None,
+            document=encode_transaction(known) if known else None,
+            seen_at_ms=known.seen_at_ms if known else changed[name],
+            removed=known is None,
+        )
+
+
+def _transactions(state: State, steps: Sequence[StepDecisions]) -> Iterator[TransactionRow]:
+    for step in steps:
+        for position, one in enumerate(step.decisions):
+            record = one.record
+            if not isinstance(record, TransactionMoved):
+                continue
+            yield TransactionRow(
+                step=step.step,
+                position=position,
+                transactional_id=record.transactional_id,
+                producer_id=record.producer_id,
+                producer_epoch=record.producer_epoch,
+                state=record.status,
+                timeout_ms=record.timeout_ms,
+                started_at_ms=record.started_at_ms,
+                updated_at_ms=step.decided_at_ms,
+                topics=[f"{state.topics[topic_id].topic}-{partition}" for topic_id, partition in record.partitions],
+                groups=record.groups,
+                reason=record.reason,
+                batch_id=record.batch_id,
+            )
+
+
+def _control_markers(steps: Sequence[StepDecisions]) -> pa.Table:
+    tables = [CONTROL_MARKERS.empty()]
+    for step in steps:
+        ended = [one for one in step.decisions if isinstance(one.record, MarkersWritten)]
+        if not ended:
+            continue
+        markers = table_of(one.segments for one in ended)
+        names = [one.record.subject for one in ended for _ in range(len(one.segments))]
+        columns = [
+            pa.repeat(step.step, len(names)),
+            *(markers.column(c) for c in ("topic_id", "topic", "partition", "base_offset")),
+            *(markers.column(c) for c in ("producer_id", "producer_epoch")),
+            pc.utf8_upper(markers.column("kind")),
+            markers.column("first_offset"),
+            pa.array(names, pa.string()),
+        ]
+        tables.append(pa.table(columns, schema=CONTROL_MARKERS.stored_schema))
+    return pa.concat_tables(tables)
+
+
+def _consumer_offsets(state: State, steps: Sequence[StepDecisions]) -> Iterator[ConsumerOffsetRow]:
+    changed = {
+        (record.group, topic_id, one.partition)
+        for _, record in _records(steps)
+        if isinstance(record, OffsetsCommitted) and record.transactional_id is None
+        for topic_id, one in zip(record.topic_ids, record.offsets, strict=True)
+    }
+    for group, topic_id, partition in sorted(changed):
+        committed = state.offsets[group][topic_id, partition]
+        yield ConsumerOffsetRow(
+            step=state.step,
+            group=group,
+            topic_id=topic_id,
+            topic=state.topics[topic_id].topic,
+            partition=partition,
+            committed_offset=committed.offset,
+            metadata=committed.metadata,
+            committed_at_ms=committed.committed_at_ms,
+            removed=False,
         )
 
 
@@ -219,7 +336,7 @@ def _clients(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerR
             kind="client",
             name=client_id,
             version=client.number if client else None,
-            answer=encode_results(client.results) if client else None,
+            document=encode_results(client.results) if client else None,
             seen_at_ms=client.seen_at_ms if client else changed[client_id],
             removed=client is None,
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from .requests import AnyResult, DataFile
+from .requests import AnyResult, DataFile, OffsetCommit
 from .segments import NO_SEGMENTS, Segments
 
 FORMAT_VERSION = 1
@@ -100,7 +100,10 @@ class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Produced(Record, frozen=True, tag="produced"):
-    """Rows became offsets. The segments travel beside the JSON, as columns."""
+    """Rows became offsets. The segments travel beside the JSON, as columns.
+
+    transactional_id: of the transaction it is a part of.
+    """
 
     target: str
     producer_id: int | None = None
@@ -108,6 +111,7 @@ class Produced(Record, frozen=True, tag="produced"):
     units: list[UnitAppended] = []
     txn_app_id: str | None = None
     txn_version: int | None = None
+    transactional_id: str | None = None
 
     @property
     def subject(self) -> str:
@@ -146,6 +150,72 @@ class ProducerExpired(Record, frozen=True, tag="producer_expired"):
         return str(self.producer_id)
 
 
+TransactionStatus = Literal[
+    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"
+]
+
+
+class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
+    """A transactional id is in this state from now on: one row of the transaction log.
+
+    producer_id, producer_epoch: who may go on from here; partitions, groups: all that the transaction touches.
+    reason: who ended it (producer, timeout, fenced, operator); batch_id: the micro-batch that a commit carries.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    status: TransactionStatus
+    timeout_ms: int
+    started_at_ms: int | None = None
+    partitions: list[tuple[int, int]] = []
+    groups: list[str] = []
+    reason: str | None = None
+    batch_id: int | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id
+
+
+class TransactionFailed(Record, frozen=True, tag="transaction_failed"):
+    """Something of the transaction was refused: it can only be aborted."""
+
+    transactional_id: str
+    error: str
+    message: str
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id
+
+
+class MarkersWritten(Record, frozen=True, tag="markers_written"):
+    """A transaction ended in its partitions. The markers are segments of kind `commit` or `abort`."""
+
+    transactional_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id
+
+
+class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
+    """How far a group has come; with a transactional id it counts once that transaction commits.
+
+    topic_ids: of the topics of `offsets`, in the same order.
+    """
+
+    group: str
+    topic_ids: list[int]
+    offsets: list[OffsetCommit]
+    transactional_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
 class Answered(Record, frozen=True, tag="answered"):
     """A letter was decided with these results; the client's last ones are kept for a repeat."""
 
@@ -180,6 +250,10 @@ AnyRecord = (
     | DeadLettered
     | ProducerInitialized
     | ProducerExpired
+    | TransactionMoved
+    | TransactionFailed
+    | MarkersWritten
+    | OffsetsCommitted
     | Answered
     | ClientRemoved
 )

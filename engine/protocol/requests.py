@@ -60,10 +60,21 @@ class DeleteRecords(Request, frozen=True, tag="delete_records"):
 
 
 class InitProducer(Request, frozen=True, tag="init_producer"):
-    """Ask for a producer id. A transactional id is refused until transactions are offered."""
+    """Ask for a producer id. With a transactional id it is that id's, and whoever had it before is fenced.
+
+    timeout_ms: transaction.timeout.ms, how long a transaction may stay open.
+    """
 
     transactional_id: str | None = None
     timeout_ms: int = 60_000
+
+
+class TransactionRef(msgspec.Struct, frozen=True, array_like=True):
+    """Who asks for something inside a transaction; no transaction begins twice under one (producer_id, epoch)."""
+
+    transactional_id: str
+    producer_id: Number
+    producer_epoch: Epoch
 
 
 class TopicRef(msgspec.Struct, frozen=True, array_like=True):
@@ -142,10 +153,69 @@ class Produce(Request, frozen=True, tag="produce"):
     refused: list[RefusedRows] = []
     producer: ProducerSequences | None = None
     application: ApplicationVersion | None = None
+    transaction: TransactionRef | None = None
     first_row: Count = 0
 
 
-AnyRequest = CreateTopic | AlterTopic | DeleteTopic | DeleteRecords | InitProducer | Produce
+class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
+    """How far a group has consumed a partition: `offset` is the next one it wants."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None = None
+
+
+class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
+    """Note how far a group has come, at once or, inside a transaction, when that commits."""
+
+    group: str
+    offsets: list[OffsetCommit]
+    transaction: TransactionRef | None = None
+
+
+class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
+    """Ask how far a group has come, in these (topic, partition) pairs or in all it has committed.
+
+    require_stable: refuse while an open transaction has offsets for one of them.
+    """
+
+    group: str
+    partitions: list[tuple[str, int]] | None = None
+    require_stable: bool = True
+
+
+class EndTransaction(Request, frozen=True, tag="end_transaction"):
+    """Commit or abort.
+
+    part_count: how many publishes and offset commits the transaction has, so that none is lost unnoticed; batch_id: of
+    a stream's micro-batch; one not above the last that was committed under this transactional id is aborted instead.
+    """
+
+    transaction: TransactionRef
+    commit: bool
+    part_count: Count = 0
+    batch_id: Number | None = None
+
+
+class AbortTransaction(Request, frozen=True, tag="abort_transaction"):
+    """An operator ends a transaction; its producer is fenced."""
+
+    transactional_id: str
+
+
+AnyRequest = (
+    CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | DeleteRecords
+    | InitProducer
+    | Produce
+    | CommitOffsets
+    | FetchOffsets
+    | EndTransaction
+    | AbortTransaction
+)
 
 
 class Result(msgspec.Struct, frozen=True, tag_field="outcome", omit_defaults=True):
@@ -162,8 +232,28 @@ class TopicDone(Result, frozen=True, tag="topic"):
 
 
 class ProducerDone(Result, frozen=True, tag="producer"):
+    """`batch_id`: the last micro-batch that was committed under the transactional id, -1 before the first."""
+
     producer_id: int
     producer_epoch: int
+    batch_id: int = -1
+
+
+class TransactionEnded(Result, frozen=True, tag="transaction_ended"):
+    """The producer's id and epoch for its next transaction.
+
+    duplicate: it had ended so before; or its micro-batch was committed before, and this repeat of it is aborted.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    duplicate: bool = False
+
+
+class OffsetsFetched(Result, frozen=True, tag="offsets"):
+    """What was committed; a partition without an offset is left out."""
+
+    offsets: list[OffsetCommit]
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
@@ -183,7 +273,7 @@ class Published(Result, frozen=True, tag="published"):
     duplicate: bool = False
 
 
-AnyResult = Done | TopicDone | ProducerDone | Published | Refusal
+AnyResult = Done | TopicDone | ProducerDone | TransactionEnded | OffsetsFetched | Published | Refusal
 
 
 class Letter(msgspec.Struct, frozen=True):

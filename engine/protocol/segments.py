@@ -46,6 +46,44 @@ class Segments:
 NO_SEGMENTS = Segments([[] for _ in SEGMENT_SCHEMA])
 
 
+def segments(count: int, **columns: list[Any]) -> Segments:
+    """Segments of these columns; a column that is not named is null."""
+    return Segments([columns.get(name) or [None] * count for name in SEGMENT_SCHEMA.names])
+
+
+def marker_segments(
+    kind: str,
+    producer_id: int,
+    producer_epoch: int,
+    *,
+    topic_id: list[int],
+    topic: list[str],
+    partition: list[int],
+    offset: list[int],
+    first_offset: list[int],
+) -> Segments:
+    """One `commit` or `abort` marker per partition, each at its own offset.
+
+    first_offset: where the transaction began in that partition.
+    """
+    n = len(partition)
+    return segments(
+        n,
+        kind=[kind] * n,
+        topic_id=topic_id,
+        topic=topic,
+        partition=partition,
+        base_offset=offset,
+        record_count=[1] * n,
+        last_offset=offset,
+        producer_id=[producer_id] * n,
+        producer_epoch=[producer_epoch] * n,
+        transactional=[True] * n,
+        origin=["publish"] * n,
+        first_offset=first_offset,
+    )
+
+
 def table_of(parts: Iterable[Segments]) -> pa.Table:
     """All segments one after the other, as a table of SEGMENT_SCHEMA."""
     tables: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]

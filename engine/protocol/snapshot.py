@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from lakemq.tables.groups import ConsumerOffsetRow
 from lakemq.tables.producers import ProducerRow
 from lakemq.tables.topics import TopicRow
 from lakemq.tables.watermarks import WatermarkRow
 
-from .codec import decode_config, decode_results
+from .codec import decode_config, decode_results, decode_transaction
 from .records import UnitAppended
-from .state import Application, Client, Producer, State, Topic
+from .state import Application, Client, CommittedOffset, Producer, State, Topic
 
 
 def restore(
-    watermark: WatermarkRow, topics: list[TopicRow], partitions: pa.Table, producers: list[ProducerRow]
+    watermark: WatermarkRow,
+    topics: list[TopicRow],
+    partitions: pa.Table,
+    producers: list[ProducerRow],
+    offsets: list[ConsumerOffsetRow],
 ) -> State:
     """The state at the watermark. All rows are the newest of their key at or below its step.
 
-    partitions: columns of `partitions`. Producers may be left out by a reader, who decides nothing.
+    partitions: columns of `partitions`. Producers and offsets may be left out by a reader, who decides nothing.
     """
     state = State(
         step=watermark.step,
@@ -37,6 +43,12 @@ def restore(
     for producer in producers:
         if not producer.removed:
             _restore_producer(state, producer)
+    for name, transaction in state.transactions.items():
+        holder = Producer(transaction.producer_epoch, transaction.seen_at_ms)
+        state.producers.setdefault(transaction.producer_id, holder).transactional_id = name
+    for one in offsets:
+        committed = CommittedOffset(one.committed_offset, one.metadata, one.committed_at_ms)
+        state.offsets.setdefault(one.group, {})[one.topic_id, one.partition] = committed
     return state
 
 
@@ -57,12 +69,21 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
         topic = state.topics[topic_id]
         topic.high_watermarks[numbers] = partitions.column("high_watermark").to_numpy()[mine]
         topic.log_starts[numbers] = partitions.column("log_start_offset").to_numpy()[mine]
+    has_open = partitions.filter(pc.greater(pc.list_value_length(partitions.column("open_transactions")), 0))
+    for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
+        firsts = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}
+        state.topics[row["topic_id"]].open_transactions[row["partition"]] = firsts
 
 
 def _restore_producer(state: State, row: ProducerRow) -> None:
     if row.kind == "client":
-        results = decode_results(row.answer or "[]")
+        results = decode_results(row.document or "[]")
         state.clients[row.name] = Client(row.version or 0, results, row.seen_at_ms)
+    elif row.kind == "transaction":
+        transaction = decode_transaction(row.document or "{}")
+        state.transactions[row.name] = transaction
+        if transaction.status == "Ongoing":
+            state.ongoing.add(row.name)
     elif row.kind == "application":
         target, _, app_id = row.name.partition(":")
         state.applications[app_id, target] = Application(row.version or 0, row.seen_at_ms)

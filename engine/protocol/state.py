@@ -1,6 +1,7 @@
 """What the sequencer knows. Always the fold of `evolve` over the journal, from a snapshot in the projections.
 
-It holds one entry per topic, partition, producer, application and client, and nothing per segment or message.
+It holds one entry per topic, partition, producer, transactional id, group's partition, application and client, and
+nothing per segment or message.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from .errors import UnknownTopicOrPartition
 from .parameters import TOPIC
-from .records import UnitAppended
-from .requests import AnyResult
+from .records import TransactionStatus, UnitAppended
+from .requests import AnyResult, OffsetCommit
 
 Offsets = npt.NDArray[np.int64]
 
 
 @dataclass
 class Topic:
-    """A topic and its partitions; `high_watermarks[p]` is the offset the next message of partition p gets."""
+    """A topic and its partitions; `high_watermarks[p]` is the offset the next message of partition p gets.
+
+    open_transactions: partition -> producer_id -> first offset of that producer's open transaction.
+    """
 
     topic_id: int
     topic: str
@@ -31,6 +36,7 @@ class Topic:
     high_watermarks: Offsets
     log_starts: Offsets
     active: bool = True
+    open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
 
     @property
     def partition_count(self) -> int:
@@ -38,8 +44,13 @@ class Topic:
 
     @property
     def last_stable_offsets(self) -> Offsets:
-        """Where read_committed ends; with no transaction open this is the high watermark."""
-        return self.high_watermarks
+        """Where read_committed ends: the first offset of the earliest open transaction, else the high watermark."""
+        if not self.open_transactions:
+            return self.high_watermarks
+        offsets = self.high_watermarks.copy()
+        for partition, firsts in self.open_transactions.items():
+            offsets[partition] = max(min(firsts.values()), int(self.log_starts[partition]))
+        return offsets
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""
@@ -48,11 +59,58 @@ class Topic:
 
 @dataclass
 class Producer:
-    """An idempotent producer: its last five appends per (topic_id, partition), oldest first."""
+    """An idempotent producer: its last five appends per (topic_id, partition), oldest first.
+
+    transactional_id: the id it belongs to, and with which it is forgotten.
+    """
 
     epoch: int
     seen_at_ms: int
+    transactional_id: str | None = None
     units: dict[tuple[int, int], tuple[UnitAppended, ...]] = field(default_factory=dict)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How the last transaction of an id ended, for who did not hear of it.
+
+    producer_id, producer_epoch: of that transaction; reason: as in TransactionMoved.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    reason: str
+
+
+class Transaction(msgspec.Struct):
+    """A transactional id and, while it is Ongoing, its transaction. A structure of its own because it is stored whole.
+
+    status: Prepare states last no longer than a step; part_count: publishes and offset commits that were accepted;
+    offsets: by group, with the topics' ids; error: why it can only be aborted; batch_id: of the last micro-batch
+    committed, -1 before the first.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    status: TransactionStatus
+    seen_at_ms: int
+    started_at_ms: int | None = None
+    partitions: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    offsets: dict[str, list[tuple[int, OffsetCommit]]] = msgspec.field(default_factory=dict)
+    part_count: int = 0
+    error: str | None = None
+    ended: Ended | None = None
+    batch_id: int = -1
+
+
+@dataclass(frozen=True)
+class CommittedOffset:
+    """How far a group has come in a partition."""
+
+    offset: int
+    metadata: str | None
+    committed_at_ms: int
 
 
 @dataclass
@@ -74,7 +132,10 @@ class Application:
 
 @dataclass
 class State:
-    """`now_ms` is the time of the last decision; `step` the last step folded in."""
+    """`now_ms` is the time of the last decision; `step` the last step folded in.
+
+    ongoing: transactional ids with an open transaction; offsets: group -> (topic_id, partition) -> how far it has come.
+    """
 
     step: int = 0
     now_ms: int = 0
@@ -89,6 +150,9 @@ class State:
     producers: dict[int, Producer] = field(default_factory=dict)
     applications: dict[tuple[str, str], Application] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+    ongoing: set[str] = field(default_factory=set)
+    offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
 
     def topic(self, name: str) -> Topic:
         """The active topic of this name; raises UnknownTopicOrPartition."""

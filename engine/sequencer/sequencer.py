@@ -21,6 +21,7 @@ from lakemq.tables.store import NewerTable, NotATable
 
 from .. import crash
 from ..clock import Clock
+from ..config import limits_of
 from ..datafile import file_name, write_data_file
 from ..namespace import Namespace
 from ..protocol import leader, machine
@@ -68,6 +69,18 @@ class _Term:
     expire_at_ms: int
 
 
+@dataclass(frozen=True)
+class _Time:
+    """What time may do in a step. passes: abort transactions; expire: also forget the silent; is_due: there is some."""
+
+    passes: bool
+    expire: bool
+    is_due: bool
+
+
+_NO_TIME = _Time(False, False, False)
+
+
 class Sequencer:
     """One of possibly many; at most one leads. Not thread-safe: one thread calls `try_lead`, `step`, `resign`."""
 
@@ -87,6 +100,7 @@ class Sequencer:
         # a mailbox of its own, because it remembers its listing
         self._mailbox = Mailbox(namespace.files)
         self._reception = Reception(self._mailbox, namespace.config, clock)
+        self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
 
@@ -134,7 +148,7 @@ class Sequencer:
         if journal.version != self._standby.version:
             return None
         watermark = read_watermark(ns.store)
-        state = load_state(ns.store, watermark, with_producers=True)
+        state = load_state(ns.store, watermark, with_clients=True)
         tail = journal.steps_after(watermark.step)
         housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
@@ -190,26 +204,31 @@ class Sequencer:
         term.backstage.collect()
         intake = self._reception.take(term.state)
         self._reached("sequencer.letters_taken")
-        # nobody is forgotten while a letter of theirs may be waiting that was decided before
-        due = self._due(term, expire=not intake.repeated and not intake.backlog)
-        decided = self._decide(term, intake, due) if intake.taken or due else []
+        time = self._time(term, intake)
+        renewal = self._renewal(term)
+        decided = self._decide(term, intake, renewal, time) if intake.taken or renewal or time.is_due else []
         self._reply(term.state, intake, decided)
         term.backstage.project_if_due(term.state)
         return StepReport(term.state.step, len(intake.taken), len(decided), intake.backlog)
 
-    def _due(self, term: _Term, expire: bool) -> list[Decided]:
-        """What time asks for: expiries now and then, and a sign of life when the lease is a third gone."""
-        steady_ms, config = self._clock.steady_ms(), self._ns.config
-        due: list[Decided] = []
-        if expire and steady_ms >= term.expire_at_ms:
+    def _time(self, term: _Term, intake: Intake) -> _Time:
+        """What time may do in this step, and whether there is anything."""
+        # nothing ends while a letter that was sent in time may be waiting
+        if intake.repeated or intake.backlog:
+            return _NO_TIME
+        steady_ms = self._clock.steady_ms()
+        expire = steady_ms >= term.expire_at_ms
+        if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-            expiry = (config.ms("client.expiration.ms"), config.ms("producer.id.expiration.ms"))
-            due += machine.decide_time(term.state, max(term.state.now_ms, self._clock.now_ms()), *expiry)
-        if not due and steady_ms - term.current_at_ms > term.state.lease_ms // 3:
-            due.append(leader.decide_renew(term.state))
-        return due
+        now_ms = max(term.state.now_ms, self._clock.now_ms())
+        return _Time(True, expire, machine.is_due(term.state, now_ms, self._limits, expire))
 
-    def _decide(self, term: _Term, intake: Intake, due: Sequence[Decided]) -> list[Decided]:
+    def _renewal(self, term: _Term) -> list[Decided]:
+        """A sign of life when the lease is a third gone."""
+        quiet_ms = self._clock.steady_ms() - term.current_at_ms
+        return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
+
+    def _decide(self, term: _Term, intake: Intake, lease: Sequence[Decided], time: _Time = _NO_TIME) -> list[Decided]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
         inline, first_rows = self._write_inline(intake.taken)
         sizes, state = self._sizes(intake.taken), term.state
@@ -220,8 +239,10 @@ class Sequencer:
                 decided += machine.refuse_letter(state, one.name.client_id, one.name.number, one.refusal)
             else:
                 rows = InlineRows(inline, first_row, one.rows.num_rows) if inline and one.rows is not None else None
-                decided += machine.decide_letter(state, one.letter, now_ms, rows, sizes)
-        decided += machine.fold_due(state, due)
+                decided += machine.decide_letter(state, one.letter, now_ms, rows, sizes, self._limits)
+        decided += machine.fold(state, lease)
+        if time.passes:
+            decided += machine.fold_time(state, self._limits, time.expire)
         self._land(term, decided)
         return decided
 

@@ -42,7 +42,7 @@ def assert_projections_are_the_replay(store: Store, history: list[StepDecisions]
     found = read_watermark(store)
     told = watermark(state, found.floor, found.journal_start).to_pylist()
     assert [asdict(found)] == told
-    assert plain(load_state(store, found, with_producers=True)) == plain(state)
+    assert plain(load_state(store, found, with_clients=True)) == plain(state)
     registered = sorted((f.path, f.record_count) for f in store.open(MESSAGES).files())
     assert registered == sorted({(f"{f.batch_id}.parquet", f.record_count) for f in files_added(history)})
 

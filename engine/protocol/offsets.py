@@ -1,0 +1,117 @@
+"""Consumer offsets: how far a group has come in each partition; inside a transaction they count when it commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .decision import Decision
+from .errors import (
+    InvalidGroupId,
+    OffsetMetadataTooLarge,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
+from .names import MAX_LENGTH, is_name, shown
+from .records import Decided, OffsetsCommitted
+from .requests import CommitOffsets, Done, FetchOffsets, OffsetCommit, OffsetsFetched
+from .state import CommittedOffset, State
+from .transactions import joined, open_transaction
+
+MAX_METADATA = 4096
+Place = tuple[int, int]
+"""topic_id and partition."""
+
+
+def decide_commit(state: State, request: CommitOffsets) -> Decision:
+    """The offsets, at once or with the transaction.
+
+    Raises InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange (beyond the high watermark),
+    OffsetMetadataTooLarge; of a transaction InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    """
+    ref = request.transaction
+    if ref is not None:
+        open_transaction(state, ref)
+    _check_group(request.group)
+    topic_ids = [_checked(state, one) for one in request.offsets]
+    if ref is None:
+        record = OffsetsCommitted(request.group, topic_ids, request.offsets)
+        return Decision(Done(), (Decided(record),) if request.offsets else ())
+    record = OffsetsCommitted(request.group, topic_ids, request.offsets, ref.transactional_id)
+    return Decision(Done(), (*joined(state, ref, groups=[request.group]), Decided(record)))
+
+
+def decide_fetch(state: State, request: FetchOffsets) -> Decision:
+    """What the group has committed. Raises InvalidGroupId, UnknownTopicOrPartition, UnstableOffsetCommit."""
+    _check_group(request.group)
+    committed, pending = state.offsets.get(request.group, {}), _pending(state, request.group)
+    if request.partitions is None:
+        wanted = sorted(place for place in {*committed, *pending} if state.topics[place[0]].active)
+    else:
+        wanted = [_place(state, topic, partition) for topic, partition in request.partitions]
+    unstable = [place for place in wanted if place in pending] if request.require_stable else []
+    if unstable:
+        topic_id, partition = unstable[0]
+        raise UnstableOffsetCommit(found=f"{state.topics[topic_id].topic}-{partition}")
+    offsets = [_as_told(state, place, committed[place]) for place in wanted if place in committed]
+    return Decision(OffsetsFetched(offsets))
+
+
+def _pending(state: State, group: str) -> set[Place]:
+    """What open transactions hold back for the group."""
+    return {
+        (topic_id, one.partition)
+        for name in state.ongoing
+        for topic_id, one in state.transactions[name].offsets.get(group, ())
+    }
+
+
+def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
+    return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata)
+
+
+def _check_group(group: str) -> None:
+    if not is_name(group):
+        raise InvalidGroupId(found=shown(group), expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'")
+
+
+def _place(state: State, topic: str, partition: int) -> Place:
+    known = state.topic(topic)
+    if not 0 <= partition < known.partition_count:
+        raise UnknownTopicOrPartition(
+            f"{topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
+        )
+    return known.topic_id, partition
+
+
+def _checked(state: State, one: OffsetCommit) -> int:
+    """The topic's id."""
+    topic_id, partition = _place(state, one.topic, one.partition)
+    high_watermark = int(state.topics[topic_id].high_watermarks[partition])
+    if not 0 <= one.offset <= high_watermark:
+        raise OffsetOutOfRange(
+            f"{one.topic}-{partition} does not reach this offset.", found=one.offset, expected=f"0 to {high_watermark}"
+        )
+    if one.metadata is not None and len(one.metadata) > MAX_METADATA:
+        raise OffsetMetadataTooLarge(
+            found=f"{len(one.metadata)} characters", expected=f"at most {MAX_METADATA} characters"
+        )
+    return topic_id
+
+
+def evolve_committed(state: State, record: OffsetsCommitted) -> None:
+    new = list(zip(record.topic_ids, record.offsets, strict=True))
+    if record.transactional_id is None:
+        committed = state.offsets.setdefault(record.group, {})
+        for topic_id, one in new:
+            committed[topic_id, one.partition] = CommittedOffset(one.offset, one.metadata, state.now_ms)
+    elif transaction := state.transactions.get(record.transactional_id):
+        transaction.part_count += 1
+        transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), new)
+
+
+def _replaced(
+    old: Iterable[tuple[int, OffsetCommit]], new: list[tuple[int, OffsetCommit]]
+) -> list[tuple[int, OffsetCommit]]:
+    """Of each partition the newest, so that a long transaction does not grow with every commit inside it."""
+    return list({(topic_id, one.partition): (topic_id, one) for topic_id, one in [*old, *new]}.values())
