@@ -27,6 +27,7 @@ from .state import Transaction
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"LMQ1"
 _json = msgspec.json.Encoder()
+_ordered_json = msgspec.json.Encoder(order="deterministic")
 _letters = msgspec.json.Decoder(Letter)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
@@ -78,7 +79,8 @@ def decode_answer(body: bytes) -> Answer:
 
 
 def encode_transaction(transaction: Transaction) -> str:
-    return _json.encode(transaction).decode()
+    """The same text for the same transaction, though it holds sets."""
+    return _ordered_json.encode(transaction).decode()
 
 
 def decode_transaction(text: str) -> Transaction:

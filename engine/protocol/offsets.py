@@ -102,9 +102,9 @@ def _checked(state: State, one: OffsetCommit) -> int:
 def evolve_committed(state: State, record: OffsetsCommitted) -> None:
     new = list(zip(record.topic_ids, record.offsets, strict=True))
     if record.transactional_id is None:
-        committed = state.offsets.setdefault(record.group, {})
         for topic_id, one in new:
-            committed[topic_id, one.partition] = CommittedOffset(one.offset, one.metadata, state.now_ms)
+            committed = CommittedOffset(one.offset, one.metadata, state.now_ms)
+            state.offsets.setdefault(record.group, {})[topic_id, one.partition] = committed
     elif transaction := state.transactions.get(record.transactional_id):
         transaction.part_count += 1
         transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), new)

@@ -193,12 +193,12 @@ def _cuts(step: int, record: AnyRecord) -> list[SegmentRow]:
 
 def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:
     changed = {
-        record.producer_id: step.decided_at_ms
+        producer_id: step.decided_at_ms
         for step, record in _records(steps)
         if isinstance(record, ProducerInitialized | ProducerExpired | Produced | TransactionMoved)
-        and record.producer_id is not None
+        for producer_id in (record.producer_id, getattr(record, "used_up", None))
+        if producer_id is not None
     }
-    changed.update(_used_up(state, steps))
     for producer_id in sorted(changed):
         producer = state.producers.get(producer_id)
         units = [] if producer is None else [u for units in producer.units.values() for u in units]
@@ -211,13 +211,6 @@ def _producers(state: State, steps: Sequence[StepDecisions]) -> Iterator[Produce
             seen_at_ms=producer.seen_at_ms if producer else changed[producer_id],
             removed=producer is None,
         )
-
-
-def _used_up(state: State, steps: Sequence[StepDecisions]) -> Iterator[tuple[int, int]]:
-    """Producer ids that gave way to another of their transactional id: the row that moved on names the new one only."""
-    for step, record in _records(steps):
-        if isinstance(record, TransactionMoved) and record.status.startswith("Prepare"):
-            yield record.producer_id, step.decided_at_ms
 
 
 def _transactional_ids(state: State, steps: Sequence[StepDecisions]) -> Iterator[ProducerRow]:

@@ -160,6 +160,7 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
 
     producer_id, producer_epoch: who may go on from here; partitions, groups: all that the transaction touches.
     reason: who ended it (producer, timeout, fenced, operator); batch_id: the micro-batch that a commit carries.
+    used_up: the producer id that has given way to this one because it has no epochs left.
     """
 
     transactional_id: str
@@ -172,6 +173,7 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
     groups: list[str] = []
     reason: str | None = None
     batch_id: int | None = None
+    used_up: int | None = None
 
     @property
     def subject(self) -> str:

@@ -59,13 +59,15 @@ def decide_init(state: State, request: InitProducer, limits: Limits) -> Decision
         )
     known, ended = state.transactions.get(name), []
     if known is None:
-        producer_id, epoch = state.next_producer_id, 0
+        before, (producer_id, epoch) = None, (state.next_producer_id, 0)
     else:
-        producer_id, epoch = _next_identity(state, known.producer_id, known.producer_epoch)
+        before, epoch = known.producer_id, known.producer_epoch
         if known.status == "Ongoing":
             ended = _end(state, name, known, committed=False, reason="fenced")
-            producer_id, epoch = _next_identity(state, producer_id, epoch)
-    moved = TransactionMoved(name, producer_id, epoch, "Empty", request.timeout_ms)
+            before, epoch = _next_identity(state, before, epoch)
+        producer_id, epoch = _next_identity(state, before, epoch)
+    used_up = before if before != producer_id else None
+    moved = TransactionMoved(name, producer_id, epoch, "Empty", request.timeout_ms, used_up=used_up)
     return Decision(ProducerDone(producer_id, epoch, known.batch_id if known else -1), (*ended, Decided(moved)))
 
 
@@ -234,7 +236,9 @@ def _end(
             record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
             decided.append(Decided(record))
     following = _next_identity(state, *current)
-    decided.append(Decided(TransactionMoved(name, *following, f"Complete{outcome}", *about)))  # type: ignore[arg-type]
+    used_up = transaction.producer_id if following[0] != transaction.producer_id else None
+    ended = TransactionMoved(name, *following, f"Complete{outcome}", *about, used_up)  # type: ignore[arg-type]
+    decided.append(Decided(ended))
     return decided
 
 
@@ -272,7 +276,7 @@ def evolve_moved(state: State, record: TransactionMoved) -> None:
         ended = known
         known = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms)
         known.batch_id = ended.batch_id if ended else -1
-        _take_over(state, name, ended.producer_id if ended else None, record)
+        _take_over(state, record)
         state.transactions[name] = known
     known.status, known.seen_at_ms = record.status, state.now_ms
     if record.status == "Ongoing":
@@ -289,7 +293,7 @@ def evolve_moved(state: State, record: TransactionMoved) -> None:
 def _complete(state: State, known: Transaction, record: TransactionMoved) -> None:
     committed = record.status == "CompleteCommit"
     known.ended = Ended(known.producer_id, known.producer_epoch, committed, record.reason or "producer")
-    _take_over(state, record.transactional_id, known.producer_id, record)
+    _take_over(state, record)
     known.producer_id, known.producer_epoch = record.producer_id, record.producer_epoch
     known.started_at_ms, known.part_count, known.error = None, 0, None
     known.partitions, known.offsets = set(), {}
@@ -297,11 +301,11 @@ def _complete(state: State, known: Transaction, record: TransactionMoved) -> Non
         known.batch_id = record.batch_id
 
 
-def _take_over(state: State, name: str, before: int | None, record: TransactionMoved) -> None:
+def _take_over(state: State, record: TransactionMoved) -> None:
     """The id's producer in its new epoch, with sequences from 0; a producer id that was used up stays fenced."""
-    if before is not None and before != record.producer_id:
-        state.producers[before] = Producer(MAX_EPOCH, state.now_ms)
-    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms, name)
+    if record.used_up is not None:
+        state.producers[record.used_up] = Producer(MAX_EPOCH, state.now_ms)
+    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms, record.transactional_id)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
