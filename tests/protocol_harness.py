@@ -7,10 +7,9 @@ through the journal.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
-
-import msgspec
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import decode_letter, decode_steps, encode_letter, encode_step
@@ -32,6 +31,7 @@ from lakemq.engine.protocol.requests import (
     Refusal,
     RefusedRows,
     TopicRef,
+    TransactionRef,
 )
 from lakemq.engine.protocol.state import State
 
@@ -106,6 +106,17 @@ class Harness:
         assert isinstance(result, ProducerDone)
         return result.producer_id
 
+    def begin(self, transactional_id: str, timeout_ms: int = 60_000) -> TransactionRef:
+        """Whoever had the id is fenced; this is what the new producer's transaction is named by."""
+        result = self.one(InitProducer(transactional_id, timeout_ms))
+        assert isinstance(result, ProducerDone), result
+        return TransactionRef(transactional_id, result.producer_id, result.producer_epoch)
+
+    def current(self, transactional_id: str) -> TransactionRef:
+        """What the id's transaction is named by: the open one's, or else the next one's."""
+        known = self.state.transactions[transactional_id]
+        return TransactionRef(transactional_id, known.producer_id, known.producer_epoch)
+
     def refs(self, *topics: str) -> list[TopicRef]:
         return [TopicRef(t.topic, t.topic_id, t.partition_count) for t in map(self.state.topic, topics)]
 
@@ -118,10 +129,12 @@ class Harness:
         version: tuple[str, int] | None = None,
         refused: int = 0,
         batch_id: str = "f",
+        transaction: TransactionRef | None = None,
     ) -> Produce:
         """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
 
-        producer: id and epoch, every partition from `sequence` on; version: application and version.
+        producer: id and epoch, every partition from `sequence` on; version: application and version; transaction:
+        that it is a part of.
         """
         good = sum(counts.values())
         rows = list(counts.values())
@@ -143,6 +156,7 @@ class Harness:
             if producer
             else None,
             ApplicationVersion(*version, topic) if version else None,
+            transaction,
         )
 
 
@@ -167,7 +181,7 @@ def plain(state: State) -> dict[str, Any]:
         **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
         "topics": topics,
         "producers": producers,
-        "transactions": msgspec.to_builtins(state.transactions),
+        "transactions": deepcopy(state.transactions),
         "ongoing": set(state.ongoing),
         "offsets": {group: dict(committed) for group, committed in state.offsets.items()},
         "applications": {key: asdict(one) for key, one in state.applications.items()},

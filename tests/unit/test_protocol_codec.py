@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
-from protocol_harness import Harness, inline_file
+from protocol_harness import Harness, inline_file, plain
 
 from lakemq.engine.protocol import codec, errors, machine
-from lakemq.engine.protocol.records import Answered, AnyRecord, Decided, Produced, RecordsDeleted, StepDecisions
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.records import (
+    Answered,
+    AnyRecord,
+    Decided,
+    MarkersWritten,
+    OffsetsCommitted,
+    Produced,
+    RecordsDeleted,
+    StepDecisions,
+    TransactionFailed,
+    TransactionMoved,
+    TransactionStatus,
+)
 from lakemq.engine.protocol.requests import (
+    AbortTransaction,
     AlterTopic,
     Answer,
     AnyRequest,
     AnyResult,
     ApplicationVersion,
     BatchId,
+    CommitOffsets,
     CreateTopic,
     DataFile,
     DeleteRecords,
     DeleteTopic,
+    EndTransaction,
+    FetchOffsets,
     InitProducer,
     Letter,
+    OffsetCommit,
+    OffsetsFetched,
     Produce,
+    ProducerDone,
     ProducerSequences,
     Ranges,
     Refusal,
     RefusedRows,
     TopicRef,
+    TransactionEnded,
+    TransactionRef,
 )
 from lakemq.engine.protocol.segments import NO_SEGMENTS, Segments
 from lakemq.tables.journal import JOURNAL
@@ -49,12 +71,13 @@ millis = st.integers(-(2**54), 2**54)
 sequences = small | st.integers(0, 2**31 - 1)
 segment_rows = st.fixed_dictionaries(
     {
-        "kind": st.just("data"),
+        "kind": st.sampled_from(["data", "commit", "abort"]),
         "topic_id": st.integers(0, 2**62),
         "topic": texts,
         "partition": st.integers(0, 2**31 - 1),
         "base_offset": st.integers(0, 2**62),
         "record_count": counts,
+        "last_offset": st.integers(0, 2**62),
         "batch_id": batch_ids | st.none(),
         "first_row": counts | st.none(),
         "file_partition": st.none(),
@@ -66,6 +89,7 @@ segment_rows = st.fixed_dictionaries(
         "base_sequence": st.none() | sequences,
         "transactional": st.booleans(),
         "origin": st.just("publish"),
+        "first_offset": st.none() | st.integers(0, 2**62),
     }
 )
 segments = st.lists(segment_rows, max_size=4).map(
@@ -84,7 +108,9 @@ def even_ranges(length: int) -> st.SearchStrategy[Ranges]:
     return st.builds(Ranges, *(st.lists(column, min_size=length, max_size=length) for column in RANGE))
 
 
-epochs = st.integers(0, 2**15 - 1)
+epochs = small | st.integers(0, 2**15 - 1)
+transactional_ids = st.sampled_from(["etl", "etl", "other", ""]) | texts
+transaction_refs = st.builds(TransactionRef, transactional_ids, small | st.integers(0, 2**62), epochs)
 produces = st.builds(
     Produce,
     topics=st.lists(st.builds(TopicRef, st.sampled_from(["t", "u"]), small, small), max_size=3),
@@ -93,10 +119,9 @@ produces = st.builds(
     files=st.lists(st.builds(DataFile, batch_ids, counts, counts, millis, millis), max_size=2),
     refused=st.lists(st.builds(RefusedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
     producer=st.none()
-    | st.builds(
-        ProducerSequences, small, st.integers(0, 2**15 - 1), columns(small), columns(small), columns(sequences)
-    ),
+    | st.builds(ProducerSequences, small, epochs, columns(small), columns(small), columns(sequences)),
     application=st.none() | st.builds(ApplicationVersion, texts, st.integers(), st.sampled_from(["t", "x/y", "", ":"])),
+    transaction=st.none() | transaction_refs,
     first_row=counts,
 )
 json_values = st.recursive(
@@ -104,12 +129,25 @@ json_values = st.recursive(
 )
 configs = st.dictionaries(st.sampled_from(["retention.ms", "partitioner", "x"]), json_values, max_size=2)
 names = st.sampled_from(["t", "u", "..", "t/u", ">"]) | texts
+offsets = st.lists(
+    st.builds(
+        OffsetCommit, names, st.integers(-1, 2) | st.integers(), st.integers(-1, 3) | st.integers(), st.none() | texts
+    ),
+    max_size=3,
+)
+places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
 requests = (
     st.builds(CreateTopic, names, st.integers(-1, 4) | st.integers(), configs, st.lists(names, max_size=2))
     | st.builds(AlterTopic, names, configs, st.none() | st.integers(-1, 5), st.none() | st.lists(names, max_size=2))
     | st.builds(DeleteTopic, names)
     | st.builds(DeleteRecords, names, st.dictionaries(st.integers(), st.integers(-2, 3) | st.integers(), max_size=2))
-    | st.builds(InitProducer, st.none() | texts, st.integers())
+    | st.builds(InitProducer, st.none() | transactional_ids, st.integers(-1, 9) | st.integers())
+    | st.builds(CommitOffsets, names, offsets, st.none() | transaction_refs)
+    | st.builds(FetchOffsets, names, st.none() | places, st.booleans())
+    | st.builds(
+        EndTransaction, transaction_refs, st.booleans(), small | counts, st.none() | small | st.integers(0, 2**62)
+    )
+    | st.builds(AbortTransaction, transactional_ids)
     | produces
 )
 
@@ -251,23 +289,50 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
     mq = Harness()
     mq.create("t", 2)
     mq.producer()
+    mq.one(InitProducer("etl"))
     for asked in letters:
         results = mq.ask(*asked, inline_rows=inline_rows)
         assert len(results) == len(asked)
         codec.decode_answer(codec.encode_answer(Answer("c", 1, 1, results)))
     replayed = machine.replay(type(mq.state)(), mq.steps)
-    assert {i: t.high_watermarks.tolist() for i, t in replayed.topics.items()} == {
-        i: t.high_watermarks.tolist() for i, t in mq.state.topics.items()
-    }
+    assert plain(replayed) == plain(mq.state)
+    project(mq.state, mq.steps)
 
 
 # -- steps --------------------------------------------------------------------------------------------------
 
-some_results: st.SearchStrategy[AnyResult] = st.builds(
-    Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
+some_results: st.SearchStrategy[AnyResult] = (
+    st.builds(Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts)
+    | st.builds(ProducerDone, small, epochs, st.integers(-1, 3))
+    | st.builds(TransactionEnded, small, epochs, st.booleans())
+    | st.builds(OffsetsFetched, offsets)
+)
+moves = st.builds(
+    TransactionMoved,
+    texts,
+    small,
+    epochs,
+    st.sampled_from(get_args(TransactionStatus)),
+    counts,
+    st.none() | counts,
+    columns(st.tuples(small, small)),
+    columns(texts),
+    st.none() | st.just("timeout"),
+    st.none() | counts,
+    st.none() | counts,
 )
 records: st.SearchStrategy[AnyRecord] = (
-    st.builds(Produced, target=texts, producer_id=st.none() | small, producer_epoch=st.none() | small)
+    st.builds(
+        Produced,
+        target=texts,
+        producer_id=st.none() | small,
+        producer_epoch=st.none() | small,
+        transactional_id=st.none() | texts,
+    )
+    | moves
+    | st.builds(TransactionFailed, texts, texts, texts)
+    | st.builds(MarkersWritten, texts)
+    | st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts)
     | st.builds(RecordsDeleted, small, texts, st.dictionaries(small, counts))
     | st.builds(Answered, texts, small, st.lists(some_results, max_size=2))
 )

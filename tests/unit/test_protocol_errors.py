@@ -36,7 +36,9 @@ def test_kafkas_codes_are_kept() -> None:
         "UNKNOWN_TOPIC_OR_PARTITION": 3,
         "REQUEST_TIMED_OUT": 7,
         "MESSAGE_TOO_LARGE": 10,
+        "OFFSET_METADATA_TOO_LARGE": 12,
         "INVALID_TOPIC_EXCEPTION": 17,
+        "INVALID_GROUP_ID": 24,
         "INVALID_TIMESTAMP": 32,
         "UNSUPPORTED_VERSION": 35,
         "TOPIC_ALREADY_EXISTS": 36,
@@ -45,11 +47,24 @@ def test_kafkas_codes_are_kept() -> None:
         "INVALID_REQUEST": 42,
         "OUT_OF_ORDER_SEQUENCE_NUMBER": 45,
         "INVALID_PRODUCER_EPOCH": 47,
+        "INVALID_TXN_STATE": 48,
+        "INVALID_PRODUCER_ID_MAPPING": 49,
+        "INVALID_TRANSACTION_TIMEOUT": 50,
         "UNKNOWN_PRODUCER_ID": 59,
         "INVALID_RECORD": 87,
+        "UNSTABLE_OFFSET_COMMIT": 88,
+        "PRODUCER_FENCED": 90,
+        "TRANSACTIONAL_ID_NOT_FOUND": 105,
+        "TRANSACTION_ABORTABLE": 120,
     }
     assert codes == {**codes, **expected}
     assert len(set(codes.values())) == len(codes)
+
+
+def test_of_transactions_only_an_unstable_offset_is_worth_asking_again() -> None:
+    """The others end the transaction, or its producer."""
+    retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
+    assert retriable == {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT"}
 
 
 def test_a_refusal_repeats_little_of_what_was_sent() -> None:

@@ -70,6 +70,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "partition": 1,
         "base_offset": 4,
         "record_count": 3,
+        "last_offset": 6,
         "batch_id": "g",
         "first_row": 2,
         "file_partition": 1,
@@ -81,6 +82,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "base_sequence": 0,
         "transactional": False,
         "origin": "publish",
+        "first_offset": None,
     }
 
 

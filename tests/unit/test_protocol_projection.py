@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -15,11 +15,23 @@ from protocol_harness import HOUR_MS, Harness, plain
 from lakemq.engine.protocol import leader, machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import files_added, project, watermark
-from lakemq.engine.protocol.records import StepDecisions
-from lakemq.engine.protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.records import StepDecisions, TransactionMoved, TransactionStatus
+from lakemq.engine.protocol.requests import (
+    AbortTransaction,
+    AlterTopic,
+    CommitOffsets,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    EndTransaction,
+    InitProducer,
+    OffsetCommit,
+    TransactionRef,
+)
 from lakemq.engine.protocol.snapshot import restore
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.state import State, Topic
 from lakemq.tables.changelog import newest
+from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
 from lakemq.tables.producers import PRODUCERS, ProducerRow
 from lakemq.tables.registry import BY_NAME
 from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
@@ -29,10 +41,11 @@ Tables = dict[str, pa.Table]
 
 
 SEEDS = 8
+STEPS = 70
 
 
 @cache
-def busy(seed: int, steps: int = 40) -> Harness:
+def busy(seed: int, steps: int = STEPS) -> Harness:
     """A namespace in which a lot has happened; to be read only."""
     chance, mq = random.Random(seed), Harness()
     machine.begin_step(mq.state, mq.now_ms)
@@ -48,7 +61,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     if name not in mq.state.topic_ids:
         mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
         return
-    kind, topic = chance.randrange(9), mq.state.topic(name)
+    kind, topic = chance.randrange(20), mq.state.topic(name)
     if kind == 0:
         mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
     elif kind == 1:
@@ -60,6 +73,8 @@ def happen(mq: Harness, chance: random.Random) -> None:
     elif kind == 4:
         machine.begin_step(mq.state, mq.now_ms)
         mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
+    elif kind >= 9:
+        happen_in_transaction(mq, chance, kind, topic)
     else:
         counts = {p: chance.randint(1, 4) for p in range(topic.partition_count) if chance.random() < 0.7}
         producer = (chance.choice(list(mq.state.producers)), 0) if kind == 5 and mq.state.producers else None
@@ -68,6 +83,26 @@ def happen(mq: Harness, chance: random.Random) -> None:
         version = ("app", chance.randrange(9)) if kind == 7 else None
         refused = chance.randrange(2)
         mq.ask(mq.produce(counts, name, producer, 0, version, refused), client="p", number=1)
+
+
+def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
+    name, partition = chance.choice("xy"), chance.randrange(topic.partition_count)
+    ref = mq.current(name) if name in mq.state.transactions else TransactionRef(name, 0, 0)
+    reached = int(topic.high_watermarks[partition]) + chance.choice([0, 0, 1])
+    offset = OffsetCommit(topic.topic, partition, reached, chance.choice([None, "note"]))
+    if kind == 9 or name not in mq.state.transactions:
+        mq.ask(InitProducer(name, chance.choice([1, 900_000])))
+    elif kind in (10, 12):
+        missing = chance.randrange(6) == 0
+        parts = mq.state.transactions[name].part_count + missing
+        mq.ask(EndTransaction(ref, chance.random() < 0.7, parts, chance.choice([None, None, chance.randrange(9)])))
+    elif kind == 11:
+        mq.ask(chance.choice([AbortTransaction(name), EndTransaction(ref, True)]))
+    elif kind in (13, 14):
+        mq.ask(CommitOffsets(chance.choice("gh"), [offset] * chance.randrange(3), chance.choice([ref, ref, None])))
+    else:
+        producer = (ref.producer_id, ref.producer_epoch) if chance.randrange(3) == 0 else None
+        mq.ask(mq.produce({partition: 2, 0: 1}, topic.topic, producer, transaction=ref))
 
 
 def passes(steps: list[StepDecisions], sizes: list[int]) -> tuple[State, Tables]:
@@ -88,7 +123,8 @@ def restored(state: State, tables: Tables) -> State:
 
     (mark,) = watermark(state, 0, 1).to_pylist()
     partitions = newest(tables.get(PARTITIONS.name, PARTITIONS.empty()), PARTITIONS.keys)
-    return restore(WatermarkRow(**mark), rows(TopicRow, TOPICS), partitions, rows(ProducerRow, PRODUCERS))
+    producers, offsets = rows(ProducerRow, PRODUCERS), rows(ConsumerOffsetRow, CONSUMER_OFFSETS)
+    return restore(WatermarkRow(**mark), rows(TopicRow, TOPICS), partitions, producers, offsets)
 
 
 @settings(max_examples=25, deadline=None)
@@ -118,7 +154,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, SEEDS - 1), st.integers(0, 40))
+@given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
     """What recovery does: load the projections, replay what came after."""
     mq = busy(seed)
@@ -128,22 +164,35 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, SEEDS - 1), st.integers(0, 40))
+@given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
+    """Whatever it does not know: of a topic it knows all, also where its transactions are open."""
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
-    tables.pop(PRODUCERS.name, None)
-    reader = plain(machine.replay(restored(state, tables), mq.steps[at:]))
-    expected = plain(mq.state)
-    for left_out in ("producers", "applications", "clients"):
-        del reader[left_out], expected[left_out]
-    assert reader == expected
+    for left_out in (PRODUCERS.name, CONSUMER_OFFSETS.name):
+        tables.pop(left_out, None)
+    reader = machine.replay(restored(state, tables), mq.steps[at:])
+    found, expected = plain(reader), plain(mq.state)
+    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets"):
+        del found[left_out], expected[left_out]
+    assert found == expected
+    for topic_id, topic in mq.state.topics.items():
+        assert reader.topics[topic_id].last_stable_offsets.tolist() == topic.last_stable_offsets.tolist()
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     """Else the tests above would prove less than they say."""
     kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.decisions}
     assert kinds == {*machine.kinds(), "files_added", "dead_lettered"}
+    moves = [
+        one.record
+        for seed in range(SEEDS)
+        for step in busy(seed).steps
+        for one in step.decisions
+        if isinstance(one.record, TransactionMoved)
+    ]
+    assert {move.status for move in moves} == set(get_args(TransactionStatus))
+    assert {move.reason for move in moves} == {None, "producer", "timeout", "fenced", "operator"}
 
 
 def test_a_replayed_step_is_folded_as_it_was_decided() -> None:

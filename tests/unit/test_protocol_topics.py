@@ -67,7 +67,8 @@ def test_a_new_topic_is_empty_and_has_its_own_id(mq: Harness) -> None:
         (DeleteRecords("a", {0: 1, 1: 1}), "OFFSET_OUT_OF_RANGE"),
         (DeleteRecords("a", {0: -2}), "OFFSET_OUT_OF_RANGE"),
         (DeleteRecords("a", {0: 2**70}), "OFFSET_OUT_OF_RANGE"),
-        (InitProducer("etl"), "UNSUPPORTED_VERSION"),
+        (InitProducer(""), "INVALID_REQUEST"),
+        (InitProducer("etl", 0), "INVALID_TRANSACTION_TIMEOUT"),
     ],
 )
 def test_a_refusal_changes_nothing(mq: Harness, request_: Any, error: str) -> None:
