@@ -145,7 +145,7 @@ def decide_end(state: State, request: EndTransaction) -> Decision:
             raise InvalidTxnState("No transaction is open.", found=transaction.status, expected="Ongoing")
         # nothing was published: neither a marker nor an epoch is spent on it
         return Decision(TransactionEnded(transaction.producer_id, transaction.producer_epoch))
-    repeated = request.commit and request.batch_id is not None and request.batch_id <= transaction.batch_id
+    repeated = _is_repeated(transaction, request)
     if request.commit:
         _check_complete(transaction, request)
     committed = request.commit and not repeated
@@ -188,6 +188,11 @@ def decide_expiry(state: State, expiration_ms: int, now_ms: int) -> list[Decided
     ]
 
 
+def _is_repeated(transaction: Transaction, request: EndTransaction) -> bool:
+    """Whether this is the commit of a micro-batch that was committed before."""
+    return request.commit and request.batch_id is not None and request.batch_id <= transaction.batch_id
+
+
 def _check_complete(transaction: Transaction, request: EndTransaction) -> None:
     if transaction.error is not None:
         raise TransactionAbortable(found=transaction.error)
@@ -211,7 +216,7 @@ def _ended_before(transaction: Transaction, request: EndTransaction) -> Transact
             _raise_if_timed_out(transaction, ref)
     elif ended.reason != "producer":
         raise _fenced(transaction, ref)
-    elif request.commit != ended.committed:
+    elif request.commit != ended.committed and not _is_repeated(transaction, request):
         raise InvalidTxnState(
             "The transaction has ended the other way.", found=transaction.status, expected="the same request as before"
         )
