@@ -6,7 +6,7 @@ through the journal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
@@ -157,6 +157,37 @@ class Harness:
             else None,
             ApplicationVersion(*version, topic) if version else None,
             transaction,
+        )
+
+    def produce_to(
+        self,
+        counts: Mapping[tuple[str, int], int],
+        batch_id: str,
+        transaction: TransactionRef | None = None,
+        producer: tuple[int, int] | None = None,
+        sequences: Sequence[int] = (),
+    ) -> Produce:
+        """Rows of a file into partitions of any topics: (topic, partition) -> count, in that order.
+
+        sequences: of producer (id and epoch), one per place.
+        """
+        topics = sorted({topic for topic, _ in counts})
+        columns = [topics.index(topic) for topic, _ in counts], [partition for _, partition in counts]
+        rows = list(counts.values())
+        return Produce(
+            self.refs(*topics),
+            Ranges(
+                *columns,
+                [0] * len(rows),
+                [sum(rows[:i]) for i in range(len(rows))],
+                rows,
+                [0] * len(rows),
+                [0] * len(rows),
+            ),
+            self.state.step,
+            [DataFile(batch_id, 100, sum(rows), 0, 0)],
+            producer=ProducerSequences(*producer, *columns, list(sequences)) if producer else None,
+            transaction=transaction,
         )
 
 

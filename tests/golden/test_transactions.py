@@ -1,0 +1,243 @@
+"""The cases of transactions.yaml: what producers do one after the other, what they are answered, who sees what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from protocol_harness import Harness
+from protocol_reader import Reader
+
+from lakemq.engine.protocol import errors, machine
+from lakemq.engine.protocol.records import Decided, TransactionMoved
+from lakemq.engine.protocol.requests import (
+    AbortTransaction,
+    AnyRequest,
+    AnyResult,
+    ApplicationVersion,
+    CommitOffsets,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    Done,
+    EndTransaction,
+    FetchOffsets,
+    InitProducer,
+    OffsetCommit,
+    OffsetsFetched,
+    ProducerDone,
+    Published,
+    Refusal,
+    RefusedRows,
+    TopicRef,
+    TransactionEnded,
+    TransactionRef,
+)
+
+CASES = yaml.safe_load((Path(__file__).parent / "transactions.yaml").read_text())
+DAY_MS = 86_400_000
+
+
+def place_of(text: str) -> tuple[str, int]:
+    topic, _, partition = text.rpartition("-")
+    return topic, int(partition)
+
+
+class Producer:
+    """A process: who it is told to be, and how many parts of its transaction were accepted."""
+
+    ref = TransactionRef("", 0, 0)
+    parts = 0
+
+
+class Story:
+    def __init__(self) -> None:
+        self.mq, self.reader = Harness(), Reader()
+        self.values: dict[str, list[str]] = {}
+        self.producers: dict[str, Producer] = {}
+        self.read_steps = 0
+
+    def tell(self, line: dict[str, Any]) -> None:
+        line = dict(line)
+        who, gives, lost = (line.pop(word, None) for word in ("who", "gives", "answer_lost"))
+        producer = self.producers.setdefault(who, Producer()) if who else None
+        (word, given), *more = line.items()
+        if word == "expect":
+            for what, expected in given.items():
+                assert getattr(self, f"see_{what}")(expected) == expected, what
+        elif word == "wait_ms":
+            self.mq.now_ms += given
+            self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
+        elif word == "as_if_in_epoch":
+            self._pretend(producer, given)
+        elif word == "is":
+            assert producer
+            producer.ref = TransactionRef(given["id"], given["producer"], given["epoch"])
+        else:
+            result = self.mq.one(getattr(self, f"ask_{word}")(producer, given, **dict(more)))
+            self._check(result, gives)
+            if producer and not lost:
+                self._hear(producer, result)
+
+    def _check(self, result: AnyResult, gives: Any) -> None:
+        if isinstance(gives, str):
+            name, *code = gives.split()
+            assert isinstance(result, Refusal), result
+            assert result.error == name
+            assert [str(type(errors.error_of(result)).code)] == (code or ["None"])
+            return
+        assert not isinstance(result, Refusal), result
+        if gives is not None:
+            assert answer_of(result) == gives
+
+    def _hear(self, producer: Producer, result: AnyResult) -> None:
+        if isinstance(result, ProducerDone | TransactionEnded):
+            identity = {"producer_id": result.producer_id, "producer_epoch": result.producer_epoch}
+            producer.ref, producer.parts = msgspec.structs.replace(producer.ref, **identity), 0
+        elif isinstance(result, Done) or (isinstance(result, Published) and not result.duplicate):
+            producer.parts += 1
+
+    def _pretend(self, producer: Producer | None, epoch: int) -> None:
+        """As if so many transactions of the id had ended before."""
+        assert producer
+        producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
+        machine.fold(
+            self.mq.state, [Decided(TransactionMoved(*msgspec.structs.astuple(producer.ref), "Empty", 60_000))]
+        )
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def ask_create(self, _: Any, given: dict[str, int]) -> AnyRequest:
+        ((topic, partitions),) = given.items()
+        return CreateTopic(topic, partitions)
+
+    def ask_delete(self, _: Any, topic: str) -> AnyRequest:
+        return DeleteTopic(topic)
+
+    def ask_delete_records(self, _: Any, given: dict[str, int]) -> AnyRequest:
+        ((place, before),) = given.items()
+        topic, partition = place_of(place)
+        return DeleteRecords(topic, {partition: before})
+
+    def ask_init(self, producer: Producer | None, given: Any, timeout_ms: int = 60_000) -> AnyRequest:
+        name = given["repeat"] * given["times"] if isinstance(given, dict) else given
+        if producer:
+            producer.ref = TransactionRef(name, 0, 0)
+        return InitProducer(name, timeout_ms)
+
+    def ask_publish(
+        self,
+        producer: Producer | None,
+        given: dict[str, list[str]],
+        sequence: int | None = None,
+        outside: bool = False,
+        refused: int = 0,
+        stale: bool = False,
+        application: str | None = None,
+    ) -> AnyRequest:
+        batch_id = f"f{len(self.values)}"
+        self.values[batch_id] = [value for values in given.values() for value in values]
+        ref = producer.ref if producer else None
+        identity = (ref.producer_id, ref.producer_epoch) if ref and sequence is not None else None
+        counts = {place_of(place): len(values) for place, values in given.items()}
+        sequences = [sequence or 0] * len(counts)
+        request = self.mq.produce_to(counts, batch_id, None if outside else ref, identity, sequences)
+        if refused:
+            rows = [RefusedRows("t", 0, 0, refused, "MESSAGE_TOO_LARGE", "big")]
+            request = msgspec.structs.replace(request, refused=rows)
+        if stale:
+            request = msgspec.structs.replace(request, topics=[TopicRef("t", 1, 99)])
+        if application:
+            request = msgspec.structs.replace(request, application=ApplicationVersion(application, 1, "t"))
+        return request
+
+    def ask_commit_offsets(
+        self, producer: Producer | None, given: dict[str, int], group: str = "g", metadata: str | None = None
+    ) -> AnyRequest:
+        note = metadata * 5_000 if metadata else None
+        offsets = [OffsetCommit(*place_of(place), offset, note) for place, offset in given.items()]
+        return CommitOffsets(group, offsets, producer.ref if producer else None)
+
+    def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
+        return FetchOffsets(group, [place_of(of)] if of else None, stable)
+
+    def ask_commit(self, producer: Producer, batch_id: int | None, parts: int | None = None) -> AnyRequest:
+        return EndTransaction(producer.ref, True, producer.parts if parts is None else parts, batch_id)
+
+    def ask_abort(self, producer: Producer, given: None) -> AnyRequest:
+        return EndTransaction(producer.ref, False, producer.parts, given)
+
+    def ask_operator_aborts(self, _: Any, transactional_id: str) -> AnyRequest:
+        return AbortTransaction(transactional_id)
+
+    # -- what is to be seen -----------------------------------------------------------------------------
+
+    def see_states(self, expected: dict[str, str]) -> dict[str, str]:
+        known = self.mq.state.transactions
+        return {name: known[name].status if name in known else "Dead" for name in expected}
+
+    def see_moves(self, _: Any) -> list[str]:
+        """Rows of the transaction log."""
+        records = [one.record for step in self.mq.steps for one in step.decisions]
+        return [record.status for record in records if isinstance(record, TransactionMoved)]
+
+    def see_log_ends(self, expected: dict[str, int]) -> dict[str, int]:
+        places = {text: place_of(text) for text in expected}
+        return {text: int(self.mq.state.topic(topic).high_watermarks[p]) for text, (topic, p) in places.items()}
+
+    def see_last_stable_offsets(self, expected: dict[str, int]) -> dict[str, int]:
+        places = {text: place_of(text) for text in expected}
+        return {text: int(self.mq.state.topic(topic).last_stable_offsets[p]) for text, (topic, p) in places.items()}
+
+    def see_read_committed(self, expected: dict[str, Any]) -> dict[str, Any]:
+        return self._read(expected, "read_committed")
+
+    def see_read_uncommitted(self, expected: dict[str, Any]) -> dict[str, Any]:
+        return self._read(expected, "read_uncommitted")
+
+    def _read(self, expected: dict[str, Any], isolation: str) -> dict[str, Any]:
+        self.reader.follow(self.mq.steps[self.read_steps :])
+        self.read_steps = len(self.mq.steps)
+        found = {}
+        for text in expected:
+            topic, partition = place_of(text)
+            rows = self.reader.read(self.mq.state.topic(topic), partition, isolation)
+            found[text] = [self.values[row.batch_id][row.row] for row in rows.values()]
+        return found
+
+    def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """What groups have committed."""
+        topics = self.mq.state.topics
+        return {
+            group: {
+                f"{topics[t].topic}-{p}": one.offset for (t, p), one in self.mq.state.offsets.get(group, {}).items()
+            }
+            for group in expected
+        }
+
+
+def answer_of(result: AnyResult) -> Any:
+    """The result as the file writes it."""
+    if isinstance(result, Published):
+        offsets = {f"{unit.topic}-{unit.partition}": unit.base_offset for unit in result.units}
+        return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
+    if isinstance(result, OffsetsFetched):
+        return {f"{one.topic}-{one.partition}": one.offset for one in result.offsets}
+    assert isinstance(result, ProducerDone | TransactionEnded)
+    answer: dict[str, Any] = {"producer": result.producer_id, "epoch": result.producer_epoch}
+    if isinstance(result, ProducerDone):
+        return answer if result.batch_id < 0 else {**answer, "last_batch": result.batch_id}
+    return {**answer, "duplicate": True} if result.duplicate else answer
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["case"])[:70])
+def test_transactions(case: dict[str, Any]) -> None:
+    story = Story()
+    for number, line in enumerate(case["story"]):
+        try:
+            story.tell(line)
+        except AssertionError as error:
+            raise AssertionError(f"line {number}: {line}\n{error}") from error

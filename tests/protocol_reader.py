@@ -1,0 +1,61 @@
+"""Who reads the log: what the segments of the steps say, offset by offset, for both isolations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lakemq.engine.protocol.records import StepDecisions
+from lakemq.engine.protocol.segments import table_of
+from lakemq.engine.protocol.state import Topic
+
+Place = tuple[int, int]
+"""topic_id and partition."""
+
+
+class Row(NamedTuple):
+    """What stands at an offset: row `row` of file `batch_id`, or a marker, whose `batch_id` is its kind."""
+
+    batch_id: str
+    row: int
+    producer_id: int | None
+    transactional: bool
+    is_marker: bool = False
+
+
+class Reader:
+    """Partitions as columns of rows. It knows of transactions what their markers say, and no more."""
+
+    def __init__(self) -> None:
+        self.logs: dict[Place, dict[int, Row]] = {}
+        self.aborted: set[tuple[Place, int]] = set()
+
+    def follow(self, steps: Iterable[StepDecisions]) -> None:
+        for segment in table_of(one.segments for step in steps for one in step.decisions).to_pylist():
+            place = (segment["topic_id"], segment["partition"])
+            log, base = self.logs.setdefault(place, {}), segment["base_offset"]
+            author = (segment["producer_id"], segment["transactional"])
+            assert base == len(log), "an offset is one row for ever, and there is no hole"
+            assert segment["last_offset"] == base + segment["record_count"] - 1
+            if segment["kind"] == "data":
+                for i in range(segment["record_count"]):
+                    log[base + i] = Row(segment["batch_id"], segment["first_row"] + i, *author)
+                continue
+            assert segment["record_count"] == 1
+            log[base] = Row(segment["kind"], 0, *author, is_marker=True)
+            of_it = [o for o in range(segment["first_offset"], base) if log[o][2:] == (*author, False)]
+            assert of_it[0] == segment["first_offset"]
+            if segment["kind"] == "abort":
+                self.aborted.update((place, offset) for offset in of_it)
+
+    def read(self, topic: Topic, partition: int, isolation: str) -> dict[int, Row]:
+        """Offset -> row, of all that this isolation shows."""
+        place = (topic.topic_id, partition)
+        committed = isolation == "read_committed"
+        ends = topic.last_stable_offsets if committed else topic.high_watermarks
+        log = self.logs.get(place, {})
+        return {
+            offset: log[offset]
+            for offset in range(int(topic.log_starts[partition]), int(ends[partition]))
+            if not log[offset].is_marker and not (committed and (place, offset) in self.aborted)
+        }
