@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from protocol_harness import HOUR_MS, Harness, plain
+from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import leader, machine
 from lakemq.engine.protocol.errors import ClientEnded
@@ -28,17 +29,11 @@ from lakemq.engine.protocol.requests import (
     OffsetCommit,
     TransactionRef,
 )
-from lakemq.engine.protocol.snapshot import restore
 from lakemq.engine.protocol.state import State, Topic
 from lakemq.tables.changelog import newest
-from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
-from lakemq.tables.producers import PRODUCERS, ProducerRow
+from lakemq.tables.groups import CONSUMER_OFFSETS
+from lakemq.tables.producers import PRODUCERS
 from lakemq.tables.registry import BY_NAME
-from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
-from lakemq.tables.watermarks import WatermarkRow
-
-Tables = dict[str, pa.Table]
-
 
 SEEDS = 8
 STEPS = 70
@@ -112,19 +107,8 @@ def passes(steps: list[StepDecisions], sizes: list[int]) -> tuple[State, Tables]
         now, todo = todo[:size], todo[size:]
         if now:
             machine.replay(state, now)
-            for name, rows in project(state, now).items():
-                tables[name] = pa.concat_tables([tables.get(name, BY_NAME[name].empty()), rows])
+            add_pass(tables, state, now)
     return state, tables
-
-
-def restored(state: State, tables: Tables) -> State:
-    def rows(row: Any, spec: Any) -> list[Any]:
-        return [row(**values) for values in newest(tables.get(spec.name, spec.empty()), spec.keys).to_pylist()]
-
-    (mark,) = watermark(state, 0, 1).to_pylist()
-    partitions = newest(tables.get(PARTITIONS.name, PARTITIONS.empty()), PARTITIONS.keys)
-    producers, offsets = rows(ProducerRow, PRODUCERS), rows(ConsumerOffsetRow, CONSUMER_OFFSETS)
-    return restore(WatermarkRow(**mark), rows(TopicRow, TOPICS), partitions, producers, offsets)
 
 
 @settings(max_examples=25, deadline=None)
@@ -134,7 +118,7 @@ def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> N
     mq = busy(seed)
     state, tables = passes(mq.steps, sizes)
     assert plain(state) == plain(mq.state)
-    assert plain(restored(state, tables)) == plain(mq.state)
+    assert plain(restored(mark_of(state), tables)) == plain(mq.state)
 
 
 @settings(max_examples=15, deadline=None)
@@ -159,7 +143,7 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
     """What recovery does: load the projections, replay what came after."""
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
-    recovered = machine.replay(restored(state, tables), mq.steps[at:])
+    recovered = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
     assert plain(recovered) == plain(mq.state)
 
 
@@ -171,7 +155,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     state, tables = passes(mq.steps[:at], [at])
     for left_out in (PRODUCERS.name, CONSUMER_OFFSETS.name):
         tables.pop(left_out, None)
-    reader = machine.replay(restored(state, tables), mq.steps[at:])
+    reader = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
     for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets"):
         del found[left_out], expected[left_out]
@@ -279,7 +263,7 @@ def test_an_application_is_named_by_target_and_id(mq: Harness) -> None:
     (row,) = [row for row in last(mq, "producers") if row["kind"] == "application"]
     assert (row["name"], row["version"]) == ("t:a:b", 4)
     state, tables = passes(mq.steps, [])
-    assert restored(state, tables).applications == mq.state.applications
+    assert restored(mark_of(state), tables).applications == mq.state.applications
 
 
 def test_a_step_that_changes_no_table_adds_no_rows() -> None:
