@@ -12,6 +12,7 @@ LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
@@ -70,8 +71,14 @@ FOLLOWS = {
 names = st.sampled_from(["x", "y"])
 groups = st.sampled_from(["g", "h"])
 places = st.sampled_from(PLACES)
-process_numbers = st.integers(0, 3)
+counts_by_place = st.dictionaries(places, st.integers(1, 3), min_size=1)
+lag = st.sampled_from([0, 0, 0, 0, 1, 2])
+"""0 is the process that took the id over last."""
+
+little = st.sampled_from([0, 0, 1, 2, -1])
 usually = st.sampled_from([True] * 7 + [False])
+batches = st.sampled_from([None, None, 0, 1, 1])
+"""0 is the last micro-batch a process knows of, 1 the next."""
 
 
 @dataclass
@@ -97,8 +104,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.few_epochs = mock.patch.object(transactions, "MAX_EPOCH", LAST_EPOCH + 1)
         self.few_epochs.start()
         self.mq, self.model, self.reader = Harness(), Model(TOPICS, LAST_EPOCH), Reader()
-        self.processes: list[Process] = []
-        self.newest: dict[str, Process] = {}
+        self.processes: dict[str, list[Process]] = {}
         self.values: dict[str, list[str]] = {}
         self.tables: Tables = {}
         self.read_steps = self.projected_steps = self.message_count = 0
@@ -108,6 +114,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
+        self.model.now_ms = self.mq.now_ms
         for name, count in TOPICS.values():
             self.mq.create(name, count)
         self.project()
@@ -134,45 +141,80 @@ class TransactionMachine(RuleBasedStateMachine):
         result = self.ask(InitProducer(name, timeout_ms), self.model.init(name, timeout_ms))
         assert isinstance(result, ProducerDone)
         process = Process(TransactionRef(name, result.producer_id, result.producer_epoch), batch_id=result.batch_id)
-        self.processes = [process, *self.processes][:4]
-        self.newest[name] = process
+        self.processes[name] = [process, *self.processes.get(name, [])][:3]
+
+    def process(self, name: str, back: int) -> Process:
+        of_name = self.processes[name]
+        return of_name[min(back, len(of_name) - 1)]
 
     @rule(
-        which=process_numbers,
-        counts=st.dictionaries(places, st.integers(1, 3), min_size=1),
-        has_sequences=usually,
-        has_no_gap=usually,
-        flaw=st.sampled_from([""] * 8 + ["bad row", "stale"]),
-        outside=st.sampled_from([False] * 9 + [True]),
+        name=names,
+        publishes=st.lists(counts_by_place, max_size=3),
+        offset_of=st.none() | places,
+        commit=st.sampled_from([True, True, True, False, None]),
+        batch=batches,
+        hears=usually,
     )
-    def publish(
-        self, which: int, counts: dict[Place, int], has_sequences: bool, has_no_gap: bool, flaw: str, outside: bool
+    def work(
+        self,
+        name: str,
+        publishes: list[dict[Place, int]],
+        offset_of: Place | None,
+        commit: bool | None,
+        batch: int | None,
+        hears: bool,
     ) -> None:
-        process = self.processes[which % len(self.processes)]
-        known = {place: process.sequences.get(place, 0) + (not has_no_gap) for place in counts}
-        sequences = known if has_sequences or outside else None
-        request = Publish(process.ref, f"f{len(self.values)}", self.new_values(counts), sequences, flaw, outside)
-        self.send(process, request)
+        """As producers do when all goes well, or an answer is lost; commit: None leaves the transaction open."""
+        known, process = self.model.ids.get(name), self.process(name, 0)
+        if known is None or (known.producer_id, known.epoch) != (process.ref.producer_id, process.ref.producer_epoch):
+            self.start(name, 60_000)
+        for counts in publishes:
+            self.publish(name, 0, counts, True)
+        if not hears:
+            self.publish_again(name, 0)
+        if offset_of:
+            self.commit_offset(name, 0, "g", offset_of, 0, True)
+        if commit is not None:
+            self.end(name, 0, commit, True, batch, hears)
+        if not hears:
+            self.end_again(name, 0)
 
-    @rule(which=process_numbers)
-    def publish_again(self, which: int) -> None:
+    @rule(name=names, back=lag, counts=counts_by_place, has_sequences=usually)
+    def publish(self, name: str, back: int, counts: dict[Place, int], has_sequences: bool) -> None:
+        process = self.process(name, back)
+        sequences = {place: process.sequences.get(place, 0) for place in counts} if has_sequences else None
+        self.send(process, self.draft(process.ref, counts, sequences))
+
+    @rule(name=names, back=lag, counts=counts_by_place, how=st.sampled_from(["bad row", "stale", "gap", "outside"]))
+    def publish_badly(self, name: str, back: int, counts: dict[Place, int], how: str) -> None:
+        process = self.process(name, back)
+        sequences = {place: process.sequences.get(place, 0) + (how == "gap") for place in counts}
+        request = self.draft(process.ref, counts, sequences)
+        flaw = how if how in ("bad row", "stale") else ""
+        self.send(process, dataclasses.replace(request, flaw=flaw, outside=how == "outside"))
+
+    @rule(name=names, back=lag)
+    def publish_again(self, name: str, back: int) -> None:
         """As it was sent, though much may have happened since."""
-        process = self.processes[which % len(self.processes)]
+        process = self.process(name, back)
         if process.published and process.published.sequences is not None:
             self.send(process, process.published)
 
-    @rule(counts=st.dictionaries(places, st.integers(1, 3), min_size=1))
+    @rule(counts=counts_by_place)
     def publish_outside_of_transactions(self, counts: dict[Place, int]) -> None:
-        request = Publish(None, f"f{len(self.values)}", self.new_values(counts), None)
+        request = self.draft(None, counts, None)
         self.ask(self.produce(request), self.model.publish(request))
 
-    def new_values(self, counts: dict[Place, int]) -> dict[Place, list[str]]:
-        found = {}
+    def draft(
+        self, ref: TransactionRef | None, counts: dict[Place, int], sequences: dict[Place, int] | None
+    ) -> Publish:
+        """Messages never sent before."""
+        values, batch_id = {}, f"f{len(self.values)}"
         for place in sorted(counts):
-            found[place] = [f"m{self.message_count + i}" for i in range(counts[place])]
+            values[place] = [f"m{self.message_count + i}" for i in range(counts[place])]
             self.message_count += counts[place]
-        self.values[f"f{len(self.values)}"] = [value for values in found.values() for value in values]
-        return found
+        self.values[batch_id] = [value for of_place in values.values() for value in of_place]
+        return Publish(ref, batch_id, values, sequences)
 
     def send(self, process: Process, request: Publish) -> None:
         result = self.ask(self.produce(request), self.model.publish(request))
@@ -201,39 +243,33 @@ class TransactionMachine(RuleBasedStateMachine):
             made = msgspec.structs.replace(made, topics=[TopicRef(r.topic, r.topic_id, 9) for r in made.topics])
         return made
 
-    @rule(which=process_numbers, group=groups, place=places, back=st.integers(-1, 4), inside=usually)
-    def commit_offset(self, which: int, group: str, place: Place, back: int, inside: bool) -> None:
-        process = self.processes[which % len(self.processes)]
-        offset = max(0, len(self.model.logs[place]) - back)
+    @rule(name=names, back=lag, group=groups, place=places, before_end=little, inside=usually)
+    def commit_offset(self, name: str, back: int, group: str, place: Place, before_end: int, inside: bool) -> None:
+        process = self.process(name, back)
+        offset = max(0, len(self.model.logs[place]) - before_end)
         ref = process.ref if inside else None
         request = CommitOffsets(group, [OffsetCommit(TOPICS[place[0]][0], place[1], offset)], ref)
         result = self.ask(request, self.model.commit_offset(ref, group, place, offset))
         if ref and isinstance(result, Done):
             assert self.is_newest(process), "a zombie was told that it committed offsets"
             self.hear_of_a_part(process, ref)
+        self.ask(FetchOffsets(group), self.model.fetch_offsets(group))
 
     def hear_of_a_part(self, process: Process, ref: TransactionRef) -> None:
         if ref == process.ref:
             process.parts += 1
 
-    @rule(
-        which=process_numbers,
-        commit=st.sampled_from([True, True, False]),
-        parts_are_right=usually,
-        batch=st.sampled_from([None, None, 0, 1]),
-        hears=usually,
-    )
-    def end(self, which: int, commit: bool, parts_are_right: bool, batch: int | None, hears: bool) -> None:
-        """batch: 0 is the last one this process knows of, 1 the next."""
-        process = self.processes[which % len(self.processes)]
+    @rule(name=names, back=lag, commit=usually, parts_are_right=usually, batch=batches, hears=usually)
+    def end(self, name: str, back: int, commit: bool, parts_are_right: bool, batch: int | None, hears: bool) -> None:
+        """Who does not hear of it asks again, or goes on as if it had not ended."""
+        process = self.process(name, back)
         batch_id = None if batch is None else max(0, process.batch_id + batch)
-        self.send_end(
-            process, EndTransaction(process.ref, commit, process.parts + (not parts_are_right), batch_id), hears
-        )
+        parts = process.parts + (not parts_are_right)
+        self.send_end(process, EndTransaction(process.ref, commit, parts, batch_id), hears)
 
-    @rule(which=process_numbers)
-    def end_again(self, which: int) -> None:
-        process = self.processes[which % len(self.processes)]
+    @rule(name=names, back=lag)
+    def end_again(self, name: str, back: int) -> None:
+        process = self.process(name, back)
         if process.ended:
             self.send_end(process, process.ended, process.ended.transaction == process.ref)
 
@@ -252,7 +288,7 @@ class TransactionMachine(RuleBasedStateMachine):
             process.begin(result.producer_id, result.producer_epoch)
 
     def is_newest(self, process: Process) -> bool:
-        return self.newest[process.ref.transactional_id] is process
+        return self.processes[process.ref.transactional_id][0] is process
 
     # -- others -----------------------------------------------------------------------------------------
 
@@ -260,21 +296,17 @@ class TransactionMachine(RuleBasedStateMachine):
     def operator_aborts(self, name: str) -> None:
         self.ask(AbortTransaction(name), self.model.operator_aborts(name))
 
-    @rule(ms=st.sampled_from([1, 4_999, 5_001, 60_001, HOUR_MS + 1]))
+    @rule(ms=st.sampled_from([1, 1, 4_999, 5_000, 60_001, HOUR_MS]))
     def pass_time(self, ms: int) -> None:
         self.mq.now_ms += ms
         self.model.now_ms = self.mq.now_ms
         self.model.pass_time(HOUR_MS)
         self.mq.expire(FOREVER_MS, FOREVER_MS, HOUR_MS)
 
-    @rule(place=places, back=st.integers(-1, 6))
-    def delete_records(self, place: Place, back: int) -> None:
-        before = max(0, len(self.model.logs[place]) - back)
+    @rule(place=places, before_end=little)
+    def delete_records(self, place: Place, before_end: int) -> None:
+        before = max(0, len(self.model.logs[place]) - before_end)
         self.ask(DeleteRecords(TOPICS[place[0]][0], {place[1]: before}), self.model.delete_records(place, before))
-
-    @rule(group=groups)
-    def fetch_offsets(self, group: str) -> None:
-        self.ask(FetchOffsets(group), self.model.fetch_offsets(group))
 
     @rule()
     def project(self) -> None:
