@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from protocol_harness import HOUR_MS, Harness, plain
+from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import encode_transaction
@@ -14,6 +15,8 @@ from lakemq.engine.protocol.limits import Limits
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.records import Decided, MarkersWritten, OffsetsCommitted, TransactionMoved
 from lakemq.engine.protocol.requests import (
+    AbortTransaction,
+    AnyRequest,
     CommitOffsets,
     DeleteRecords,
     DeleteTopic,
@@ -167,8 +170,8 @@ def test_what_was_refused_is_told_to_who_wants_to_commit(mq: Harness) -> None:
     refusal = mq.one(mq.produce({0: 1}, transaction=ref))
     assert isinstance(refusal, Refusal)
     assert refusal.error == "FILE_MISSING"
-    found = str(mq.refused(EndTransaction(ref, True, 1)).found)
-    assert found.startswith("FILE_MISSING: Data file f is not there")
+    for later in (mq.produce({0: 1}, transaction=ref), EndTransaction(ref, True, 1)):
+        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file f is not there")
 
 
 def test_sequences_are_those_of_the_transactions_producer(mq: Harness) -> None:
@@ -356,6 +359,31 @@ def test_producers_say_who_has_an_id_and_who_had_it(mq: Harness) -> None:
     mq.now_ms += HOUR_MS + 1
     mq.expire()
     assert all(row["removed"] for row in rows(mq, "producers"))
+
+
+def test_a_restart_after_any_step_finds_the_transaction_as_it_was(mq: Harness) -> None:
+    """Also after one that moves nothing, such as a second offset commit for the same group, or a refusal."""
+    first = mq.begin("etl")
+    offsets = [CommitOffsets("g", [OffsetCommit("t", 0, offset)], first) for offset in (0, 1)]
+    gap = mq.produce({0: 1}, producer=(first.producer_id, 0), sequence=9, transaction=first)
+    story: list[AnyRequest] = [
+        mq.produce({0: 2}, transaction=first),
+        mq.produce({0: 1}, transaction=first),
+        *offsets,
+        gap,
+        EndTransaction(first, False),
+        InitProducer("etl"),
+        InitProducer("other"),
+        mq.produce({1: 1}, transaction=TransactionRef("etl", first.producer_id, 2)),
+        AbortTransaction("etl"),
+        InitProducer("other"),
+    ]
+    tables: Tables = {}
+    add_pass(tables, mq.state, mq.steps)
+    for request in story:
+        mq.one(request)
+        add_pass(tables, mq.state, mq.steps[-1:])
+        assert plain(restored(mark_of(mq.state), tables)) == plain(mq.state), request
 
 
 def test_a_transaction_is_the_same_text_however_it_came_about() -> None:
