@@ -18,7 +18,16 @@ from lakemq.tables.messages import MESSAGES
 from lakemq.tables.registry import BY_NAME
 from lakemq.tables.store import Store
 
-PROJECTED = ("topics", "partitions", "segments", "producers", "dead_letters")
+PROJECTED = (
+    "topics",
+    "partitions",
+    "segments",
+    "producers",
+    "dead_letters",
+    "transactions",
+    "control_markers",
+    "consumer_offsets",
+)
 
 
 def plain(state: State) -> dict[str, Any]:
