@@ -117,6 +117,7 @@ class TransactionMachine(RuleBasedStateMachine):
         commit=st.sampled_from([True, True, True, False, None]),
         batch=batches,
         hears=usually,
+        mishap=st.sampled_from(["", "", "", "refused", "late", "operator", "restart"]),
     )
     def work(
         self,
@@ -126,21 +127,33 @@ class TransactionMachine(RuleBasedStateMachine):
         commit: bool | None,
         batch: int | None,
         hears: bool,
+        mishap: str,
     ) -> None:
-        """As producers do when all goes well, or an answer is lost; commit: None leaves the transaction open."""
+        """As producers do: who may not commit aborts, whose answer is lost asks again; commit: None leaves it open."""
         known, process = self.model.ids.get(name), self.process(name, 0)
         if known is None or (known.producer_id, known.epoch) != (process.ref.producer_id, process.ref.producer_epoch):
             self.start(name, 60_000)
         for counts in publishes:
             self.publish(name, 0, counts, True)
+        if mishap == "refused":
+            self.publish_badly(name, 0, {(1, 0): 1}, "gap")
+        elif mishap == "late":
+            self.pass_time(60_001)
+        elif mishap == "operator":
+            self.operator_aborts(name)
+        elif mishap == "restart":
+            self.restart()
         if not hears:
             self.publish_again(name, 0)
         if offset_of:
             self.commit_offset(name, 0, "g", offset_of, 0, True)
         if commit is not None:
             self.end(name, 0, commit, True, batch, hears)
+        process = self.process(name, 0)
         if not hears:
             self.end_again(name, 0)
+        elif commit and process.ended and process.ended.transaction == process.ref:
+            self.end(name, 0, False, True, None, True)
 
     @rule(name=names, back=lag, counts=counts_by_place, has_sequences=usually)
     def publish(self, name: str, back: int, counts: dict[Place, int], has_sequences: bool) -> None:
@@ -278,8 +291,8 @@ class TransactionMachine(RuleBasedStateMachine):
 
 TestTransactions = TransactionMachine.TestCase
 TestTransactions.settings = settings(
-    max_examples=EXAMPLES or 40,
-    stateful_step_count=30,
+    max_examples=EXAMPLES or 80,
+    stateful_step_count=25,
     derandomize=not EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
