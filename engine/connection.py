@@ -7,29 +7,34 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
 from . import crash
 from .clock import Clock, SystemClock
+from .consume.consumer import Consumer
 from .fetch.fetched import Fetched, offsets_for_times, plan_positions
 from .fetch.plan import Isolation, Position, beginning_offsets, end_offsets
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
-from .protocol.requests import ApplicationVersion, Published
+from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
 from .publish.arrow import ArrowPublisher, OnError, Spread
 from .publish.compose import body_of
 from .publish.producer import Producer
+from .publish.transactional import TransactionalProducer
 from .requester import Requester
 from .sequencer.sequencer import Sequencer
 from .sequencer.serving import Serving, step_until_idle
 from .topics import Topics
+from .transactions.manager import TransactionManager
+from .transactions.operations import Transactions
+from .transactions.scope import Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
     from .publish.inbox import Drained
     from .publish.spark import SparkPublisher
     from .publish.streaming import Streamed
+
+
+TRANSACTION_TIMEOUT_MS = 60_000
+"""transaction.timeout.ms where nothing else is said."""
 
 
 def new_id() -> str:
@@ -60,6 +69,7 @@ class Connection:
         self._lock = threading.Lock()
         self._serving: list[Serving] = []
         self._producers: list[Producer] = []
+        self._managers: dict[str, TransactionManager] = {}
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
@@ -117,13 +127,27 @@ class Connection:
             "timestamp": timestamp,
             "partition": partition,
         }
+        return self._publish_columns(topic, data, columns, order_by, on_error, application)
+
+    def _publish_columns(
+        self,
+        topic: str,
+        data: DataFrame | pa.Table,
+        columns: Mapping[str, Any],
+        order_by: Any,
+        on_error: OnError,
+        application: ApplicationVersion | None = None,
+        transaction: TransactionRef | None = None,
+    ) -> Published:
         if isinstance(data, pa.Table):
             if order_by is not None:
                 data = data.sort_by([(c, "ascending") for c in ([order_by] if isinstance(order_by, str) else order_by)])
             table = _selected(data, columns)
             body, asked = body_of(table, topic, self._clock.now_ms())
-            return self._arrow_publisher().publish(topic, body, asked, on_error, application=application)
-        return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application)
+            return self._arrow_publisher().publish(
+                topic, body, asked, on_error, application=application, transaction=transaction
+            )
+        return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application, transaction)
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
@@ -155,13 +179,93 @@ class Connection:
 
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 
-    def producer(self, transactional_id: str | None = None, **options: Any) -> Producer:
-        """A producer for records and tables; see Producer for its options."""
-        if transactional_id is not None:
-            raise UnsupportedVersion("Transactions are not offered yet.")
-        producer = Producer(self._arrow_publisher(), self.requester, self._clock, **options)
+    @overload
+    def producer(self, transactional_id: None = None, **options: Any) -> Producer: ...
+
+    @overload
+    def producer(
+        self, transactional_id: str, *, transaction_timeout_ms: int = ..., **options: Any
+    ) -> TransactionalProducer: ...
+
+    def producer(
+        self,
+        transactional_id: str | None = None,
+        *,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        **options: Any,
+    ) -> Producer:
+        """A producer for records and tables; see Producer for its options.
+
+        transactional_id: it sends inside transactions only, and fences who had the id before.
+        """
+        publisher, producer = self._arrow_publisher(), None
+        if transactional_id is None:
+            producer = Producer(publisher, self.requester, self._clock, **options)
+        else:
+            manager = self._manager(transactional_id, transaction_timeout_ms)
+            producer = TransactionalProducer(publisher, self.requester, self._clock, manager, **options)
         self._producers.append(producer)
         return producer
+
+    # -- transactions -----------------------------------------------------------------------------------
+
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        batch_id: int | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    ) -> Transaction:
+        """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
+
+        The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
+        stream; once that is committed, its repeat publishes nothing. Raises InvalidRequest, InvalidTransactionTimeout.
+        """
+        with self._lock:
+            manager = self._managers.get(transactional_id)
+        if manager is None:
+            manager = self._manager(transactional_id, transaction_timeout_ms)
+            with self._lock:
+                self._managers[transactional_id] = manager
+        return Transaction(manager, self._publish_inside, batch_id)
+
+    @cached_property
+    def transactions(self) -> Transactions:
+        """List, describe and abort transactions, as an operator."""
+        store = self.namespace.store
+        return Transactions(
+            self.requester, lambda: Reader(store, self._clock, with_clients=True).refresh(), self._clock
+        )
+
+    def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
+        answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")
+        manager = TransactionManager(self.requester, self._clock, transactional_id, timeout_ms, answer_timeout_ms)
+        manager.initialize()
+        return manager
+
+    def _publish_inside(
+        self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
+    ) -> Published:
+        named = dict(columns)
+        order_by = named.pop("order_by", None)
+        unknown = named.keys() - {"key", "value", "headers", "timestamp", "partition"}
+        if unknown:
+            raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
+        wanted = {name: named.get(name) for name in ("key", "value", "headers", "timestamp", "partition")}
+        return self._publish_columns(topic, data, wanted, order_by, "fail", transaction=transaction)
+
+    def consumer(
+        self,
+        group: str,
+        *,
+        topics: Sequence[str] = (),
+        assign: Sequence[tuple[str, int]] = (),
+        **options: Any,
+    ) -> Consumer:
+        """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
+        state = self.state()
+        places = [(topic, p) for topic in topics for p in range(state.topic(topic).partition_count)]
+        return Consumer(self.requester, self.state, self.fetch, self._clock, group, [*places, *assign], **options)
 
     def _arrow_publisher(self) -> ArrowPublisher:
         return ArrowPublisher(

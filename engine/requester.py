@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,16 +78,20 @@ class Requester:
 
     def submit(self, request: AnyRequest, rows: pa.Table | None = None) -> Future[AnyResult]:
         """Send without waiting. `rows` (columns of a message body) ride in the letter."""
-        waiting = _Waiting(request, rows, Future())
+        return self.submit_all([(request, rows)])[0]
+
+    def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
+        """Send in this order, without waiting; in one letter as long as they fit."""
+        waiting = [_Waiting(request, rows, Future()) for request, rows in requests]
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
-            self._queue.append(waiting)
+            self._queue.extend(waiting)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="lakemq-requester", daemon=True)
                 self._thread.start()
             self._wake.notify()
-        return waiting.future
+        return [one.future for one in waiting]
 
     def close(self) -> None:
         """Send what waits, then end."""

@@ -19,9 +19,10 @@ from lakemq.engine.errors import LakeMQError, all_errors
 from lakemq.engine.publish.producer import Producer
 from lakemq.engine.topics import TOPIC
 from lakemq.jobs.commands.page import command_page
-from lakemq.tables.catalog import VIEWS, ddl_type
+from lakemq.tables.catalog import ddl_type
 from lakemq.tables.registry import TABLES
 from lakemq.tables.spec import TableSpec
+from lakemq.tables.views import VIEWS
 
 FOLDER = Path(__file__).parents[1] / "docs"
 

@@ -165,7 +165,7 @@ def check_data_files(mq: Connection) -> Finding:
     for topic in list(reader.refresh().active_topics()):
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
-        segments = reader.segments(topic, ranges)
+        segments = reader.segments(topic, ranges, committed=False)
         needed |= set(pc.unique(segments.column("batch_id")).to_pylist())
     there = {name.rpartition("/")[2] for name in mq.namespace.files.list("messages")}
     gone = sorted(batch_id for batch_id in needed if f"{batch_id}.parquet" not in there)

@@ -47,8 +47,9 @@ def connected(namespace: Namespace) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld."""
     import duckdb
 
-    from lakemq.tables.catalog import VIEWS, database_name
+    from lakemq.tables.catalog import database_name
     from lakemq.tables.registry import TABLES
+    from lakemq.tables.views import VIEWS
 
     database = database_name(namespace.path)
     connection = duckdb.connect(":memory:", config=_SETTINGS)

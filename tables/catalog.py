@@ -1,4 +1,4 @@
-"""The Spark catalog of a namespace: a database with all tables, and the views `log` and `log_committed`."""
+"""The Spark catalog of a namespace: a database with all tables and views."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from .registry import TABLES
 from .spec import TableSpec
 from .store import Store
+from .views import VIEWS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,29 +93,3 @@ def _database_comment(store: Store) -> str:
 
 def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
-# The segments come first in the plan: Spark takes each table's snapshot when the plan reaches it, files are registered
-# in `messages` before the segments that point at them, hence every segment seen finds its rows.
-_LOG = """\
-SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
-       coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
-       m.key, m.value, m.headers,
-       s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
-       s.transactional, s.origin, s.batch_id, m.row, s.step
-FROM (
-  SELECT *,
-         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
-         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted
-  FROM {database}.segments
-) s
-JOIN {database}.messages m
-  ON m.batch_id = s.batch_id AND m.partition = s.file_partition
- AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
-WHERE s.kind = 'data' AND s.deleted = 0
-  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""
-
-VIEWS: dict[str, str] = {
-    "log": _LOG,
-    "log_committed": "SELECT * FROM {database}.log",
-}

@@ -141,7 +141,7 @@ def _for_times(
 ) -> dict[int, tuple[int, int] | None]:
     """The first segment with a late enough message is found by its bounds; only its rows are read."""
     ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_ms]
-    segments = reader.segments(topic, [r for r in ranges if r.end > r.start])
+    segments = reader.segments(topic, [r for r in ranges if r.end > r.start], committed=False)
     found: dict[int, tuple[int, int] | None] = {}
     for one in ranges:
         time_ms = times_ms[one.partition]

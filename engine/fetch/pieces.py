@@ -59,6 +59,7 @@ def _cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) ->
         "base_offset": part.column("base_offset").to_numpy() + skipped,
         "first_row": part.column("first_row").to_numpy() + skipped,
         "record_count": count,
+        "last_offset": part.column("base_offset").to_numpy() + skipped + count - 1,
     }
     for name, column in changed.items():
         part = part.set_column(part.column_names.index(name), name, pa.array(column, pa.int64()))

@@ -48,7 +48,8 @@ def plan_fetch(
     ranges = tuple(
         OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
-    limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    committed = isolation == "read_committed"
+    limit = topic.last_stable_offsets if committed else topic.high_watermarks
     for r in ranges:
         first, last = int(topic.log_starts[r.partition]), int(limit[r.partition])
         if not first <= r.start or r.end > last:
@@ -58,7 +59,7 @@ def plan_fetch(
                 expected=f"{first} to {last}",
             )
     wanted = [r for r in ranges if r.end > r.start]
-    return FetchPlan(topic.topic, reader.state.step, reader.segments(topic, wanted), ranges)
+    return FetchPlan(topic.topic, reader.state.step, reader.segments(topic, wanted, committed), ranges)
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:

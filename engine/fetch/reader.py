@@ -33,6 +33,9 @@ MANY_CHUNKS = 16
 
 _ATTEMPTS = 20
 
+_TRANSACTION = ["partition", "producer_id", "producer_epoch"]
+"""What a transaction is known by within a topic."""
+
 
 @dataclass(frozen=True)
 class OffsetRange:
@@ -46,8 +49,9 @@ class OffsetRange:
 class Reader:
     """Follows a namespace. Not thread-safe."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock: Clock, with_clients: bool = False) -> None:
+        """with_clients: also what the sequencer knows of producers, transactions and groups, for who asks for that."""
+        self._store, self._clock, self._with_clients = store, clock, with_clients
         self._loaded_at_ms: int | None = None
         self._segments: TableHandle
         self.state = State()
@@ -76,7 +80,7 @@ class Reader:
     def _try_load(self) -> bool:
         watermark = read_watermark(self._store)
         try:
-            self.state = load_state(self._store, watermark, with_clients=False)
+            self.state = load_state(self._store, watermark, with_clients=self._with_clients)
         except StepTooOld:
             return False
         self._watermark_step = watermark.step
@@ -114,36 +118,54 @@ class Reader:
             self._overlay = [pa.concat_tables(self._overlay).combine_chunks()]
         return True
 
-    def segments(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
-        """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset."""
+    def segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
+        """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset.
+
+        committed: leave out those of aborted transactions; the ranges end at the last stable offset then.
+        """
         if not ranges:
             return SEGMENT_SCHEMA.empty_table()
         try:
-            return self._overlaid(topic, ranges)
+            return self._overlaid(topic, ranges, committed)
         except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
             self._load()
-            return self._overlaid(topic, ranges)
+            return self._overlaid(topic, ranges, committed)
 
-    def _overlaid(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
-        mine = (pc.field("topic_id") == topic.topic_id) & _overlapping(ranges)
-        found = pa.concat_tables([self._stored(topic, ranges), pa.concat_tables(self._overlay).filter(mine)])
+    def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
+        found = self._found(topic, ranges, "data", _overlapping(ranges), max(r.end for r in ranges) - 1)
+        doubtful = found.column("transactional")
+        if committed and pc.any(doubtful).as_py():
+            # a marker comes after all that it ends, maybe after the end of the range
+            began_in_time = pc.field("first_offset") < max(r.end for r in ranges)
+            aborted = self._found(topic, ranges, "abort", began_in_time, None).select(_TRANSACTION)
+            kept = found.join(aborted, keys=_TRANSACTION, join_type="left anti")
+            found = kept.select(SEGMENT_SCHEMA.names)
         ordered = found.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
         return clip(ordered, {r.partition: r for r in ranges})
 
-    def _stored(self, topic: Topic, ranges: list[OffsetRange]) -> pa.Table:
-        """Segments that were projected at the watermark and overlap the ranges."""
+    def _found(
+        self, topic: Topic, ranges: list[OffsetRange], kind: str, where: pc.Expression, last: int | None
+    ) -> pa.Table:
+        """Segments of a kind: those projected at the watermark, then those of the journal's tail.
+
+        last: the highest base offset of interest.
+        """
+        mine = (pc.field("kind") == kind) & where
+        tail = pa.concat_tables(self._overlay).filter(mine & (pc.field("topic_id") == topic.topic_id))
         ends = self._stored_ends.get(topic.topic_id, ())
         wanted = [r for r in ranges if r.partition < len(ends) and r.start < ends[r.partition]]
         if not wanted:
-            return SEGMENT_SCHEMA.empty_table()
-        return self._segments.read(
+            return tail
+        stored = self._segments.read(
             SEGMENT_SCHEMA.names,
-            where=(pc.field("kind") == "data") & _overlapping(wanted),
+            where=mine,
             topic_id=(topic.topic_id, topic.topic_id),
             partition=(min(r.partition for r in wanted), max(r.partition for r in wanted)),
-            base_offset=(None, max(r.end for r in wanted) - 1),
+            base_offset=(None, last),
+            last_offset=(min(r.start for r in wanted), None),
             step=(None, self._watermark_step),
         )
+        return pa.concat_tables([stored, tail])
 
 
 def _segments_of(step: StepDecisions) -> pa.Table:
@@ -152,14 +174,13 @@ def _segments_of(step: StepDecisions) -> pa.Table:
 
 def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:
     """Segments that share an offset with one of the ranges."""
-    end = pc.field("base_offset") + pc.field("record_count")
     bounds: dict[tuple[int, int], list[int]] = {}
     for r in ranges:
         bounds.setdefault((r.start, r.end), []).append(r.partition)
     expression: pc.Expression | None = None
     for (first, last), partitions in bounds.items():
         one = pc.field("partition").isin(pa.array(partitions, pa.int32()))
-        one = one & (pc.field("base_offset") < last) & (end > first)
+        one = one & (pc.field("base_offset") < last) & (pc.field("last_offset") >= first)
         expression = one if expression is None else expression | one
     assert expression is not None
     return expression
@@ -179,6 +200,7 @@ def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
     changed = {
         "base_offset": pc.add(base, skipped),
         "record_count": kept,
+        "last_offset": pc.add(pc.add(base, skipped), pc.subtract(kept, 1)),
         "first_row": pc.add(segments.column("first_row"), skipped),
         "base_sequence": sequence,
     }

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from .. import crash
 from ..clock import Clock
 from ..datafile import WrittenFile, write_data_file
 from ..protocol.errors import RequestTimedOut, StaleTopicMetadata
-from ..protocol.requests import AnyResult, ApplicationVersion, Published
+from ..protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
 from ..protocol.state import State
 from ..requester import Requester
 from .arrange import Arranged, Copy, Run, arrange
@@ -34,6 +34,14 @@ Part = tuple[int, Copy, Sequence[Run]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
+
+
+class Prepared(NamedTuple):
+    """A publish that is ready to be sent; `rows`: those that ride in the request."""
+
+    request: Produce
+    rows: pa.Table | None
+    route: Route
 
 
 class Spread:
@@ -81,57 +89,78 @@ class ArrowPublisher:
         sequences: Sequences | None = None,
         application: ApplicationVersion | None = None,
         timeout_ms: int = 120_000,
+        transaction: TransactionRef | None = None,
     ) -> Published:
         """Publish a body; with `sequences`, a lost answer is asked for again and nothing is published twice.
 
-        Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
+        transaction: the one it is a part of. Raises what the request was refused with; RequestTimedOut when its outcome
+        is unknown.
         """
         deadline_ms = self._clock.steady_ms() + timeout_ms
         start = self._spread.take(body.num_rows)
         for attempt in range(_STALE_RETRIES):
-            route = self._route(destination)
+            prepared = self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
             try:
-                result = self._send(route, body, asked, start, on_error, sequences, application, deadline_ms)
+                return self._send(prepared, sequences, deadline_ms)
             except StaleTopicMetadata:
-                self._routes.clear()
+                self.forget_routes()
                 if attempt == _STALE_RETRIES - 1:
                     raise
-                continue
-            return result
         raise AssertionError("unreachable")
+
+    def prepare(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
+        sequences: Sequences,
+        transaction: TransactionRef,
+    ) -> Prepared:
+        """A publish of a transaction, to be sent by somebody else. Raises what refuses one of its rows."""
+        start = self._spread.take(body.num_rows)
+        return self._prepared(destination, body, asked, start, "fail", sequences, None, transaction)
+
+    def forget_routes(self) -> None:
+        """Topics have changed: look at them again."""
+        self._routes.clear()
 
     def _route(self, destination: str) -> Route:
         if destination not in self._routes:
             self._routes[destination] = find_route(self._metadata(), destination)
         return self._routes[destination]
 
-    def _send(
+    def _prepared(
         self,
-        route: Route,
+        destination: str,
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None,
         start: int,
         on_error: OnError,
         sequences: Sequences | None,
         application: ApplicationVersion | None,
-        deadline_ms: int,
-    ) -> Published:
+        transaction: TransactionRef | None,
+    ) -> Prepared:
+        route = self._route(destination)
         rows, parts, written = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
         if refused and on_error == "fail":
             raise refuse_all(refused)
         producer = sequences.of(route, ranges) if sequences else None
-        request = produce_request(route, ranges, refused, written, producer, application)
+        request = produce_request(route, ranges, refused, written, producer, application, transaction)
+        return Prepared(request, rows, route)
+
+    def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
+        request = prepared.request
         while True:
             try:
-                result = published(self._requester.submit(request, rows))
+                result = published(self._requester.submit(request, prepared.rows))
             except RequestTimedOut:
-                repeatable = sequences is not None or application is not None
+                repeatable = sequences is not None or request.application is not None
                 if repeatable and self._clock.steady_ms() < deadline_ms:
                     continue
                 raise
             if sequences is not None:
-                sequences.advance(route, ranges)
+                sequences.advance(prepared.route, request.ranges)
             return result
 
     def _placed(

@@ -14,7 +14,15 @@ from lakemq.tables.spec import TIME
 
 from ..datafile import BODY, BODY_SCHEMA, WrittenFile
 from ..protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
-from ..protocol.requests import ApplicationVersion, DataFile, Produce, ProducerSequences, Ranges, RefusedRows
+from ..protocol.requests import (
+    ApplicationVersion,
+    DataFile,
+    Produce,
+    ProducerSequences,
+    Ranges,
+    RefusedRows,
+    TransactionRef,
+)
 from .arrange import REFUSALS, Copy, Run
 from .routing import Route
 
@@ -172,6 +180,7 @@ def produce_request(
     files: Sequence[WrittenFile] = (),
     producer: ProducerSequences | None = None,
     application: ApplicationVersion | None = None,
+    transaction: TransactionRef | None = None,
 ) -> Produce:
     return Produce(
         topics=list(route.topics),
@@ -181,4 +190,5 @@ def produce_request(
         refused=list(refused),
         producer=producer,
         application=application,
+        transaction=transaction,
     )

@@ -235,10 +235,9 @@ class Producer:
         for topic, given in queue.items():
             for one in given:
                 try:
-                    self._publish(topic, one.table() if isinstance(one, _Records) else one)
+                    self._publish(topic, table_of(one))
                 except BaseException as error:  # told at the next call; what else waits is sent all the same
-                    # if it was published after all, its sequences are taken: others with them would pass for repeats
-                    self._sequences = None
+                    self._sending_failed(error)
                     with self._lock:
                         self._error = self._error or error
 
@@ -249,6 +248,10 @@ class Producer:
         )
         with self._lock:
             self._done.append(result)
+
+    def _sending_failed(self, error: BaseException) -> None:
+        # if it was published after all, its sequences are taken: others with them would pass for repeats
+        self._sequences = None
 
     def _ready(self) -> Sequences | None:
         if self._idempotent and self._sequences is None:
@@ -267,6 +270,10 @@ class Producer:
                 continue  # an id that nobody uses does no harm
             assert isinstance(done, ProducerDone)
             return done
+
+
+def table_of(given: _Records | pa.Table) -> pa.Table:
+    return given.table() if isinstance(given, _Records) else given
 
 
 def _headers(headers: Sequence[Header] | Mapping[str, bytes]) -> list[Header]:

@@ -21,7 +21,7 @@ from ..protocol.errors import (
     UnknownTopicOrPartition,
 )
 from ..protocol.names import MAX_LENGTH
-from ..protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef
+from ..protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef, TransactionRef
 from ..protocol.state import State
 from ..requester import Requester
 from .arrange import Copy, Run
@@ -106,6 +106,7 @@ class SparkPublisher:
         order_by: Any,
         on_error: OnError,
         application: ApplicationVersion | None,
+        transaction: TransactionRef | None = None,
     ) -> Published:
         """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
         rows = message_rows(df, columns, self._clock.now_ms(), order_by)
@@ -113,7 +114,7 @@ class SparkPublisher:
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), destination),))
 
-        return self._until_current(routes, rows, on_error, application)
+        return self._until_current(routes, rows, on_error, application, transaction)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
@@ -141,22 +142,28 @@ class SparkPublisher:
         rows: DataFrame,
         on_error: OnError,
         application: ApplicationVersion | None,
+        transaction: TransactionRef | None = None,
     ) -> Published:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(routes(), rows, on_error, application)
+                return self._publish(routes(), rows, on_error, application, transaction)
             except StaleTopicMetadata:
                 continue
-        return self._publish(routes(), rows, on_error, application)
+        return self._publish(routes(), rows, on_error, application, transaction)
 
     def _publish(
-        self, routes: Routes, rows: DataFrame, on_error: OnError, application: ApplicationVersion | None
+        self,
+        routes: Routes,
+        rows: DataFrame,
+        on_error: OnError,
+        application: ApplicationVersion | None,
+        transaction: TransactionRef | None,
     ) -> Published:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
-        request = _request(routes, written, application)
+        request = _request(routes, written, application, transaction)
         if request.refused and on_error == "fail":
             raise refuse_all(request.refused)
         return self._ask(request)
@@ -171,7 +178,12 @@ class SparkPublisher:
         return published(self._requester.submit(request))
 
 
-def _request(routes: Routes, written: Sequence[Row], application: ApplicationVersion | None) -> Produce:
+def _request(
+    routes: Routes,
+    written: Sequence[Row],
+    application: ApplicationVersion | None,
+    transaction: TransactionRef | None,
+) -> Produce:
     """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
     files: list[WrittenFile] = []
     parts: dict[int, list[tuple[int, int, Run]]] = {}
@@ -193,7 +205,7 @@ def _request(routes: Routes, written: Sequence[Row], application: ApplicationVer
         else:
             refused += _nobodys(routes, destination, mine)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
-    return produce_request(some_route, ranges, refused, files, application=application)
+    return produce_request(some_route, ranges, refused, files, None, application, transaction)
 
 
 def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:

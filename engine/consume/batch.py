@@ -1,0 +1,44 @@
+"""What a poll brought: messages of some partitions, and where the group goes on after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ..fetch.arrow import FETCHED
+from ..fetch.fetched import Fetched, Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class ConsumerBatch:
+    """A fixed range of offsets of some partitions; reading it twice gives the same messages. False when it is empty.
+
+    offsets: (topic, partition) -> the offset to go on from, of every partition that moved, also past what is not shown.
+    """
+
+    def __init__(self, group: str, parts: list[Fetched], offsets: Mapping[tuple[str, int], int]) -> None:
+        self.group, self._parts, self.offsets = group, parts, dict(offsets)
+
+    @property
+    def record_count(self) -> int:
+        return sum(part.record_count for part in self._parts)
+
+    def to_arrow(self) -> pa.Table:
+        """All messages, by topic, partition and offset, in the schema of Spark's Kafka source."""
+        return pa.concat_tables([FETCHED.empty_table(), *(part.to_arrow() for part in self._parts)])
+
+    def to_spark(self) -> DataFrame:
+        """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
+        return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
+
+    def __iter__(self) -> Iterator[Message]:
+        for part in self._parts:
+            yield from part
+
+    def __bool__(self) -> bool:
+        return self.record_count > 0

@@ -1,0 +1,115 @@
+"""What an operator asks of transactions, as Kafka's tools do: who has one open, since when, and to end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..clock import Clock
+from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
+from ..protocol.names import shown
+from ..protocol.requests import AbortTransaction
+from ..protocol.state import State, Transaction
+from ..requester import Requester
+
+
+@dataclass(frozen=True)
+class TransactionInfo:
+    """A transactional id. started_at_ms, partitions, groups, error: of the transaction that is open, if any is."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    updated_at_ms: int
+    started_at_ms: int | None
+    open_ms: int | None
+    partitions: tuple[str, ...]
+    groups: tuple[str, ...]
+    error: str | None
+    batch_id: int
+
+
+@dataclass(frozen=True)
+class ProducerInfo:
+    """A producer that has written to a partition; first_offset: of its open transaction there."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    updated_at_ms: int
+    transactional_id: str | None
+    first_offset: int | None
+
+
+class Transactions:
+    """Operations on transactions; all but `abort` only read."""
+
+    def __init__(self, requester: Requester, state: Callable[[], State], clock: Clock) -> None:
+        """state: as of the newest step, with producers and transactions."""
+        self._requester, self._state, self._clock = requester, state, clock
+
+    def all(self, states: tuple[str, ...] = ()) -> list[TransactionInfo]:
+        """All transactional ids, or those in one of the states, by name."""
+        state = self._state()
+        infos = [self._info(state, name, one) for name, one in sorted(state.transactions.items())]
+        return [info for info in infos if not states or info.state in states]
+
+    def describe(self, transactional_id: str) -> TransactionInfo:
+        """Raises TransactionalIdNotFound."""
+        state = self._state()
+        known = state.transactions.get(transactional_id)
+        if known is None:
+            raise TransactionalIdNotFound(found=shown(transactional_id))
+        return self._info(state, transactional_id, known)
+
+    def find_hanging(self, max_open_ms: int = 900_000) -> list[TransactionInfo]:
+        """Transactions that have been open for longer; the oldest first. Consumers wait behind each of them."""
+        hanging = [info for info in self.all(("Ongoing",)) if (info.open_ms or 0) > max_open_ms]
+        return sorted(hanging, key=lambda info: -(info.open_ms or 0))
+
+    def describe_producers(self, topic: str, partition: int) -> list[ProducerInfo]:
+        """The producers the sequencer remembers of a partition. Raises UnknownTopicOrPartition."""
+        state = self._state()
+        known = state.topic(topic)
+        if not 0 <= partition < known.partition_count:
+            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        firsts = known.open_transactions.get(partition, {})
+        found = []
+        for producer_id, producer in sorted(state.producers.items()):
+            units = producer.units.get((known.topic_id, partition), ())
+            if units or producer_id in firsts:
+                last = units[-1].base_sequence + units[-1].record_count - 1 if units else -1
+                found.append(
+                    ProducerInfo(
+                        producer_id,
+                        producer.epoch,
+                        last,
+                        producer.seen_at_ms,
+                        producer.transactional_id,
+                        firsts.get(producer_id),
+                    )
+                )
+        return found
+
+    def abort(self, transactional_id: str) -> None:
+        """End an open transaction; its producer is fenced. Raises TransactionalIdNotFound, InvalidTxnState."""
+        self._requester.ask(AbortTransaction(transactional_id))
+
+    def _info(self, state: State, name: str, known: Transaction) -> TransactionInfo:
+        started_at_ms = known.started_at_ms if known.status == "Ongoing" else None
+        return TransactionInfo(
+            name,
+            known.producer_id,
+            known.producer_epoch,
+            known.status,
+            known.timeout_ms,
+            known.seen_at_ms,
+            started_at_ms,
+            None if started_at_ms is None else max(0, self._clock.now_ms() - started_at_ms),
+            tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in sorted(known.partitions)),
+            tuple(sorted(known.offsets)),
+            known.error,
+            known.batch_id,
+        )

@@ -1,0 +1,90 @@
+"""The views of a namespace, in the SQL that Spark and DuckDB share; `{database}` stands for the database's name."""
+
+from __future__ import annotations
+
+# The segments come first in the plan: Spark takes each table's snapshot when the plan reaches it, files are registered
+# in `messages` before the segments that point at them, hence every segment seen finds its rows.
+# They are scanned once, so that one snapshot says what is there, what was committed and where the stable log ends.
+_LOG = """\
+SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
+       coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
+       m.key, m.value, m.headers,
+       s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
+       s.transactional, s.origin, s.batch_id, m.row, s.step
+FROM (
+{segments}
+) s
+JOIN {database}.messages m
+  ON m.batch_id = s.batch_id AND m.partition = s.file_partition
+ AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
+WHERE s.kind = 'data' AND s.deleted = 0
+  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""
+
+_SEGMENTS = """\
+  SELECT *,
+         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted
+  FROM {database}.segments"""
+
+# A transaction is named by its producer's id and epoch; without a marker it is open.
+_OUTCOMES = """\
+  SELECT *,
+         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted,
+         max(CASE WHEN kind IN ('commit', 'abort') THEN kind END)
+           OVER (PARTITION BY topic_id, partition, producer_id, producer_epoch) AS outcome
+  FROM {database}.segments"""
+
+_STABLE = f"""\
+  SELECT *,
+         min(CASE WHEN kind = 'data' AND transactional AND outcome IS NULL THEN base_offset END)
+           OVER (PARTITION BY topic_id, partition) AS unstable_from
+  FROM (
+{_OUTCOMES}
+  ) o"""
+
+_LOG_COMMITTED = (
+    _LOG.replace("{segments}", _STABLE)
+    + """
+  AND (NOT s.transactional OR s.outcome = 'commit')
+  AND (s.unstable_from IS NULL OR s.base_offset < s.unstable_from)"""
+)
+
+_TRANSACTION = """\
+transactional_id, state, reason, timestamp_millis(updated_at_ms) AS updated_at,
+       timestamp_millis(started_at_ms) AS started_at, updated_at_ms - started_at_ms AS open_ms,
+       timeout_ms, producer_id, producer_epoch, topics, groups, batch_id, step, position"""
+
+_OPEN_TRANSACTIONS = f"""\
+SELECT {_TRANSACTION}
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY transactional_id ORDER BY step DESC, position DESC) AS age
+  FROM {{database}}.transactions
+) t
+WHERE age = 1 AND state = 'Ongoing'"""
+
+_TRANSACTION_HISTORY = f"""\
+SELECT {_TRANSACTION}
+FROM {{database}}.transactions"""
+
+_CONSUMER_LAG = """\
+SELECT c.group, c.topic, c.partition, c.committed_offset, p.last_stable_offset, p.high_watermark,
+       p.last_stable_offset - c.committed_offset AS lag, timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
+  FROM {database}.consumer_offsets g
+) c
+JOIN (
+  SELECT *, row_number() OVER (PARTITION BY topic_id, partition ORDER BY step DESC) AS age
+  FROM {database}.partitions
+) p
+  ON p.topic_id = c.topic_id AND p.partition = c.partition
+WHERE c.age = 1 AND p.age = 1 AND NOT c.removed"""
+
+VIEWS: dict[str, str] = {
+    "log": _LOG.replace("{segments}", _SEGMENTS),
+    "log_committed": _LOG_COMMITTED,
+    "open_transactions": _OPEN_TRANSACTIONS,
+    "transaction_history": _TRANSACTION_HISTORY,
+    "consumer_lag": _CONSUMER_LAG,
+}
