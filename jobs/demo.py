@@ -1,5 +1,7 @@
 """The tour: a year of flights published from Spark, the weather sent from Python, both read back, checked and asked.
 
+Long delays become alerts in a topic of their own, exactly once, by a job that is killed twice on the way.
+
     python -m lakemq.jobs.demo [--keep FOLDER] [--rows N]
 
 It exits with 1 when a check fails. What it leaves behind lies in one folder: the namespace `nyc` and `report.html`.
@@ -26,7 +28,7 @@ from rich.markup import escape
 
 import lakemq
 from lakemq.engine.connection import Connection
-from lakemq.jobs import demo_answers, demo_checks
+from lakemq.jobs import demo_alerts, demo_answers, demo_checks
 from lakemq.jobs.demo_answers import Answers
 from lakemq.jobs.demo_checks import CheckFailed
 from lakemq.jobs.demo_data import FLIGHT_DDL, MissingData, Source, load_source
@@ -42,6 +44,7 @@ READ_SHARE = 0.7
 PUBLISH = "Publish the flights from Spark"
 SEND = "Send the weather from Python"
 FETCH = "Fetch the flights in Arrow"
+ALERT = "Turn long delays into alerts, killing the job twice"
 
 
 class NotOurs(Exception):
@@ -88,7 +91,8 @@ def run(tour: Tour, folder: Path, rows: int | None) -> Path:
             mq.topics.create("weather", partitions=4)
             _publish(tour, mq, flights)
             latency_ms = _send_weather(tour, mq, source.weather)
-            _fetch(tour, mq, source)
+            values = _fetch(tour, mq, source)
+            _alert(tour, mq, folder, values)
             position = mq.fetch("flights", end=int(READ_SHARE * source.flights.num_rows / PARTITIONS)).to_arrow()
         source.flights_csv.unlink()
         # the sequencer has projected all it decided before it handed over the lease, so SQL sees everything
@@ -163,8 +167,8 @@ def _send_weather(tour: Tour, mq: Connection, weather: pa.Table) -> float:
     return latency_ms
 
 
-def _fetch(tour: Tour, mq: Connection, source: Source) -> None:
-    """Everything, both ways, and checked."""
+def _fetch(tour: Tour, mq: Connection, source: Source) -> pa.Table:
+    """Everything, both ways, and checked; the flights as they were fetched."""
     with tour.stage(FETCH) as say:
         flights = mq.fetch("flights").to_arrow()
         say(f"{flights.num_rows:,} messages")
@@ -183,6 +187,19 @@ def _fetch(tour: Tour, mq: Connection, source: Source) -> None:
             demo_checks.check_key_order(values),
             demo_checks.check_ways_agree(flights, through_spark),
         ]
+    tour.passed(checked)
+    return values
+
+
+def _alert(tour: Tour, mq: Connection, folder: Path, flights: pa.Table) -> None:
+    """Long delays into a topic of their own, by a job that is killed on the way."""
+    with tour.stage(ALERT) as say:
+        exits = demo_alerts.alert(mq, folder, flights.num_rows)
+        say(f"{len(exits)} runs of the job, {demo_alerts.KILLS} of them killed")
+    with tour.stage("Check the alerts"):
+        columns = pa.schema([f for f in flights.schema if f.name not in ("partition", "offset")])
+        alerts = demo_checks.flights_of(mq.fetch(demo_alerts.TARGET).to_arrow(), columns)
+        checked = demo_alerts.check_alerts(alerts, flights, exits)
     tour.passed(checked)
 
 

@@ -78,7 +78,16 @@ WHERE dep_delay IS NOT NULL AND visib IS NOT NULL
 GROUP BY 1 ORDER BY min(visib)""",
 )
 
-QUESTIONS = (BUSIEST, ONE_AIRCRAFT, LAG, LATE, WEATHER)
+ALERTS = Question(
+    "What became of the transactions behind the alerts?",
+    """\
+SELECT state, coalesce(reason, '') AS ended_by, count(*) AS transactions, max(open_ms) AS longest_open_ms
+FROM {mq}.transaction_history
+WHERE transactional_id = 'delay-alerts' AND state IN ('CompleteCommit', 'CompleteAbort')
+GROUP BY 1, 2 ORDER BY 1 DESC, 2""",
+)
+
+QUESTIONS = (BUSIEST, ONE_AIRCRAFT, LAG, LATE, WEATHER, ALERTS)
 
 _MISPLACED = """\
 SELECT count_if(partition <> pmod(xxhash64(key), {partitions})) AS misplaced, count(*) AS keyed
@@ -94,6 +103,7 @@ class Answers:
     lag: pa.Table
     late: pa.Table
     weather: pa.Table
+    alerts: pa.Table
 
 
 def create_views(spark: SparkSession, database: str, airlines: pa.Table, read: pa.Table) -> None:

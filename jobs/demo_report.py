@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 import pyarrow as pa
 
-from lakemq.jobs.demo_answers import BUSIEST, LAG, LATE, LATE_MINUTES, ONE_AIRCRAFT, WEATHER, Answers
+from lakemq.jobs.demo_answers import ALERTS, BUSIEST, LAG, LATE, LATE_MINUTES, ONE_AIRCRAFT, WEATHER, Answers
 from lakemq.jobs.demo_checks import Checked
 from lakemq.jobs.report import ACCENT, MUTED, Report
 
@@ -36,6 +36,7 @@ def build_report(
     _add_lag(report, answers.lag)
     _add_late(report, answers.late)
     _add_weather(report, answers.weather)
+    _add_alerts(report, answers.alerts)
     names, seconds = zip(*reversed(stages), strict=True)
     report.add_section("Where the time went", "Seconds per stage.", figure=_bars(names, seconds, 34 * len(names)))
     return report
@@ -135,6 +136,18 @@ def _add_weather(report: Report, answer: pa.Table) -> None:
         "Mean delay at departure by the visibility at that airport in that hour.",
         figure=figure,
         source=WEATHER.sql,
+    )
+
+
+def _add_alerts(report: Report, answer: pa.Table) -> None:
+    report.add_section(
+        ALERTS.title,
+        "A job copies delays of more than an hour into a topic of their own: each batch, and how far the job has read, "
+        "is one transaction. It was killed twice; what it had open then was aborted by its next run, and what it had "
+        "committed was not done again.",
+        columns=answer.column_names,
+        rows=list(zip(*answer.to_pydict().values(), strict=True)),
+        source=ALERTS.sql,
     )
 
 

@@ -24,7 +24,7 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.errors import LakeMQError, NotLeader
 from lakemq.engine.namespace import open_namespace
 from lakemq.jobs.jars import MissingJars, MissingJava
-from lakemq.jobs.session import spark_session
+from lakemq.jobs.session import first_line, spark_session
 
 COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 
@@ -117,15 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in run(mq, spark, given):
                 print(line)
     except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
-        print(f"microbatch: {_first_line(error)}", file=sys.stderr)
+        print(f"microbatch: {first_line(error)}", file=sys.stderr)
         return 1
     return 0
-
-
-def _first_line(error: Exception) -> str:
-    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    lines = str(said).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
-__all__ = ["MissingJars", "MissingJava", "spark_session"]
+__all__ = ["MissingJars", "MissingJava", "first_line", "spark_session"]
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
@@ -47,6 +47,13 @@ def spark_session(
         # Workers need the driver's interpreter: `python3` on the path may be another, without pyarrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in one line, a Java one too: never a stack trace."""
+    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    lines = str(said).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _settings(wished: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Consume, transform, produce: copy a topic into another, exactly once. A job to start from.
+
+    spark-submit --jars "$(python -m lakemq.jobs.jars --print)" jobs/copy_topic.py --path data/mq \\
+        --from flights --to alerts --where "get_json_object(cast(value AS string), '$.arr_delay') > 60"
+
+Each micro-batch is one transaction: what it publishes and how far the group has read are committed together. Killed
+anywhere, the next run goes on where the last commit was; of two that run at once, the older one is fenced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from lakemq.engine.config import load_config
+from lakemq.engine.connection import Connection
+from lakemq.engine.consume.batch import ConsumerBatch
+from lakemq.engine.consume.consumer import Consumer
+from lakemq.engine.errors import LakeMQError
+from lakemq.engine.namespace import open_namespace
+from lakemq.jobs.jars import MissingJars, MissingJava
+from lakemq.jobs.session import first_line, spark_session
+
+FOLLOW_WAIT_MS = 10_000
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="copy_topic", description="Copy a topic into another, exactly once.")
+    parser.add_argument("--path", required=True, help="the namespace: a path or URI")
+    parser.add_argument("--conf", help="a settings file (else $LAKEMQ_CONF)")
+    parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
+    parser.add_argument("--from", dest="source", required=True, metavar="TOPIC", help="topic to read")
+    parser.add_argument("--to", dest="target", required=True, metavar="TOPIC", help="topic to write")
+    parser.add_argument("--where", metavar="CONDITION", default="true", help="SQL: which messages are copied")
+    parser.add_argument("--key", metavar="EXPRESSION", default="key", help="SQL: the key of a copy")
+    parser.add_argument("--value", metavar="EXPRESSION", default="value", help="SQL: the value of a copy")
+    parser.add_argument("--id", metavar="NAME", help="transactional id and group (copy-FROM-TO)")
+    parser.add_argument("--max-records", type=int, default=1_000_000, metavar="N", help="most messages of a batch")
+    parser.add_argument("--follow", action="store_true", help="wait for more messages instead of ending")
+    return parser
+
+
+def copy(mq: Connection, given: argparse.Namespace) -> int:
+    """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
+    name, read = given.id or f"copy-{given.source}-{given.target}", 0
+    # before the offsets are looked up: a predecessor that still runs may not commit any more
+    txn = mq.transaction(name)
+    with mq.consumer(name, topics=[given.source]) as consumer:
+        while batch := _next(consumer, given):
+            with txn:
+                txn.publish(
+                    given.target,
+                    transformed(batch, given.where),
+                    key=F.expr(given.key),
+                    value=F.expr(given.value),
+                    order_by=["source_partition", "offset"],
+                )
+                txn.send_offsets(batch)
+            read += batch.record_count
+            print(f"{batch.record_count} read, {sum(consumer.lag().values())} to go", flush=True)
+            txn = mq.transaction(name)
+    return read
+
+
+def _next(consumer: Consumer, given: argparse.Namespace) -> ConsumerBatch | None:
+    """The next batch that is not empty; None when there is none and nobody wants to wait."""
+    while True:
+        batch = consumer.poll(given.max_records, FOLLOW_WAIT_MS if given.follow else 0)
+        if batch:
+            return batch
+        if not given.follow and not any(consumer.lag().values()):
+            return None
+
+
+def transformed(batch: ConsumerBatch, where: str) -> DataFrame:
+    """The messages to copy: key, value, headers, timestamp; source_partition and offset to keep their order."""
+    # a column `partition` would ask for the same partition of the target
+    return batch.to_spark().withColumnRenamed("partition", "source_partition").where(where)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        spark = spark_session("lakemq copy_topic", given.master)
+        namespace = open_namespace(given.path, load_config(given.conf))
+        with Connection(namespace, spark) as mq, mq.serving():
+            print(f"{copy(mq, given)} messages read")
+    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
+        print(f"copy_topic: {first_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
