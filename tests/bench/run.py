@@ -11,6 +11,7 @@ from pathlib import Path
 
 import control_plane
 import latency
+import transactions
 import with_spark
 import without_jvm
 from figures import Figure
@@ -21,6 +22,11 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
     "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
+    "transactions": lambda quick: (
+        transactions.run(20_000, 60, 40, 4, 2, 2_000)
+        if quick
+        else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
+    ),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
 }
 

@@ -1,0 +1,221 @@
+"""What transactions cost: beside the same without one, one after the other, and a thousand at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
+
+import numpy as np
+import pyarrow as pa
+from figures import Figure, interleaved, median, percentile, seconds
+from serving import served
+from with_spark import messages
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.protocol.requests import (
+    EndTransaction,
+    InitProducer,
+    Produce,
+    ProducerDone,
+    Ranges,
+    TransactionRef,
+)
+from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.jobs.session import spark_session
+
+PARTITIONS = 8
+WARM_UP = 20
+
+_START = r"""
+import sys, time
+import lakemq
+started = time.perf_counter()
+mq = lakemq.connect(sys.argv[1])
+sequencer = mq.sequencer()
+assert sequencer.try_lead()
+print(time.perf_counter() - started)
+assert len(sequencer.state.transactions) == int(sys.argv[2])
+sequencer.resign()
+"""
+
+
+def run(rows: int, sends: int, producers: int, processes: int, rounds: int, history: int) -> Iterator[Figure]:
+    yield published_over_plain(rows, rounds)
+    yield fetched_over_plain(rows, rounds)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        with lakemq.connect(folder) as mq:
+            taken = one_producer(mq, sends)
+        yield Figure("transaction of 10 records, 2 topics, offsets, p50", median(taken) * 1e3, "ms", 80, "<=")
+        yield Figure(
+            "transaction of 10 records, 2 topics, offsets, p99", percentile(taken, 0.99) * 1e3, "ms", 300, "<="
+        )
+        rate = many_producers(folder, producers, processes, rounds)
+        name = f"{producers:,} producers in {processes} processes committing at once"
+        yield Figure(name, rate, "transactions/s", 1000, ">=")
+    yield Figure(f"{history:,} transactions in the log: start", started_after(history), "s", 3, "<=")
+
+
+def published_over_plain(rows: int, rounds: int) -> Figure:
+    """Spark: median seconds of a publish over those of the same inside a transaction."""
+    folder = tempfile.mkdtemp(prefix="lakemq-bench-")
+    spark = spark_session(master="local[2]", app_name="bench")
+    try:
+        with lakemq.connect(f"{folder}/mq", spark=spark, create=True) as mq, mq.serving():
+            messages(spark, rows, 92).write.format("delta").save(f"{folder}/source")
+            source = spark.read.format("delta").load(f"{folder}/source")
+            mq.topics.create("t", partitions=PARTITIONS)
+
+            def plain() -> None:
+                mq.publish("t", source)
+
+            def inside() -> None:
+                with mq.transaction("bench") as txn:
+                    txn.publish("t", source)
+
+            plain(), inside()
+            alone, together = interleaved([plain, inside], rounds)
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    ratio = median(alone) / median(together)
+    return Figure(f"publish {rows / 1e6:g} M x 100 B in a transaction over without", ratio, "ratio", 0.95, ">=")
+
+
+def fetched_over_plain(rows: int, rounds: int, batches: int = 100) -> Figure:
+    """Arrow: median seconds of a fetch of `rows` over one that passes over as many more in aborted batches."""
+    with (
+        tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder,
+        lakemq.connect(folder, create=True) as mq,
+        mq.serving(),
+    ):
+        mq.topics.create("plain", partitions=PARTITIONS)
+        mq.topics.create("half", partitions=PARTITIONS)
+        count = rows // batches
+        keys = pa.array([b"k%07d" % (n % 100_000) for n in range(count)])
+        table = pa.table({"key": keys, "value": pa.array(_random_values(count))})
+        for number in range(2 * batches):
+            if number % 2 == 0:
+                mq.publish("plain", table)
+            _publish_in_transaction(mq, table, commit=number % 2 == 0)
+
+        def fetch(topic: str) -> Callable[[], None]:
+            def once() -> None:
+                assert mq.fetch(topic).to_arrow().num_rows == count * batches
+
+            return once
+
+        plain, half = fetch("plain"), fetch("half")
+        plain(), half()
+        without, with_aborted = interleaved([plain, half], rounds)
+    ratio = median(without) / median(with_aborted)
+    return Figure("fetch with half of all batches aborted over without", ratio, "ratio", 0.95, ">=")
+
+
+class _Undo(Exception):
+    pass
+
+
+def _publish_in_transaction(mq: Connection, table: pa.Table, commit: bool) -> None:
+    try:
+        with mq.transaction("bench") as txn:
+            txn.publish("half", table)
+            if not commit:
+                raise _Undo
+    except _Undo:
+        pass
+
+
+def _random_values(count: int) -> list[bytes]:
+    return [bytes(row) for row in np.random.default_rng(1).integers(0, 256, (count, 92), np.uint8)]
+
+
+def one_producer(mq: Connection, sends: int) -> list[float]:
+    """Seconds of each transaction: 10 records into two topics, and an offset."""
+    for topic in ("in", "a", "b"):
+        mq.topics.create(topic, partitions=PARTITIONS)
+    mq.publish("in", pa.table({"value": [b"x"] * 100, "partition": [0] * 100}))
+    taken = []
+    with mq.producer("bench") as producer:
+        for number in range(sends):
+            taken.append(seconds(lambda offset=number % 100: _transaction(producer, offset)))
+    return taken[WARM_UP:]
+
+
+def _transaction(producer: TransactionalProducer, offset: int) -> None:
+    producer.begin_transaction()
+    for record in range(10):
+        producer.send("ab"[record % 2], b"x" * 92, key=b"k%d" % record)
+    producer.send_offsets_to_transaction({("in", 0): offset}, "group")
+    producer.commit_transaction()
+
+
+def many_producers(folder: str, producers: int, processes: int, rounds: int) -> float:
+    """Transactions per second of producers that each commit, wait, and commit again; each has an id of its own."""
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[float] = context.Queue()
+    start = context.Barrier(processes)
+    each = producers // processes
+    children = [
+        context.Process(target=_producer_process, args=(folder, number, each, rounds, start, queue))
+        for number in range(processes)
+    ]
+    for child in children:
+        child.start()
+    longest = max(queue.get() for _ in children)
+    for child in children:
+        child.join()
+    return each * processes * rounds / longest
+
+
+def _producer_process(
+    folder: str, process: int, producers: int, rounds: int, start: threading.Barrier, queue: Queue[float]
+) -> None:
+    with lakemq.connect(folder) as mq:
+        mine = [mq.producer(f"bench-{process}-{number}") for number in range(producers)]
+
+        def commit(producer: TransactionalProducer) -> None:
+            for number in range(rounds):
+                _transaction(producer, number % 100)
+
+        threads = [threading.Thread(target=commit, args=(producer,)) for producer in mine]
+        start.wait()
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        queue.put(time.perf_counter() - began)
+
+
+def started_after(count: int) -> float:
+    """Seconds until a sequencer leads a namespace with `count` transactional ids, each of which has committed once."""
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
+        with lakemq.connect(folder, create=True) as mq, mq.serving():
+            mq.topics.create("t", partitions=PARTITIONS)
+            for first in range(0, count, 2000):
+                _commit_empty(mq, range(first, min(first + 2000, count)))
+        command = [sys.executable, "-c", _START, folder, str(count)]
+        runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+        return min(float(run.stdout) for run in runs)
+
+
+def _commit_empty(mq: Connection, numbers: range) -> None:
+    """One transaction per number, each of one publish without rows."""
+    futures = [mq.requester.submit(InitProducer(f"id-{number}")) for number in numbers]
+    step, ends = mq.state().step, []
+    for number, future in zip(numbers, futures, strict=True):
+        done = future.result()
+        assert isinstance(done, ProducerDone)
+        ref = TransactionRef(f"id-{number}", done.producer_id, done.producer_epoch)
+        produce = Produce(topics=[], ranges=Ranges(), metadata_step=step, transaction=ref)
+        ends.append(mq.requester.submit_all([(produce, None), (EndTransaction(ref, True, 1), None)])[-1])
+    for end in ends:
+        end.result()
