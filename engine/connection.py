@@ -70,6 +70,7 @@ class Connection:
         self._serving: list[Serving] = []
         self._producers: list[Producer] = []
         self._managers: dict[str, TransactionManager] = {}
+        self._taking = threading.Lock()
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
@@ -221,12 +222,12 @@ class Connection:
         The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
         stream; once that is committed, its repeat publishes nothing. Raises InvalidRequest, InvalidTransactionTimeout.
         """
-        with self._lock:
+        with self._taking:  # two threads that take an id at the same time would fence each other
             manager = self._managers.get(transactional_id)
-        if manager is None:
-            manager = self._manager(transactional_id, transaction_timeout_ms)
-            with self._lock:
-                self._managers[transactional_id] = manager
+            if manager is None:
+                manager = self._managers[transactional_id] = self._manager(transactional_id, transaction_timeout_ms)
+            elif not manager.is_initialized:
+                manager.initialize()
         return Transaction(manager, self._publish_inside, batch_id)
 
     @cached_property

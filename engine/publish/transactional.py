@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from ..clock import Clock
+from ..protocol.errors import IllegalState, LakeMQError
 from ..protocol.producers import next_sequence
 from ..protocol.requests import TransactionRef
 from ..requester import Requester
@@ -15,6 +17,9 @@ from ..transactions.manager import TransactionManager
 from .arrow import ArrowPublisher, Prepared
 from .compose import Sequences, body_of
 from .producer import Producer, table_of
+
+Travelling = tuple[str, pa.Table, Prepared]
+"""Destination and rows of a publish that travels with a commit, and its request."""
 
 
 class TransactionalProducer(Producer):
@@ -33,13 +38,14 @@ class TransactionalProducer(Producer):
     ) -> None:
         """options: those of Producer, but a row that is refused refuses all of its send."""
         self._transactions = transactions
+        self._travelling: list[Travelling] | None = None
         super().__init__(publisher, requester, clock, **options, on_error="fail")
 
     def begin_transaction(self) -> None:
         """All that is sent from here on is seen with the commit, or never. Raises IllegalState, ProducerFenced."""
         ref = self._transactions.begin()
         with self._lock:
-            self._error = None
+            self._error, self._travelling = None, None
             # they begin anew with every epoch
             self._sequences = Sequences(ref.producer_id, ref.producer_epoch, next_sequence)
 
@@ -55,23 +61,26 @@ class TransactionalProducer(Producer):
         Raises TransactionAbortable: abort it, and begin again; ProducerFenced: another process has the transactional
         id; IllegalState; RequestTimedOut: the outcome is unknown, commit again.
         """
-        ref, tables = self._transactions.ref(), self._take_unsent()
+        ref = self._transactions.ref()
+        if self._travelling is None:  # else an earlier call was not answered: the very same is sent again
+            self._travelling = self._refusing(lambda: self._prepared(self._take_unsent(), ref))
         while True:
-            try:
-                parts = self._prepared(tables, ref)
-            except BaseException as error:
-                self._transactions.refused(error)
-                raise
-            stale = self._transactions.commit([(part.request, part.rows) for part in parts])
+            parts = self._travelling
+            stale = self._transactions.commit([(part.request, part.rows) for _, _, part in parts])
             if not stale:
                 break
             self._publisher.forget_routes()
-            tables = {topic: table for i, (topic, table) in enumerate(tables.items()) if i in stale}
+            self._travelling = self._refusing(lambda: self._remade(parts, stale, ref))  # noqa: B023
+        self._travelling = None
         with self._lock:
             self._done.clear()
 
     def abort_transaction(self) -> None:
-        """Nothing of the transaction will be seen. Raises ProducerFenced, IllegalState, RequestTimedOut."""
+        """Nothing of the transaction will be seen.
+
+        Raises ProducerFenced, IllegalState, RequestTimedOut; InvalidTxnState: a commit that was not answered has
+        committed it.
+        """
         with self._lock:
             self._queue.clear()
             self._queued_bytes = 0
@@ -80,17 +89,23 @@ class TransactionalProducer(Producer):
             self._error = None
             self._done.clear()
         self._transactions.abort()
+        self._travelling = None
 
     def close(self) -> None:
-        """End; a transaction that is open is aborted."""
-        if not self._closed and self._transactions.is_open:
-            self.abort_transaction()
-        super().close()
+        """End; a transaction that is open is aborted, if not by us then by who comes next, or by its timeout."""
+        try:
+            if not self._closed and self._transactions.is_open:
+                with suppress(LakeMQError):
+                    self.abort_transaction()
+        finally:
+            super().close()
 
     # -- sending ----------------------------------------------------------------------------------------
 
     def _reserve(self, size: int) -> None:
         self._transactions.ref()  # refuses what is sent outside a transaction
+        if self._travelling is not None:
+            raise IllegalState("A commit was not answered.", expected="commit again, or abort")
         super()._reserve(size)
 
     def _publish(self, topic: str, table: pa.Table) -> None:
@@ -121,16 +136,34 @@ class TransactionalProducer(Producer):
         self.flush()
         return {topic: table_of(given[0]) for topic, given in queue.items()}
 
-    def _prepared(self, tables: Mapping[str, pa.Table], ref: TransactionRef) -> list[Prepared]:
+    def _refusing(self, prepare: Callable[[], list[Travelling]]) -> list[Travelling]:
+        """What does not get as far as the commit leaves a transaction that can only be aborted."""
+        try:
+            return prepare()
+        except BaseException as error:
+            self._transactions.refused(error)
+            if isinstance(error, Exception):
+                self._transactions.ref()  # says so
+            raise
+
+    def _prepared(self, tables: Mapping[str, pa.Table], ref: TransactionRef) -> list[Travelling]:
         """The publishes of these tables; sent one after the other where two of them reach the same topic."""
         assert self._sequences is not None
         parts = []
         for topic, table in tables.items():
             body, asked = body_of(table, topic, self._clock.now_ms())
-            parts.append(self._publisher.prepare(topic, body, asked, self._sequences, ref))
-        reached = [topic.topic_id for part in parts for topic in part.route.topics]
+            parts.append((topic, table, self._publisher.prepare(topic, body, asked, self._sequences, ref)))
+        reached = [topic.topic_id for _, _, part in parts for topic in part.route.topics]
         if len(set(reached)) == len(reached):
             return parts
         for topic, table in tables.items():
             self._publish(topic, table)
         return []
+
+    def _remade(self, parts: list[Travelling], stale: list[int], ref: TransactionRef) -> list[Travelling]:
+        """Those that were refused because their topics have changed; the others have been accepted."""
+        assert self._sequences is not None
+        for i, (_, _, part) in enumerate(parts):
+            if i not in stale:
+                self._sequences.advance(part.route, part.request.ranges)
+        return self._prepared({topic: table for i, (topic, table, _) in enumerate(parts) if i in stale}, ref)

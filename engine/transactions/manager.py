@@ -97,6 +97,15 @@ class TransactionManager:
     def is_open(self) -> bool:
         return self._open
 
+    @property
+    def is_initialized(self) -> bool:
+        return self._ref is not None
+
+    def let_go(self) -> None:
+        """How the transaction ended is not known: the id must be taken anew, which ends what is still open."""
+        with self._lock:
+            self._ref, self._open = None, False
+
     # -- its parts --------------------------------------------------------------------------------------
 
     def ref(self) -> TransactionRef:
@@ -154,7 +163,11 @@ class TransactionManager:
         return self._after_refusal(answers, len(parts), error)
 
     def abort(self) -> None:
-        """Nothing of the transaction will be seen. Raises ProducerFenced, IllegalState, RequestTimedOut."""
+        """Nothing of the transaction will be seen.
+
+        Raises ProducerFenced, IllegalState, RequestTimedOut; InvalidTxnState: a commit that was not answered has
+        committed it.
+        """
         with self._lock:
             self._raise_if_over()
             if not self._open or self._ref is None:

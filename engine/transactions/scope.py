@@ -87,4 +87,4 @@ class Transaction:
             if self._manager.is_open:
                 self._manager.abort()
         except LakeMQError:
-            return
+            self._manager.let_go()
