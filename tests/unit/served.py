@@ -1,0 +1,57 @@
+"""A namespace with a sequencer at work, for the tests of what clients do; and looks at what it holds."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.protocol.requests import FetchOffsets
+
+CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 5, "project.interval.ms": 200, "inline.max.bytes": 2000}
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(folder / "mq"), create=True, config=CONFIG) as mq:
+        mq.serving()
+        yield mq
+
+
+def new_name(prefix: str) -> str:
+    return f"{prefix}{next(_numbers)}"
+
+
+def new_topic(mq: Connection, partitions: int = 1) -> str:
+    name = new_name("t")
+    mq.topics.create(name, partitions)
+    return name
+
+
+def values(mq: Connection, topic: str, isolation: Any = "read_committed") -> list[str]:
+    """By partition and offset."""
+    return [value.decode() for value in mq.fetch(topic, isolation=isolation).to_arrow()["value"].to_pylist()]
+
+
+def everything(mq: Connection, topic: str) -> list[str]:
+    """Also what is open or aborted."""
+    return values(mq, topic, "read_uncommitted")
+
+
+def committed(mq: Connection, group: str, topic: str, stable: bool = True) -> int | None:
+    """The group's offset of partition 0."""
+    found = mq.requester.ask(FetchOffsets(group, [(topic, 0)], stable))
+    return found.offsets[0].offset if found.offsets else None  # type: ignore[union-attr]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)

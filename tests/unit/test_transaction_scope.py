@@ -1,0 +1,249 @@
+"""`with mq.transaction(...)`, and what operators ask of transactions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from unit.served import CONFIG, committed, everything, new_topic, served, values
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import (
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    InvalidTxnState,
+    LakeMQError,
+    MessageTooLarge,
+    ProducerFenced,
+    RequestTimedOut,
+    TransactionAbortable,
+    TransactionalIdNotFound,
+    UnknownTopicOrPartition,
+)
+from lakemq.engine.protocol.requests import EndTransaction
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("scope")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    """A new topic of one partition."""
+    return new_topic(mq)
+
+
+def rows(*texts: str) -> pa.Table:
+    return pa.table({"value": texts})
+
+
+def test_leaving_the_block_commits(mq: Connection, topic: str):
+    other = new_topic(mq)
+    with mq.transaction(f"{topic}-id") as transaction:
+        published = transaction.publish(topic, rows("a", "b"))
+        transaction.publish(other, rows(*(f"{i:05d}" * 20 for i in range(300))))
+        transaction.send_offsets({(topic, 0): 2}, f"group-{topic}")
+        assert (values(mq, topic), values(mq, other), everything(mq, topic)) == ([], [], ["a", "b"])
+    assert [unit.base_offset for unit in published.units] == [0]
+    assert (values(mq, topic), len(values(mq, other))) == (["a", "b"], 300)
+    assert committed(mq, f"group-{topic}", topic) == 2
+
+
+def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
+    table = pa.table({"k": ["x", "y"], "text": ["2", "1"]})
+    with mq.transaction(f"{topic}-id") as transaction:
+        transaction.publish(topic, table, key="k", value="text", order_by="text")
+    assert values(mq, topic) == ["1", "2"]
+    with (
+        pytest.raises(InvalidRequest, match="on_error"),
+        mq.transaction(f"{topic}-id") as transaction,
+    ):
+        transaction.publish(topic, table, on_error="dead_letter")
+
+
+def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):
+    def failing() -> None:
+        with mq.transaction(f"{topic}-id") as transaction:
+            transaction.publish(topic, rows("a"))
+            transaction.send_offsets({(topic, 0): 0}, f"group-{topic}")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    with mq.transaction(f"{topic}-id") as transaction:
+        transaction.publish(topic, rows("b"))
+    assert values(mq, topic) == ["b"]
+    assert committed(mq, f"group-{topic}", topic) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "bad", "error"),
+    [("", "x" * 2_000_000, MessageTooLarge), ("nobody-knows-it", "a", UnknownTopicOrPartition)],
+)
+def test_one_bad_row_refuses_the_publish_and_the_transaction(
+    mq: Connection, topic: str, target: str, bad: str, error: type[LakeMQError]
+):
+    def publish(caught: tuple[type[LakeMQError], ...] = ()) -> None:
+        with mq.transaction(f"{topic}-id") as transaction:
+            transaction.publish(topic, rows("good"))
+            with suppress(*caught):
+                transaction.publish(target or topic, rows("good", bad))
+
+    with pytest.raises(error):
+        publish()
+    with pytest.raises(TransactionAbortable, match=error.name):
+        publish(caught=(error,))
+    assert (values(mq, topic), everything(mq, topic)) == ([], ["good", "good"])
+
+
+def test_one_transaction_at_a_time(mq: Connection, topic: str):
+    with mq.transaction(f"{topic}-id") as outer, mq.transaction(f"{topic}-other") as other:
+        with pytest.raises(IllegalState), mq.transaction(f"{topic}-id"):
+            pass
+        outer.publish(topic, rows("a"))
+        other.publish(topic, rows("b"))
+    assert values(mq, topic) == ["a", "b"]
+    with pytest.raises(IllegalState):
+        outer.publish(topic, rows("too late"))
+
+
+def test_threads_take_an_id_together(mq: Connection, topic: str):
+    """They get the same producer; one at a time has a transaction open."""
+    begun, errors, lock = threading.Barrier(4), [], threading.Lock()
+
+    def work(number: int) -> None:
+        try:
+            begun.wait()
+            transaction = mq.transaction(f"{topic}-id")
+            with lock, transaction:
+                transaction.publish(topic, rows(str(number)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert errors == []
+    assert sorted(values(mq, topic)) == ["0", "1", "2", "3"]
+
+
+def test_a_micro_batch_is_published_once(mq: Connection, topic: str):
+    def batch(connection: Connection, batch_id: int, fails: bool = False) -> bool:
+        with connection.transaction(f"{topic}-id", batch_id=batch_id) as transaction:
+            transaction.publish(topic, rows(str(batch_id)))
+            transaction.send_offsets({(topic, 0): 0}, f"group-{topic}")
+            if fails:
+                raise ZeroDivisionError
+        return transaction.replayed
+
+    with pytest.raises(ZeroDivisionError):
+        batch(mq, 0, fails=True)
+    assert [batch(mq, n) for n in (0, 0, 1, 0, 1)] == [False, True, False, True, True]
+    assert values(mq, topic) == ["0", "1"]
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as again:
+        assert [batch(again, n) for n in (1, 2)] == [True, False]
+        with pytest.raises(InvalidProducerEpoch):
+            batch(mq, 3)
+        with pytest.raises(ProducerFenced):
+            batch(mq, 3)
+    assert values(mq, topic) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_block_whose_commit_is_not_answered(
+    mq: Connection, topic: str, decided: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The id is taken anew; the batch is repeated, or known to be committed."""
+    ask, losses = mq.requester.submit_all, ["commit", "abort"]
+
+    def submit_all(requests):
+        if not (losses and isinstance(requests[-1][0], EndTransaction)):
+            return ask(requests)
+        losses.pop()
+        if decided and requests[-1][0].commit:
+            [future.result() for future in ask(requests)]
+        lost: list[Future] = [Future() for _ in requests]
+        for future in lost:
+            future.set_exception(RequestTimedOut())
+        return lost
+
+    def batch() -> bool:
+        with mq.transaction(f"{topic}-id", batch_id=7) as transaction:
+            monkeypatch.setattr(transaction._manager, "_answer_timeout_ms", -1)
+            transaction.publish(topic, rows("seven"))
+        return transaction.replayed
+
+    monkeypatch.setattr(mq.requester, "submit_all", submit_all)
+    with pytest.raises(RequestTimedOut):
+        batch()
+    assert losses == []
+    assert batch() is decided
+    assert values(mq, topic) == ["seven"]
+    with mq.transaction(f"{topic}-id", batch_id=8) as transaction:
+        transaction.publish(topic, rows("eight"))
+    assert values(mq, topic) == ["seven", "eight"]
+
+
+def test_offsets_need_a_group(mq: Connection, topic: str):
+    with pytest.raises(InvalidRequest, match="group"), mq.transaction(f"{topic}-id") as transaction:
+        transaction.send_offsets({(topic, 0): 0})
+
+
+def test_consume_transform_produce(mq: Connection, topic: str):
+    """What was read and what was made of it are committed together, or neither."""
+    target = new_topic(mq)
+    mq.publish(topic, rows(*(str(i) for i in range(10))))
+    with mq.consumer(f"group-{topic}", topics=[topic]) as consumer:
+        for number in range(6):
+            batch = consumer.poll(max_records=3)
+            try:
+                with mq.transaction(f"{topic}-id") as transaction:
+                    transaction.publish(target, rows(*(f"{m.value.decode()}!" for m in batch)))
+                    transaction.send_offsets(batch)
+                    if number % 2:
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                consumer.seek(topic, 0, consumer.committed()[topic, 0].offset)
+    assert values(mq, target) == [f"{i}!" for i in range(9)]
+    assert committed(mq, f"group-{topic}", topic) == 9
+
+
+# -- operations -----------------------------------------------------------------------------------------
+
+
+def test_an_operator_aborts_and_fences(mq: Connection, topic: str):
+    name = f"{topic}-id"
+    with mq.producer(name, linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        producer.flush()
+        info = mq.transactions.describe(name)
+        assert (info.state, info.partitions, info.timeout_ms) == ("Ongoing", (f"{topic}-0",), 60_000)
+        assert name in [one.transactional_id for one in mq.transactions.find_hanging(max_open_ms=-1)]
+        assert mq.transactions.describe_producers(topic, 0)[0].first_offset == 0
+        mq.transactions.abort(name)
+        assert mq.end_offsets(topic) == {0: 2}
+        with pytest.raises(ProducerFenced):
+            producer.commit_transaction()
+    with pytest.raises(InvalidTxnState):
+        mq.transactions.abort(name)
+    with pytest.raises(TransactionalIdNotFound):
+        mq.transactions.abort("nobody-knows-it")
+    with pytest.raises(TransactionalIdNotFound):
+        mq.transactions.describe("nobody-knows-it")
+    assert values(mq, topic) == []
+
+
+def test_ids_are_listed(mq: Connection, topic: str):
+    with mq.producer(f"{topic}-id"):
+        (info,) = [one for one in mq.transactions.all() if one.transactional_id == f"{topic}-id"]
+        assert (info.state, info.open_ms, info.partitions, info.batch_id) == ("Empty", None, (), -1)
+        assert info not in mq.transactions.all(("Ongoing",))

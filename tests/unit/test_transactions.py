@@ -1,0 +1,501 @@
+"""Transactions as clients have them, on a namespace that is served: the producer's, and who fences whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+import pytest
+from unit.served import committed, everything, new_name, new_topic, served, until, values
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import (
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidRequest,
+    InvalidTransactionTimeout,
+    InvalidTxnState,
+    ProducerFenced,
+    RequestTimedOut,
+    TransactionAbortable,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
+from lakemq.engine.protocol.requests import CommitOffsets, EndTransaction, OffsetCommit
+from lakemq.engine.publish.transactional import TransactionalProducer
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("transactions")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    """A new topic of one partition."""
+    return new_topic(mq)
+
+
+@pytest.fixture
+def producer(mq: Connection) -> Iterator[TransactionalProducer]:
+    """The first one of a new transactional id."""
+    with mq.producer(new_name("id"), linger_ms=0) as one:
+        yield one
+
+
+def large(count: int, mark: str) -> pa.Table:
+    """Too large to ride in a request."""
+    return pa.table({"value": [f"{mark}{i:05d}" * 20 for i in range(count)]})
+
+
+# -- what is seen, and when -----------------------------------------------------------------------------
+
+
+def test_records_are_seen_with_the_commit(mq: Connection, topic: str, producer: TransactionalProducer):
+    producer.begin_transaction()
+    producer.send(topic, "a")
+    producer.flush()
+    assert (values(mq, topic), everything(mq, topic)) == ([], ["a"])
+    assert mq.end_offsets(topic) == {0: 0}
+    assert mq.end_offsets(topic, "read_uncommitted") == {0: 1}
+    producer.send(topic, "b")
+    producer.commit_transaction()
+    assert values(mq, topic) == everything(mq, topic) == ["a", "b"]
+    assert mq.end_offsets(topic) == {0: 3}  # the marker has an offset
+
+
+def test_what_is_aborted_is_never_seen_committed(mq: Connection, topic: str, producer: TransactionalProducer):
+    mq.publish(topic, pa.table({"value": ["n0"]}))
+    producer.begin_transaction()
+    producer.send(topic, "a1")
+    producer.flush()
+    mq.publish(topic, pa.table({"value": ["n2"]}))
+    assert values(mq, topic) == ["n0"]
+    producer.abort_transaction()
+    assert values(mq, topic) == ["n0", "n2"]
+    assert everything(mq, topic) == ["n0", "a1", "n2"]
+    assert mq.end_offsets(topic) == {0: 4}
+
+
+def test_of_two_the_later_commit_does_not_show_the_earlier(mq: Connection, topic: str):
+    """n0, A1 open, B2, n3, B commits at 4, n5, A6, A aborts at 7."""
+    with mq.producer(f"{topic}-a", linger_ms=0) as a, mq.producer(f"{topic}-b", linger_ms=0) as b:
+        mq.publish(topic, pa.table({"value": ["n0"]}))
+        for one, value in ((a, "A1"), (b, "B2")):
+            one.begin_transaction()
+            one.send(topic, value)
+            one.flush()
+        mq.publish(topic, pa.table({"value": ["n3"]}))
+        b.commit_transaction()
+        mq.publish(topic, pa.table({"value": ["n5"]}))
+        assert (values(mq, topic), mq.end_offsets(topic)) == (["n0"], {0: 1})
+        a.send(topic, "A6")
+        a.flush()
+        a.abort_transaction()
+        assert (values(mq, topic), mq.end_offsets(topic)) == (["n0", "B2", "n3", "n5"], {0: 8})
+
+
+def test_what_was_not_sent_yet_is_aborted_too(mq: Connection, topic: str):
+    with mq.producer(f"{topic}-id", linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "never")
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, "one")
+        producer.commit_transaction()
+    assert everything(mq, topic) == ["one"]
+
+
+def test_an_empty_transaction_leaves_no_trace(mq: Connection, topic: str, producer: TransactionalProducer):
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        end()
+    assert mq.end_offsets(topic, "read_uncommitted") == {0: 0}
+
+
+def test_a_transaction_after_the_other(mq: Connection, topic: str, producer: TransactionalProducer):
+    """The epoch grows with each and the sequences restart; an aborted one in between leaves no gap in them."""
+    for number in range(6):
+        producer.begin_transaction()
+        for _ in range(2):
+            producer.send(topic, str(number), partition=0)
+            producer.flush()
+        (writing,) = mq.transactions.describe_producers(topic, 0)
+        assert (writing.producer_epoch, writing.last_sequence) == (number, 1)
+        producer.abort_transaction() if number % 3 == 1 else producer.commit_transaction()
+    assert values(mq, topic) == [str(n) for n in (0, 0, 2, 2, 3, 3, 5, 5)]
+
+
+def test_all_topics_and_partitions_at_once(mq: Connection, producer: TransactionalProducer):
+    topics = [new_topic(mq, partitions=3) for _ in range(5)]
+    producer.begin_transaction()
+    for topic in topics:
+        for i in range(30):
+            producer.send(topic, f"{i}", key=f"k{i}")
+    producer.flush()
+    producer.send(topics[0], "last")
+    assert [values(mq, topic) for topic in topics] == [[]] * 5
+    producer.commit_transaction()
+    assert [len(values(mq, topic)) for topic in topics] == [31, 30, 30, 30, 30]
+
+
+@pytest.mark.parametrize("with_the_commit", [True, False])
+def test_a_large_table_gets_a_file(mq: Connection, topic: str, with_the_commit: bool):
+    with mq.producer(f"{topic}-id", linger_ms=60_000 if with_the_commit else 0) as producer:
+        producer.begin_transaction()
+        producer.send_arrow(topic, large(500, "a"))
+        if not with_the_commit:
+            producer.flush()
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send_arrow(topic, large(300, "b"))
+        producer.flush()
+        producer.abort_transaction()
+    assert values(mq, topic) == [v.as_py() for v in large(500, "a")["value"]]
+    assert len(everything(mq, topic)) == 800
+
+
+def test_records_and_tables_keep_their_order(mq: Connection, topic: str):
+    with mq.producer(f"{topic}-id", linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        producer.send_arrow(topic, pa.table({"value": ["b", "c"]}))
+        producer.send(topic, "d")
+        producer.commit_transaction()
+    assert values(mq, topic) == ["a", "b", "c", "d"]
+
+
+def test_tail_waits_behind_an_open_transaction(mq: Connection, topic: str, producer: TransactionalProducer):
+    committed, uncommitted = (
+        mq.tail(topic, start=0, isolation=isolation, poll_ms=1) for isolation in ("read_committed", "read_uncommitted")
+    )
+    mq.publish(topic, pa.table({"value": ["n0"]}))
+    producer.begin_transaction()
+    producer.send(topic, "a1")
+    producer.flush()
+    mq.publish(topic, pa.table({"value": ["n2"]}))
+    assert next(committed)["offset"].to_pylist() == [0]
+    assert next(uncommitted)["offset"].to_pylist() == [0, 1, 2]
+    producer.commit_transaction()
+    assert next(committed)["value"].to_pylist() == [b"a1", b"n2"]
+
+
+# -- what is refused ------------------------------------------------------------------------------------
+
+
+def test_calls_in_the_wrong_order(mq: Connection, topic: str, producer: TransactionalProducer):
+    for call in (
+        producer.commit_transaction,
+        producer.abort_transaction,
+        lambda: producer.send(topic, "a"),
+        lambda: producer.send_arrow(topic, large(1, "a")),
+        lambda: producer.send_offsets_to_transaction({(topic, 0): 0}, "g"),
+    ):
+        with pytest.raises(IllegalState):
+            call()
+    producer.begin_transaction()
+    with pytest.raises(IllegalState):
+        producer.begin_transaction()
+    producer.send(topic, "a")
+    producer.commit_transaction()
+    with pytest.raises(IllegalState):
+        producer.commit_transaction()
+    assert values(mq, topic) == ["a"]
+
+
+def _too_large(producer: TransactionalProducer, topic: str) -> None:
+    producer.send(topic, b"x" * 2_000_000)
+
+
+def _unknown_topic(producer: TransactionalProducer, topic: str) -> None:
+    producer.send("nobody-knows-it", "x")
+
+
+def _bad_timestamp(producer: TransactionalProducer, topic: str) -> None:
+    producer.send(topic, "x", timestamp_ms=-5)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+@pytest.mark.parametrize("refused", [_too_large, _unknown_topic, _bad_timestamp])
+def test_after_a_refusal_it_can_only_be_aborted(
+    mq: Connection, topic: str, refused: Callable[[TransactionalProducer, str], None], linger_ms: int
+):
+    with mq.producer(f"{topic}-id", linger_ms=linger_ms) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "good")
+        producer.flush()
+        refused(producer, topic)
+        for _ in range(2):
+            with pytest.raises(TransactionAbortable):
+                producer.commit_transaction()
+            with pytest.raises(TransactionAbortable):
+                producer.send(topic, "more")
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, "new")
+        producer.commit_transaction()
+    assert values(mq, topic) == ["new"]
+
+
+def test_a_flush_tells_what_was_refused(mq: Connection, topic: str, producer: TransactionalProducer):
+    producer.begin_transaction()
+    _unknown_topic(producer, topic)
+    with pytest.raises(UnknownTopicOrPartition):
+        producer.flush()
+    with pytest.raises(TransactionAbortable, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+
+
+@pytest.mark.parametrize("end", ["send", "commit", "abort"])
+def test_the_second_producer_of_an_id_fences_the_first(mq: Connection, topic: str, end: str):
+    name = f"{topic}-id"
+    with mq.producer(name, linger_ms=0) as zombie:
+        zombie.begin_transaction()
+        zombie.send(topic, "zombie's")
+        zombie.flush()
+        with mq.producer(name, linger_ms=0) as successor:
+            assert mq.end_offsets(topic) == {0: 2}
+            if end == "send":
+                zombie.send(topic, "late")
+                with pytest.raises(InvalidProducerEpoch):
+                    zombie.flush()
+                with pytest.raises(ProducerFenced):
+                    zombie.commit_transaction()
+            else:
+                with pytest.raises(ProducerFenced):
+                    zombie.commit_transaction() if end == "commit" else zombie.abort_transaction()
+            for call in (zombie.begin_transaction, zombie.commit_transaction, lambda: zombie.send(topic, "x")):
+                with pytest.raises(ProducerFenced):
+                    call()
+            successor.begin_transaction()
+            successor.send(topic, "successor's")
+            successor.commit_transaction()
+    assert values(mq, topic) == ["successor's"]
+
+
+def test_a_fenced_producer_closes_quietly(mq: Connection, topic: str):
+    zombie = mq.producer(f"{topic}-id", linger_ms=0)
+    zombie.begin_transaction()
+    zombie.send(topic, "zombie's")
+    zombie.flush()
+    with mq.producer(f"{topic}-id"):
+        zombie.close()
+    assert not zombie._thread.is_alive()
+    assert values(mq, topic) == []
+
+
+def test_an_exception_in_the_block_aborts(mq: Connection, topic: str):
+    def failing() -> None:
+        with mq.producer(f"{topic}-id", linger_ms=0) as producer:
+            producer.begin_transaction()
+            producer.send(topic, "a")
+            producer.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert (values(mq, topic), mq.end_offsets(topic)) == ([], {0: 2})
+
+
+@pytest.mark.parametrize("call", ["send", "commit"])
+def test_a_transaction_open_for_too_long_is_aborted(mq: Connection, topic: str, call: str):
+    with mq.producer(f"{topic}-id", transaction_timeout_ms=50, linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "late")
+        producer.flush()
+        until(lambda: mq.end_offsets(topic) == {0: 2})
+        if call == "send":
+            producer.send(topic, "later")
+            with pytest.raises(TransactionAbortable):
+                producer.flush()
+        for _ in range(2):
+            with pytest.raises(TransactionAbortable):
+                producer.commit_transaction()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, "in time")
+        producer.commit_transaction()
+    assert values(mq, topic) == ["in time"]
+
+
+def test_ids_and_timeouts(mq: Connection):
+    for transactional_id in ("", "x" * 250):
+        with pytest.raises(InvalidRequest):
+            mq.producer(transactional_id)
+        with pytest.raises(InvalidRequest):
+            mq.transaction(transactional_id)
+    for timeout_ms in (-1, 0, 900_001):
+        with pytest.raises(InvalidTransactionTimeout):
+            mq.producer("id", transaction_timeout_ms=timeout_ms)
+    for timeout_ms in (1, 900_000):
+        mq.producer("x" * 249, transaction_timeout_ms=timeout_ms).close()
+    mq.producer("anything / goes: \n'\"%s ü").close()
+
+
+# -- topics that change meanwhile -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+def test_partitions_that_are_added_meanwhile_go_unnoticed(mq: Connection, topic: str, linger_ms: int):
+    """Unless sent before, the other topic's part is accepted with the first commit, which is refused for this one."""
+    other = new_topic(mq)
+    with mq.producer(f"{topic}-id", linger_ms=linger_ms) as producer:
+        for number in range(3):
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({(other, 0): number}, f"group-{topic}")
+            producer.send(topic, f"a{number}")
+            producer.send(other, f"b{number}")
+            if number:
+                mq.topics.alter(topic, partitions=1 + 2 * number)
+            producer.commit_transaction()
+    assert sorted(values(mq, topic)) == ["a0", "a1", "a2"]
+    assert values(mq, other) == ["b0", "b1", "b2"]
+    assert committed(mq, f"group-{topic}", other) == 2
+
+
+def test_a_topic_that_is_deleted_meanwhile(mq: Connection, topic: str):
+    """What is in it is gone; what was not sent yet has nowhere to go."""
+    other = new_topic(mq)
+    with mq.producer(f"{topic}-id", linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        producer.send(other, "b")
+        producer.flush()
+        mq.topics.delete(topic)
+        producer.commit_transaction()
+        assert values(mq, other) == ["b"]
+        mq.topics.create(topic)
+        producer.begin_transaction()
+        producer.send(topic, "new")
+        producer.commit_transaction()
+        assert values(mq, topic) == ["new"]
+        producer.begin_transaction()
+        producer.send(topic, "unsent")
+        producer.send(other, "with it")
+        mq.topics.delete(topic)
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert values(mq, other) == ["b"]
+
+
+def test_two_destinations_that_reach_one_topic(mq: Connection, topic: str):
+    mq.topics.alter(topic, subscriptions=[f"{topic}/>"])
+    with mq.producer(f"{topic}-id", linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        for i in range(3):
+            producer.send(topic, f"direct{i}")
+            producer.send(f"{topic}/x", f"routed{i}")
+        producer.commit_transaction()
+    assert sorted(values(mq, topic)) == [f"{how}{i}" for how in ("direct", "routed") for i in range(3)]
+
+
+# -- answers that are lost ------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["not decided", "decided"])
+def unanswered(
+    request: pytest.FixtureRequest, mq: Connection, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """The first commit gets no answer, and the producer has no patience. Whether it was decided."""
+    ask, losses = mq.requester.submit_all, ["once"]
+
+    def submit_all(requests):
+        if not (losses and isinstance(requests[-1][0], EndTransaction)):
+            return ask(requests)
+        losses.pop()
+        if request.param:
+            [future.result() for future in ask(requests)]
+        lost: list[Future] = [Future() for _ in requests]
+        for future in lost:
+            future.set_exception(RequestTimedOut())
+        return lost
+
+    monkeypatch.setattr(mq.requester, "submit_all", submit_all)
+    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    return bool(request.param)
+
+
+def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, unanswered: bool):
+    """The very same: keyless records go to the partitions they were sent to before."""
+    topic, other = new_topic(mq, partitions=3), new_topic(mq)
+    producer.begin_transaction()
+    for i in range(4):
+        producer.send(topic, str(i))
+    producer.send_offsets_to_transaction({(other, 0): 0}, f"group-{topic}")
+    with pytest.raises(RequestTimedOut):
+        producer.commit_transaction()
+    with pytest.raises(IllegalState):
+        producer.send(topic, "too late")
+    assert len(values(mq, topic)) == (4 if unanswered else 0)
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(topic, "4")
+    producer.commit_transaction()
+    assert sorted(values(mq, topic)) == ["0", "1", "2", "3", "4"]
+    assert committed(mq, f"group-{topic}", other) == 0
+
+
+def test_a_commit_without_an_answer_and_then_an_abort(
+    mq: Connection, topic: str, producer: TransactionalProducer, unanswered: bool
+):
+    producer.begin_transaction()
+    producer.send(topic, "a")
+    with pytest.raises(RequestTimedOut):
+        producer.commit_transaction()
+    if unanswered:
+        with pytest.raises(InvalidTxnState):
+            producer.abort_transaction()
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(topic, "b")
+    producer.commit_transaction()
+    assert values(mq, topic) == (["a", "b"] if unanswered else ["b"])
+
+
+# -- offsets --------------------------------------------------------------------------------------------
+
+
+def test_offsets_count_with_the_commit(mq: Connection, topic: str, producer: TransactionalProducer):
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+    group, place = f"group-{topic}", (topic, 0)
+    for number, commit in ((1, True), (2, False), (3, True)):
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({place: 0}, group)
+        producer.send_offsets_to_transaction({place: number}, group)
+        producer.commit_transaction() if commit else producer.abort_transaction()
+        assert committed(mq, group, topic) == (number if commit else 1)
+
+
+def test_offsets_of_an_open_transaction_are_unstable(mq: Connection, topic: str, producer: TransactionalProducer):
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+    group = f"group-{topic}"
+    hold_offsets(mq, producer, group, topic)
+    with pytest.raises(UnstableOffsetCommit):
+        committed(mq, group, topic)
+    assert committed(mq, group, topic, stable=False) is None
+    producer.abort_transaction()
+    assert committed(mq, group, topic) is None
+
+
+def hold_offsets(mq: Connection, producer: TransactionalProducer, group: str, topic: str) -> None:
+    """Open a transaction whose offsets have come to the sequencer, as after a commit whose answer was lost."""
+    producer.begin_transaction()
+    ref = producer._transactions.ref()
+    mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 1)], ref))
+
+
+def test_offsets_that_cannot_be(mq: Connection, topic: str, producer: TransactionalProducer):
+    for offsets in ({(topic, 0): 9}, {(topic, 0): -1}, {(topic, 7): 0}, {("nobody-knows-it", 0): 0}):
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        producer.send_offsets_to_transaction(offsets, f"group-{topic}")
+        with pytest.raises(TransactionAbortable):
+            producer.commit_transaction()
+        producer.abort_transaction()
+    assert values(mq, topic) == []
