@@ -1,0 +1,175 @@
+"""SQL says of transactions what a fetch and the other calls say, row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from unit.served import CONFIG, committed, served, until
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.jobs.sql import run_query
+
+TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+
+
+class Mixed(NamedTuple):
+    """A namespace with a mixed history, all of it projected, and nobody who serves it."""
+
+    mq: Connection
+    writing: TransactionalProducer
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    """Commits, aborts and plain messages in turn; deleted records; two transactions that are open at the end."""
+    chance = random.Random(11)
+    with served(tmp_path_factory.mktemp("views")) as first:
+        for topic, partitions in TOPICS.items():
+            first.topics.create(topic, partitions)
+        producers = [first.producer(f"id-{i}", linger_ms=0) for i in range(3)]
+        for number in range(60):
+            _do_something(chance, first, producers, number)
+        for producer in producers:
+            if producer._transactions.is_open:
+                producer.commit_transaction()
+        first.topics.delete_records("purged", {0: 3, 1: 1})
+        first.topics.delete("gone")
+        other = lakemq.connect(first.namespace.path, config=CONFIG)
+        writing = [other.producer(f"open-{i}", linger_ms=0) for i in range(2)]
+        for topic, producer in zip(("a", "b"), writing, strict=True):
+            producer.begin_transaction()
+            producer.send(topic, "open", partition=0)
+            producer.send_offsets_to_transaction({("a", 0): 5}, "group")
+            producer.flush()
+        first.publish("a", pa.table({"value": ["behind it"]}))
+        first.publish("b", pa.table({"value": ["behind it", "beside it"], "partition": [0, 1]}))
+        with first.producer("offsets") as producer:
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({("a", 0): 2, ("b", 2): 1}, "group", metadata="noted")
+            producer.commit_transaction()
+        first.consumer("other", topics=["b"]).commit({("b", 1): 0})
+        first.consumer("other", topics=["b"]).commit({("b", 1): 2})
+    yield Mixed(other, writing[0])
+    # nobody answers any more
+    for producer in writing:
+        producer._transactions.let_go()
+    other.close()
+
+
+def _do_something(chance: random.Random, mq: Connection, producers: list[TransactionalProducer], number: int) -> None:
+    producer, topic = chance.choice(producers), chance.choice(sorted(TOPICS))
+    if chance.random() < 0.3:
+        mq.publish(topic, pa.table({"value": [f"plain{number}"], "key": [f"k{number % 5}"]}))
+    elif not producer._transactions.is_open:
+        producer.begin_transaction()
+    elif chance.random() < 0.5:
+        for i in range(chance.randint(1, 4)):
+            producer.send(topic, f"{number}.{i}", key=f"k{i}", headers=[("h", b"x")], timestamp_ms=number * 1000)
+        producer.flush()
+    else:
+        producer.commit_transaction() if chance.random() < 0.6 else producer.abort_transaction()
+
+
+def sql(mq: Connection, query: str) -> list[dict[str, Any]]:
+    columns, rows = run_query(mq.namespace, query)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize(("view", "isolation"), [("log", "read_uncommitted"), ("log_committed", "read_committed")])
+def test_the_logs_are_what_a_fetch_shows(mixed: Mixed, view: str, isolation: Any):
+    columns = ", ".join(f'"{name}"' for name in COLUMNS)
+    found = sql(mixed.mq, f'SELECT {columns} FROM {view} ORDER BY topic, partition, "offset"')
+    expected = [
+        {name: row[name] for name in COLUMNS}
+        for topic in ("a", "b", "purged")
+        for row in mixed.mq.fetch(topic, isolation=isolation).to_arrow().to_pylist()
+    ]
+    assert found == expected
+    told = {row["value"] for row in found if row["value"] in (b"open", b"behind it", b"beside it")}
+    assert told == ({b"beside it"} if view == "log_committed" else {b"open", b"behind it", b"beside it"})
+
+
+def test_the_log_shows_more_than_is_committed(mixed: Mixed):
+    """The history is what it claims to be: in it are aborted messages, and such as are behind an open one."""
+    (counts,) = sql(
+        mixed.mq,
+        """SELECT count(*) AS rows, count(*) FILTER (transactional) AS transactional,
+                  (SELECT count(*) FROM log_committed WHERE transactional) AS committed,
+                  (SELECT count(*) FROM segments WHERE kind = 'abort') AS aborts FROM log""",
+    )
+    assert counts["rows"] > counts["transactional"] > counts["committed"] + 2 > 10
+    assert counts["aborts"] >= 3
+
+
+def test_every_message_of_a_producer_has_its_sequence(mixed: Mixed):
+    rows = sql(
+        mixed.mq,
+        """SELECT producer_id, producer_epoch, topic, partition, count(*) AS n, min(sequence) AS first,
+                  max(sequence) AS last FROM log WHERE transactional AND topic <> 'purged' GROUP BY ALL""",
+    )
+    assert rows
+    assert all((row["first"], row["last"]) == (0, row["n"] - 1) for row in rows)
+
+
+def test_open_transactions(mixed: Mixed):
+    rows = sql(mixed.mq, "SELECT * FROM open_transactions ORDER BY transactional_id")
+    told = mixed.mq.transactions.all(("Ongoing",))
+    assert [row["transactional_id"] for row in rows] == ["open-0", "open-1"]
+    for row, info in zip(rows, told, strict=True):
+        assert (row["producer_id"], row["producer_epoch"]) == (info.producer_id, info.producer_epoch)
+        assert (row["state"], row["timeout_ms"]) == (info.state, info.timeout_ms)
+        assert (row["topics"], row["groups"]) == (list(info.partitions), list(info.groups))
+        assert _ms(row["started_at"]) == info.started_at_ms
+    assert [row["topics"] for row in rows] == [["a-0"], ["b-0"]]
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def test_the_history_of_an_id_is_its_transitions(mixed: Mixed):
+    rows = sql(
+        mixed.mq,
+        """SELECT state, reason, producer_epoch FROM transaction_history WHERE transactional_id = 'offsets'
+           ORDER BY step, position""",
+    )
+    assert [row["state"] for row in rows] == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
+    assert [row["producer_epoch"] for row in rows] == [0, 0, 0, 1]
+    assert rows[-1]["reason"] == "producer"
+
+
+def test_consumer_lag(mixed: Mixed):
+    rows = sql(mixed.mq, 'SELECT * FROM consumer_lag ORDER BY "group", topic, partition')
+    assert [(r["group"], r["topic"], r["partition"], r["committed_offset"], r["metadata"]) for r in rows] == [
+        ("group", "a", 0, 2, "noted"),
+        ("group", "b", 2, 1, "noted"),
+        ("other", "b", 1, 2, None),
+    ]
+    for row in rows:
+        stable, high = (
+            mixed.mq.end_offsets(row["topic"], i)[row["partition"]] for i in ("read_committed", "read_uncommitted")
+        )
+        assert (row["last_stable_offset"], row["high_watermark"]) == (stable, high)
+        assert row["lag"] == stable - row["committed_offset"]
+
+
+def test_the_views_follow_a_commit(mixed: Mixed):
+    """The last test: it ends what the others look at."""
+    with lakemq.connect(mixed.mq.namespace.path, config=CONFIG) as mq:
+        mq.serving()
+        mixed.writing.commit_transaction()
+        assert committed(mq, "group", "a") == 5
+        until(lambda: [r["transactional_id"] for r in sql(mq, "FROM open_transactions")] == ["open-1"])
+        values = [
+            row["value"] for row in sql(mq, "SELECT value FROM log_committed WHERE topic = 'a' ORDER BY \"offset\"")
+        ]
+        assert values == [m.value for m in mq.fetch("a")]
+        assert values[-2:] == [b"open", b"behind it"]
