@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -18,7 +18,7 @@ from . import crash
 from .clock import Clock, SystemClock
 from .consume.consumer import Consumer
 from .fetch.fetched import Fetched, offsets_for_times, plan_positions
-from .fetch.plan import Isolation, Position, beginning_offsets, end_offsets
+from .fetch.plan import Bounds, Isolation, Position, bounds_of, end_offsets
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
@@ -264,9 +264,14 @@ class Connection:
         **options: Any,
     ) -> Consumer:
         """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
-        state = self.state()
-        places = [(topic, p) for topic in topics for p in range(state.topic(topic).partition_count)]
-        return Consumer(self.requester, self.state, self.fetch, self._clock, group, [*places, *assign], **options)
+        places = [*self._bounds(topics, "read_committed"), *assign]
+        return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, places, **options)
+
+    def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+        """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+        with self._lock:
+            state = self._reader.refresh()
+            return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
 
     def _arrow_publisher(self) -> ArrowPublisher:
         return ArrowPublisher(
@@ -329,11 +334,11 @@ class Connection:
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""
-        return beginning_offsets(self.state().topic(topic))
+        return {p: one.first for (_, p), one in self._bounds([topic], "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
         """Partition -> offset after the last message a fetch of this isolation sees."""
-        return end_offsets(self.state().topic(topic), isolation)
+        return {p: one.end for (_, p), one in self._bounds([topic], isolation).items()}
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..clock import Clock
 from ..fetch.fetched import Fetched
-from ..fetch.plan import Isolation, end_offsets
+from ..fetch.plan import Bounds, Isolation
 from ..protocol.errors import (
     IllegalState,
     InvalidRequest,
@@ -17,7 +17,6 @@ from ..protocol.errors import (
     UnstableOffsetCommit,
 )
 from ..protocol.requests import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
-from ..protocol.state import State
 from ..requester import Requester
 from .batch import ConsumerBatch
 from .shares import shares
@@ -40,7 +39,7 @@ class Consumer:
     def __init__(
         self,
         requester: Requester,
-        state: Callable[[], State],
+        bounds: Callable[[Iterable[str], Isolation], Mapping[Place, Bounds]],
         fetch: Callable[..., Fetched],
         clock: Clock,
         group: str,
@@ -49,19 +48,21 @@ class Consumer:
         isolation: Isolation = "read_committed",
         default_timeout_ms: int = 60_000,
     ) -> None:
-        """default_timeout_ms: how long to wait for offsets that an open transaction holds back."""
+        """bounds: of the partitions of some topics, as of now; default_timeout_ms: how long to wait for offsets that an
+        open transaction holds back. Raises UnknownTopicOrPartition, InvalidRequest.
+        """
         if auto_offset_reset not in ("earliest", "latest", "none"):
             raise InvalidRequest(
                 "Unknown auto_offset_reset.", found=auto_offset_reset, expected="earliest, latest or none"
             )
-        self._requester, self._state, self._fetch, self._clock = requester, state, fetch, clock
+        self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
         self._timeout_ms = default_timeout_ms
         self._lock = threading.RLock()
         self._positions: dict[Place, int | None] = dict.fromkeys(assign)
+        """The one that was read longest ago comes first."""
         self._closed = False
-        for place in assign:
-            self._check(self._state(), place)
+        self._bounds()
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -75,6 +76,8 @@ class Consumer:
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while True:
             with self._lock:
+                if self._closed:
+                    raise IllegalState("The consumer is closed.")
                 batch = self._next(max_records)
             if batch or self._clock.steady_ms() >= deadline_ms:
                 return batch
@@ -82,66 +85,77 @@ class Consumer:
                 self._clock.sleep(poll_ms)
 
     def _next(self, max_records: int) -> ConsumerBatch:
-        state = self._state()
-        positions = {place: self._settled(state, place) for place in self._positions}
-        ends = self._ends(state)
-        taken = shares({p: ends[p] - at for p, at in positions.items() if ends[p] > at}, max_records)
+        bounds, positions = self._settled(list(self._positions))
+        taken = shares({place: bounds[place].end - at for place, at in positions.items()}, max_records)
         moved = {place: positions[place] + count for place, count in taken.items() if count}
         parts = []
         for topic in sorted({topic for topic, _ in moved}):
             mine = {partition: end for (name, partition), end in moved.items() if name == topic}
             start = {partition: positions[topic, partition] for partition in mine}
-            parts.append(self._fetch(topic, isolation=self._isolation, start=start, end=mine))
-        self._positions.update(moved)
+            try:
+                parts.append(self._fetch(topic, isolation=self._isolation, start=start, end=mine))
+            except OffsetOutOfRange:  # deleted since we looked
+                return ConsumerBatch(self.group, [], {})
+        for place, at in moved.items():
+            del self._positions[place]
+            self._positions[place] = at
         return ConsumerBatch(self.group, parts, moved)
 
-    def _ends(self, state: State) -> dict[Place, int]:
-        topics = {topic: end_offsets(state.topic(topic), self._isolation) for topic, _ in self._positions}
-        return {(topic, partition): topics[topic][partition] for topic, partition in self._positions}
+    def _bounds(self) -> dict[Place, Bounds]:
+        """Of the assigned partitions, as of now."""
+        known = self._topic_bounds(sorted({topic for topic, _ in self._positions}), self._isolation)
+        for topic, partition in self._positions:
+            if (topic, partition) not in known:
+                raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        return {place: known[place] for place in self._positions}
 
-    def _settled(self, state: State, place: Place) -> int:
-        """Where to read on: the position, or where the reset says when there is nothing (any more)."""
-        if self._positions[place] is None:
-            for known, committed in self.committed().items():
-                if self._positions.get(known) is None:
-                    self._positions[known] = committed.offset
-        at, topic = self._positions[place], state.topic(place[0])
-        first = int(topic.log_starts[place[1]])
-        if at is None or at < first:
-            if self._reset == "none":
-                raise OffsetOutOfRange(
-                    f"The group {self.group} has no offset for {place[0]}-{place[1]} that is still there.",
-                    found=at,
-                    expected=f"{first} or later",
-                )
-            at = first if self._reset == "earliest" else end_offsets(topic, self._isolation)[place[1]]
-            self._positions[place] = at
-        return at
+    def _settled(self, places: Sequence[Place]) -> tuple[dict[Place, Bounds], dict[Place, int]]:
+        """The bounds of all, and where to read on in these: where the reset says if there is nothing (any more)."""
+        if any(self._positions[place] is None for place in places):
+            for place, committed in self.committed().items():
+                if self._positions[place] is None:
+                    self._positions[place] = committed.offset
+        bounds = self._bounds()  # not before: somebody may have read on and committed meanwhile
+        settled = {place: self._reset_if_lost(place, self._positions[place], bounds[place]) for place in places}
+        self._positions.update(settled)
+        return bounds, settled
+
+    def _reset_if_lost(self, place: Place, at: int | None, bounds: Bounds) -> int:
+        if at is not None and bounds.first <= at <= bounds.high_watermark:
+            return at
+        if self._reset == "none":
+            raise OffsetOutOfRange(
+                f"The group {self.group} has no offset for {place[0]}-{place[1]} that is there.",
+                found=at,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        return bounds.first if self._reset == "earliest" else bounds.end
 
     def position(self, topic: str, partition: int) -> int:
         """The next offset to read."""
         with self._lock:
             self._check_assigned((topic, partition))
-            return self._settled(self._state(), (topic, partition))
+            _, positions = self._settled([(topic, partition)])
+            return positions[topic, partition]
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read on from this offset. Raises OffsetOutOfRange, UnknownTopicOrPartition, IllegalState."""
         with self._lock:
             self._check_assigned((topic, partition))
-            known = self._state().topic(topic)
-            first, last = int(known.log_starts[partition]), int(known.high_watermarks[partition])
-            if not first <= offset <= last:
+            bounds = self._bounds()[topic, partition]
+            if not bounds.first <= offset <= bounds.high_watermark:
                 raise OffsetOutOfRange(
-                    f"{topic}-{partition} does not hold this offset.", found=offset, expected=f"{first} to {last}"
+                    f"{topic}-{partition} does not hold this offset.",
+                    found=offset,
+                    expected=f"{bounds.first} to {bounds.high_watermark}",
                 )
             self._positions[topic, partition] = offset
 
     def lag(self) -> dict[Place, int]:
-        """(topic, partition) -> offsets between the position and the end of what this isolation sees."""
+        """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
         with self._lock:
-            state = self._state()
-            ends = self._ends(state)
-            return {place: ends[place] - self._settled(state, place) for place in self._positions}
+            bounds, positions = self._settled(list(self._positions))
+            return {place: max(0, bounds[place].end - at) for place, at in positions.items()}
 
     # -- saying how far ---------------------------------------------------------------------------------
 
@@ -181,7 +195,7 @@ class Consumer:
             return {(one.topic, one.partition): one for one in found.offsets}
 
     def close(self) -> None:
-        """Nothing is committed by it."""
+        """No more is polled; nothing is committed by it."""
         self._closed = True
 
     def __enter__(self) -> Consumer:
@@ -193,11 +207,3 @@ class Consumer:
     def _check_assigned(self, place: Place) -> None:
         if place not in self._positions:
             raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")
-
-    @staticmethod
-    def _check(state: State, place: Place) -> None:
-        count = state.topic(place[0]).partition_count
-        if not 0 <= place[1] < count:
-            raise UnknownTopicOrPartition(
-                f"{place[0]} has no such partition.", found=place[1], expected=f"0 to {count - 1}"
-            )

@@ -9,11 +9,19 @@ K = TypeVar("K")
 
 
 def shares(behind: Mapping[K, int], room: int) -> dict[K, int]:
-    """Room given out evenly; what a partition cannot use goes to the others. behind: offsets that are there to take."""
-    given: dict[K, int] = {}
-    for left, (place, lag) in zip(
-        range(len(behind), 0, -1), sorted(behind.items(), key=lambda item: item[1]), strict=True
-    ):
-        given[place] = min(lag, -(-room // left))
-        room -= given[place]
+    """Room given out evenly; what a partition cannot use goes to the others, what does not divide to those named first.
+
+    behind: offsets that are there to take.
+    """
+    given = dict.fromkeys(behind, 0)
+    hungry = [place for place, lag in behind.items() if lag > 0]
+    while room >= len(hungry) > 0:
+        each = room // len(hungry)
+        for place in hungry:
+            taken = min(each, behind[place] - given[place])
+            given[place] += taken
+            room -= taken
+        hungry = [place for place in hungry if given[place] < behind[place]]
+    for place in hungry[:room]:
+        given[place] += 1
     return given

@@ -73,6 +73,21 @@ def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
     return dict(enumerate(limit.tolist()))
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Of a partition: the first offset that is still there, where a fetch ends, and where the next message will be."""
+
+    first: int
+    end: int
+    high_watermark: int
+
+
+def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
+    """By partition; a fetch of this isolation."""
+    firsts, ends = beginning_offsets(topic), end_offsets(topic, isolation)
+    return [Bounds(firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
+
+
 def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
     """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
     first = beginning_offsets(topic)
