@@ -1,0 +1,347 @@
+"""Consumers of assigned partitions: what a poll brings, where a group goes on, and what is passed over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from unit.served import CONFIG, committed, new_name, new_topic, served, values
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.consume.shares import shares
+from lakemq.engine.errors import (
+    IllegalState,
+    InvalidRequest,
+    OffsetMetadataTooLarge,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
+from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("consumer")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def group() -> str:
+    return new_name("group")
+
+
+def filled(mq: Connection, *counts: int) -> str:
+    """A new topic with so many messages in each partition; a message is its partition and number."""
+    topic = new_topic(mq, len(counts))
+    add(mq, topic, dict(enumerate(counts)))
+    return topic
+
+
+def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
+    places = [(p, i) for p, count in counts.items() for i in range(count)]
+    if places:
+        rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
+        mq.publish(topic, pa.table(rows))
+
+
+def texts(batch: Any) -> list[str]:
+    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
+
+
+# -- shares ---------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
+def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: int):
+    given = shares(behind, room)
+    assert given.keys() == behind.keys()
+    assert sum(given.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
+    assert all(0 <= given[place] <= max(0, lag) for place, lag in behind.items())
+    unserved = [given[place] for place, lag in behind.items() if given[place] < lag]
+    if unserved:
+        assert max(given.values()) <= min(unserved) + 1
+        # of those that could take more, those named first have what does not divide
+        assert unserved == sorted(unserved, reverse=True)
+
+
+def test_what_one_cannot_use_goes_to_the_others():
+    assert shares({"a": 2, "b": 100, "c": 100}, 10) == {"a": 2, "b": 4, "c": 4}
+    assert shares({"a": 0, "b": 1, "c": 9}, 5) == {"a": 0, "b": 1, "c": 4}
+    assert shares({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
+    assert shares({}, 5) == {}
+
+
+# -- polling --------------------------------------------------------------------------------------------
+
+
+def test_a_poll_brings_all_in_order(mq: Connection, group: str):
+    topics = [filled(mq, 5, 0, 7), filled(mq, 3)]
+    with mq.consumer(group, topics=topics) as consumer:
+        batch = consumer.poll()
+        assert texts(batch) == [f"{p}.{i}" for p, n in ((0, 5), (2, 7), (0, 3)) for i in range(n)]
+        assert [m.offset for m in batch] == [0, 1, 2, 3, 4, *range(7), 0, 1, 2]
+        assert (batch.record_count, bool(batch), texts(batch)) == (15, True, texts(batch))
+        assert batch.offsets == {(topics[0], 0): 5, (topics[0], 2): 7, (topics[1], 0): 3}
+        nothing = consumer.poll()
+        assert (nothing.record_count, bool(nothing), nothing.offsets, list(nothing)) == (0, False, {}, [])
+
+
+def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
+    topic = filled(mq, 40, 4, 40)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        batches = [consumer.poll(max_records=12) for _ in range(8)]
+    assert [batch.record_count for batch in batches] == [12] * 7 + [0]
+    assert Counter(m.partition for m in batches[0]) == {0: 4, 1: 4, 2: 4}
+    assert Counter(m.partition for m in batches[1]) == {0: 6, 2: 6}
+    for partition, count in ((0, 40), (1, 4), (2, 40)):
+        assert [m.offset for batch in batches for m in batch if m.partition == partition] == list(range(count))
+
+
+def test_no_partition_starves_beside_a_busy_one(mq: Connection, group: str):
+    """With room for one message only, and one partition that has a new one each time."""
+    topic = filled(mq, 1, 4, 4)
+    seen: Counter[int] = Counter()
+    with mq.consumer(group, topics=[topic]) as consumer:
+        for _ in range(6):
+            seen.update(m.partition for m in consumer.poll(max_records=1))
+            add(mq, topic, {0: 1})
+    assert seen == {0: 2, 1: 2, 2: 2}
+
+
+def test_a_poll_waits_for_the_first_message(mq: Connection, group: str):
+    topic = new_topic(mq)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        assert not consumer.poll(timeout_ms=30, poll_ms=1)
+        timer = threading.Timer(0.05, add, (mq, topic, {0: 1}))
+        timer.start()
+        assert texts(consumer.poll(timeout_ms=10_000, poll_ms=1)) == ["0.0"]
+        timer.join()
+
+
+def test_only_what_is_assigned_is_read(mq: Connection, group: str):
+    topic = filled(mq, 2, 2)
+    with mq.consumer(group, assign=[(topic, 1)]) as consumer:
+        assert texts(consumer.poll()) == ["1.0", "1.1"]
+        for call in (consumer.position, lambda *place: consumer.seek(*place, 0)):
+            with pytest.raises(IllegalState):
+                call(topic, 0)
+    with pytest.raises(IllegalState):
+        consumer.poll()
+
+
+def test_what_is_refused(mq: Connection, group: str):
+    topic = filled(mq, 1)
+    for wrong in ({"assign": [(topic, 1)]}, {"assign": [(topic, -1)]}, {"topics": ["nobody-knows-it"]}):
+        with pytest.raises(UnknownTopicOrPartition):
+            mq.consumer(group, **wrong)  # type: ignore[arg-type]
+    for option in ({"auto_offset_reset": "newest"}, {"isolation": "read_everything"}):
+        with pytest.raises(InvalidRequest):
+            mq.consumer(group, topics=[topic], **option)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        with pytest.raises(InvalidRequest):
+            consumer.poll(max_records=0)
+        with pytest.raises(OffsetOutOfRange):
+            consumer.commit({(topic, 0): 2})
+        with pytest.raises(UnknownTopicOrPartition):
+            consumer.commit({(topic, 1): 0})
+        with pytest.raises(OffsetMetadataTooLarge):
+            consumer.commit({(topic, 0): 1}, metadata="x" * 5000)
+        with pytest.raises(OffsetOutOfRange):
+            consumer.seek(topic, 0, 2)
+        assert consumer.committed() == {}
+
+
+# -- markers and transactions ---------------------------------------------------------------------------
+
+
+def test_positions_pass_markers_and_what_was_aborted(mq: Connection, group: str):
+    topic = new_topic(mq)
+    with mq.producer(new_name("id"), linger_ms=0) as producer:
+        for number in range(20):
+            producer.begin_transaction()
+            producer.send(topic, str(number))
+            producer.flush()
+            producer.commit_transaction() if number % 10 == 9 else producer.abort_transaction()
+    with mq.consumer(group, topics=[topic]) as consumer:
+        batch = consumer.poll(max_records=2)
+        assert (texts(batch), bool(batch), batch.offsets) == ([], False, {(topic, 0): 2})
+        batch = consumer.poll(max_records=2, timeout_ms=5_000)
+        assert (texts(batch), batch.offsets, consumer.lag()) == (["9"], {(topic, 0): 20}, {(topic, 0): 20})
+        consumer.commit(batch)
+        assert texts(consumer.poll()) == ["19"]
+        assert (consumer.position(topic, 0), consumer.lag()) == (40, {(topic, 0): 0})
+    with mq.consumer(group, topics=[topic], isolation="read_uncommitted") as consumer:
+        assert texts(consumer.poll()) == [str(n) for n in range(10, 20)]
+
+
+def test_a_poll_ends_before_what_is_open(mq: Connection, group: str):
+    topic = filled(mq, 2)
+    with mq.producer(new_name("id"), linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "open")
+        producer.flush()
+        add(mq, topic, {0: 1}, mark="behind ")
+        with mq.consumer(group, topics=[topic]) as consumer:
+            assert texts(consumer.poll()) == ["0.0", "0.1"]
+            assert (consumer.position(topic, 0), consumer.lag()) == (2, {(topic, 0): 0})
+            consumer.seek(topic, 0, 4)
+            assert (consumer.poll().offsets, consumer.lag()) == ({}, {(topic, 0): 0})
+            consumer.seek(topic, 0, 2)
+            producer.commit_transaction()
+            assert texts(consumer.poll()) == ["open", "behind 0.0"]
+        with mq.consumer(new_name("group"), topics=[topic], auto_offset_reset="latest") as latest:
+            assert latest.position(topic, 0) == 5
+
+
+def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, group: str):
+    topic = filled(mq, 5)
+    with mq.producer(new_name("id")) as producer:
+        producer.begin_transaction()
+        ref = producer._transactions.ref()
+        mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 3)], ref))
+        with pytest.raises(UnstableOffsetCommit):
+            mq.consumer(group, topics=[topic], default_timeout_ms=30).poll()
+        producer._transactions.accepted()
+        timer = threading.Timer(0.1, producer.commit_transaction)
+        timer.start()
+        assert texts(mq.consumer(group, topics=[topic]).poll()) == ["0.3", "0.4"]
+        timer.join()
+
+
+# -- where a group goes on ------------------------------------------------------------------------------
+
+
+def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
+    topic = filled(mq, 4, 4)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        assert consumer.lag() == {(topic, 0): 4, (topic, 1): 4}
+        batch = consumer.poll(max_records=4)
+        consumer.poll(max_records=2)
+        assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 2}
+        noted = consumer.commit({(topic, 1): 3}, metadata="by hand")
+        assert noted == {(topic, 1): 3}
+        told = consumer.committed()
+        assert (told[topic, 0].offset, told[topic, 1].offset, told[topic, 1].metadata) == (2, 3, "by hand")
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as again, again.consumer(group, topics=[topic]) as consumer:
+        assert texts(consumer.poll()) == ["0.2", "0.3", "1.3"]
+        assert consumer.commit() == {(topic, 0): 4, (topic, 1): 4}
+    with mq.consumer(group, topics=[topic]) as consumer:
+        assert not consumer.poll()
+        assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
+
+
+def test_a_group_of_one_does_not_know_the_other(mq: Connection, group: str):
+    topic = filled(mq, 1)
+    with mq.consumer(group, topics=[topic]) as one, mq.consumer(new_name("group"), topics=[topic]) as other:
+        one.poll()
+        assert (one.commit(), other.committed()) == ({(topic, 0): 1}, {})
+        assert texts(other.poll()) == ["0.0"]
+
+
+def test_nothing_is_committed_that_was_not_polled(mq: Connection, group: str):
+    topic = filled(mq, 1)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        assert consumer.commit() == {}
+    assert committed(mq, group, topic) is None
+
+
+@pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.0", "0.1", "new 0.0"]), ("latest", ["new 0.0"])])
+def test_where_a_group_begins(mq: Connection, group: str, reset: Any, seen: list[str]):
+    topic = filled(mq, 2)
+    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+        first = texts(consumer.poll())
+        add(mq, topic, {0: 1}, mark="new ")
+        assert first + texts(consumer.poll()) == seen
+
+
+def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
+    topic = filled(mq, 2, 2)
+    with mq.consumer(group, topics=[topic], auto_offset_reset="none") as consumer:
+        for call in (consumer.poll, consumer.lag, lambda: consumer.position(topic, 0)):
+            with pytest.raises(OffsetOutOfRange):
+                call()
+        consumer.seek(topic, 0, 1)
+        consumer.commit({(topic, 1): 1})
+        assert texts(consumer.poll()) == ["0.1", "1.1"]
+        mq.topics.delete_records(topic, {0: -1})
+        consumer.seek(topic, 0, 2)
+        assert not consumer.poll()
+
+
+@pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.4", "0.5"]), ("latest", []), ("none", None)])
+def test_messages_that_were_deleted_below_the_position(mq: Connection, group: str, reset: Any, seen: list[str] | None):
+    topic = filled(mq, 6)
+    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+        consumer.commit({(topic, 0): 0})
+        assert len(texts(consumer.poll(max_records=2))) == 2
+        mq.topics.delete_records(topic, {0: 4})
+        with pytest.raises(OffsetOutOfRange):
+            consumer.seek(topic, 0, 3)
+        if seen is None:
+            with pytest.raises(OffsetOutOfRange):
+                consumer.poll()
+        else:
+            assert texts(consumer.poll()) == seen
+            assert consumer.position(topic, 0) == 6
+
+
+def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
+    topic = filled(mq, 4)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        fetch = consumer._fetch
+
+        def deleting(*args: Any, **how: Any) -> Any:
+            consumer._fetch = fetch
+            mq.topics.delete_records(topic, {0: 2})
+            return fetch(*args, **how)
+
+        consumer._fetch = deleting
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["0.2", "0.3"]
+
+
+def test_a_topic_that_is_deleted_and_made_anew(mq: Connection, group: str):
+    topic = filled(mq, 4)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        consumer.poll()
+        consumer.commit()
+        mq.topics.delete(topic)
+        with pytest.raises(UnknownTopicOrPartition):
+            consumer.poll()
+        mq.topics.create(topic)
+        add(mq, topic, {0: 2}, mark="new ")
+        assert texts(consumer.poll()) == values(mq, topic) == ["new 0.0", "new 0.1"]
+        assert consumer.committed() == {}
+
+
+def test_two_threads_share_a_consumer(mq: Connection, group: str):
+    """Every message comes to one of them, while others read and write through the same connection."""
+    topic = new_topic(mq, 3)
+    seen: list[list[tuple[int, int]]] = [[], []]
+    with mq.consumer(group, topics=[topic]) as consumer:
+
+        def read(mine: list[tuple[int, int]]) -> None:
+            while batch := consumer.poll(max_records=7, timeout_ms=1_000, poll_ms=1):
+                mine += [(m.partition, m.offset) for m in batch]
+
+        threads = [threading.Thread(target=read, args=(mine,)) for mine in seen]
+        [thread.start() for thread in threads]
+        with mq.producer(new_name("id"), linger_ms=0) as producer:
+            for number in range(8):
+                producer.begin_transaction()
+                for i in range(6):
+                    producer.send(topic, f"{number}.{i}")
+                producer.flush()
+                mq.end_offsets(topic)
+                producer.commit_transaction() if number % 2 else producer.abort_transaction()
+        [thread.join() for thread in threads]
+    both = seen[0] + seen[1]
+    assert sorted(both) == [(m.partition, m.offset) for m in mq.fetch(topic)]
+    assert len(set(both)) == len(both) == 24
