@@ -1,6 +1,6 @@
-"""A process of a test: `python child.py serve|publish <JSON of its arguments>`. It lives until it is stopped or killed.
+"""A process of a test: `python child.py serve|publish|transact <JSON of its arguments>`.
 
-A line on stdout says that it is at work: `ready`.
+It lives until it is stopped or killed, or has done its work. A line on stdout says that it is at work: `ready`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from faults.checks import value_of
 from lakemq.engine import crash
 from lakemq.engine.config import load_config
 from lakemq.engine.connection import Connection
+from lakemq.engine.errors import LakeMQError
 from lakemq.engine.namespace import open_namespace
+
+ROWS = 4
+"""Messages of a transaction."""
 
 
 def connect(path: str, config: dict[str, Any], stop_at: str | None = None) -> Connection:
@@ -92,5 +96,39 @@ def _by_application(mq: Connection, topic: str, publisher: str) -> Any:
     return send
 
 
+def transact(
+    path: str,
+    config: dict[str, Any],
+    topic: str,
+    transactional_id: str,
+    count: int,
+    timeout_ms: int,
+    told: str,
+    stop_at: str | None = None,
+) -> None:
+    """Commit `count` transactions of ROWS messages in two partitions, and note in a file what each was told.
+
+    A transaction is two letters: its messages, and the commit with the offset of a group. The first letter is for the
+    transactional id.
+    """
+    notes = Path(told)
+    with connect(path, config, stop_at) as mq, notes.open("a") as file:
+        print("ready", flush=True)
+        producer = mq.producer(transactional_id, transaction_timeout_ms=timeout_ms, linger_ms=60_000)
+        for number in range(count):
+            try:
+                producer.begin_transaction()
+                for i in range(ROWS):
+                    producer.send(topic, value_of(transactional_id, number * ROWS + i), partition=i % 2)
+                producer.flush()
+                producer.send_offsets_to_transaction({(topic, 0): number + 1}, transactional_id)
+                producer.commit_transaction()
+                outcome = "committed"
+            except LakeMQError as error:
+                outcome = error.name
+            file.write(json.dumps([number, outcome]) + "\n")
+            file.flush()
+
+
 if __name__ == "__main__":
-    {"serve": serve, "publish": publish}[sys.argv[1]](**json.loads(sys.argv[2]))
+    {"serve": serve, "publish": publish, "transact": transact}[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -73,6 +73,24 @@ class Processes:
         lines = notes.read_text().splitlines() if notes.exists() else []
         return [Acknowledged(*json.loads(line)) for line in lines]
 
+    def transact(
+        self,
+        transactional_id: str,
+        count: int,
+        timeout_ms: int = 60_000,
+        crash_at: str | None = None,
+        stop_at: str | None = None,
+    ) -> subprocess.Popen[str]:
+        """A transactional producer that is at work; see `told`."""
+        notes = str(self._notes(transactional_id))
+        arguments = {"topic": TOPIC, "transactional_id": transactional_id, "count": count, "timeout_ms": timeout_ms}
+        return self._start("transact", crash_at, {}, **arguments, told=notes, stop_at=stop_at)
+
+    def told(self, transactional_id: str) -> list[tuple[int, str]]:
+        """Of each transaction its number, and `committed` or the name of an error."""
+        notes = self._notes(transactional_id)
+        return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
+
     def said(self) -> str:
         """What all children have logged."""
         return (self.folder / "children.log").read_text()

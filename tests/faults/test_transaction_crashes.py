@@ -1,0 +1,223 @@
+"""Processes die, or stop and go on, in the middle of transactions: each is seen as a whole, or never."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from faults.checks import check_projections, value_of
+from faults.child import ROWS
+from faults.processes import QUICK, TOPIC, Processes, assert_killed, until
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import RequestTimedOut
+from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.jobs.sql import run_query
+
+STEP_POINTS = {
+    "sequencer.elected": 1,
+    "sequencer.letters_taken": 1,
+    "sequencer.rows_written": 1,
+    "sequencer.journal_appended": 2,
+    "sequencer.answered": 1,
+    "sequencer.letters_discarded": 1,
+    "projector.messages_registered": 1,
+    "projector.table_appended": 1,
+    "projector.tables_appended": 1,
+    "projector.watermark_written": 1,
+}
+"""Point -> its arrival in the step of a sequencer that finds one letter, or in the projection of that step; the first
+thing a sequencer appends to the journal is that it leads."""
+
+
+def rows_of(name: str, number: int) -> list[str]:
+    """The messages of a transaction."""
+    return [value_of(name, number * ROWS + i) for i in range(ROWS)]
+
+
+def seen(mq: Connection) -> list[str]:
+    return [value.decode() for value in mq.fetch(TOPIC).to_arrow()["value"].to_pylist()]
+
+
+def offset_of(mq: Connection, group: str) -> int | None:
+    """Of partition 0, as the journal says it."""
+    state = Reader(mq.namespace.store, SystemClock(), with_clients=True).refresh()
+    committed = state.offsets.get(group, {}).get((state.topic_ids[TOPIC], 0))
+    return committed.offset if committed else None
+
+
+def check_all(path: str, transactions: dict[str, list[int]]) -> None:
+    """I1, I3, I4, I12: of each transactional id, these transactions are there, whole and once, and nothing else.
+
+    Their offsets are the group's; SQL sees what a fetch sees; the projections are the replay; no letter waits.
+    """
+    with lakemq.connect(path) as mq:
+        mq.step_until_idle(wait_ms=20_000)
+        values = seen(mq)
+        expected = [value for name, numbers in transactions.items() for n in numbers for value in rows_of(name, n)]
+        assert sorted(values) == sorted(expected)
+        assert {name: offset_of(mq, name) for name in transactions} == {
+            name: numbers[-1] + 1 if numbers else None for name, numbers in transactions.items()
+        }
+        _, rows = run_query(mq.namespace, f"SELECT value FROM log_committed WHERE topic = '{TOPIC}'")
+        assert Counter(value.decode() for (value,) in rows) == Counter(values)
+        assert mq.transactions.all(("Ongoing",)) == []
+        assert mq.namespace.mailbox.waiting(10) == []
+        check_projections(mq)
+
+
+class Watching(threading.Thread):
+    """Reads what is committed, again and again: of a transaction all or nothing, and what was there stays (I3, I4)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(name="reader")
+        self._path, self._ended = path, threading.Event()
+        self.reads, self.error = 0, None
+
+    def run(self) -> None:
+        try:
+            with lakemq.connect(self._path) as mq:
+                before: set[str] = set()
+                while not self._ended.is_set():
+                    values = seen(mq)
+                    now = set(values)
+                    assert len(now) == len(values)
+                    assert before <= now
+                    whole = Counter((v.partition("/")[0], int(v.partition("/")[2]) // ROWS) for v in now)
+                    assert set(whole.values()) <= {ROWS}, whole
+                    before, self.reads = now, self.reads + 1
+                    self._ended.wait(0.02)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(30)
+        assert self.error is None, self.error
+        assert self.reads
+
+
+@contextmanager
+def watching(path: str) -> Iterator[None]:
+    reader = Watching(path)
+    reader.start()
+    try:
+        yield
+    finally:
+        reader.end()
+
+
+# -- the producer's process -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("letter", ["messages", "commit"])
+@pytest.mark.parametrize("successor", [True, False], ids=["a successor comes", "it times out"])
+def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter: str, successor: bool):
+    """With its messages sent, they are aborted; with its commit sent, that counts though nobody waits for it."""
+    committed = [0] if letter == "messages" else [0, 1]
+    timeout_ms = 60_000 if successor else 200
+    with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
+        mq.serving()
+        point = f"publish.letter_put:{4 if letter == 'messages' else 5}"
+        assert_killed(family.transact("p", 3, timeout_ms, crash_at=point))
+        assert family.told("p") == [(0, "committed")]
+        if successor:
+            with mq.producer("p") as following:
+                assert mq.transactions.describe("p").state == "Empty"
+                following.begin_transaction()
+        until(lambda: len(mq.transactions.all(("Ongoing",))) == 0, 10, "end of what was open")
+        until(lambda: len(seen(mq)) == ROWS * len(committed), 10, "commit")
+        assert mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted")
+        assert mq.end_offsets(TOPIC) == {0: 6, 1: 6}, "two markers in each partition"
+    check_all(family.path, {"p": committed})
+
+
+@pytest.mark.parametrize("letter", ["messages", "commit"])
+def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, letter: str):
+    """It is told that it is fenced; or that it has committed, when that was decided before its successor came."""
+    with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
+        mq.serving()
+        zombie = family.transact("p", 2, stop_at=f"publish.letter_put:{2 if letter == 'messages' else 3}")
+        until(lambda: is_stopped(zombie), 30, "stop")
+        until(lambda: not mq.namespace.files.list("mailbox"), 10, "decision")
+        assert mq.end_offsets(TOPIC, "read_uncommitted")[0] >= 2
+        assert family.transact("q", 1).wait(30) == 0
+        assert family.told("q") == [(0, "committed")]
+        with mq.producer("p", linger_ms=0) as following:
+            following.begin_transaction()
+            for i, value in enumerate(rows_of("p", 3)):
+                following.send(TOPIC, value, partition=i % 2)
+            following.send_offsets_to_transaction({(TOPIC, 0): 4}, "p")
+            following.commit_transaction()
+            os.kill(zombie.pid, signal.SIGCONT)
+            assert zombie.wait(30) == 0
+        first = "PRODUCER_FENCED" if letter == "messages" else "committed"
+        told = family.told("p")
+        assert told[0] == (0, first)
+        assert told[1][1] in ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+    committed = [3] if letter == "messages" else [0, 3]
+    check_all(family.path, {"p": committed, "q": [0]})
+
+
+def is_stopped(child: subprocess.Popen[str]) -> bool:
+    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def commit_until_answered(producer: TransactionalProducer) -> None:
+    while True:
+        with suppress(RequestTimedOut):
+            return producer.commit_transaction()
+
+
+# -- the sequencer's process ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "timeout_ms"),
+    [
+        *((point, 20_000) for point in STEP_POINTS),
+        *((f"sequencer.{name}", 300) for name in ("letters_taken", "journal_appended", "answered")),
+    ],
+)
+def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: str, timeout_ms: int):
+    """The client waits, or asks again and again: it is told of the commit, and what it sent is there once.
+
+    Some of its messages were sent before, some travel with the commit.
+    """
+    with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": timeout_ms}) as mq:
+        before = mq.serving()
+        producer = mq.producer("p", linger_ms=60_000)
+        producer.begin_transaction()
+        for i, value in enumerate(rows_of("p", 0)):
+            producer.send(TOPIC, value, partition=i % 2)
+            if i == 1:
+                producer.flush()
+        producer.send_offsets_to_transaction({(TOPIC, 0): 1}, "p")
+        before.close()
+        with watching(family.path), ThreadPoolExecutor(1) as pool:
+            committing = pool.submit(commit_until_answered, producer)
+            until(lambda: bool(mq.namespace.files.list("mailbox")), 10, "letter")
+            assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}"))
+            if timeout_ms > 1000:  # else its letter may have been withdrawn just then
+                landed = point not in ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
+                assert bool(seen(mq)) == landed
+            mq.serving()
+            committing.result(30)
+            assert seen(mq) == [rows_of("p", 0)[i] for i in (0, 2, 1, 3)]
+            producer.begin_transaction()
+            for i, value in enumerate(rows_of("p", 1)):
+                producer.send(TOPIC, value, partition=i % 2)
+            producer.send_offsets_to_transaction({(TOPIC, 0): 2}, "p")
+            producer.commit_transaction()
+    check_all(family.path, {"p": [0, 1]})
