@@ -26,7 +26,10 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 }
 
 # What the views' Spark SQL calls and DuckDB names otherwise.
-_MACROS = ("CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",)
+_MACROS = (
+    "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
+    "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
+)
 
 
 def run_query(namespace: Namespace, text: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:

@@ -52,11 +52,11 @@ _LOG_COMMITTED = (
 
 _TRANSACTION = """\
 transactional_id, state, reason, timestamp_millis(updated_at_ms) AS updated_at,
-       timestamp_millis(started_at_ms) AS started_at, updated_at_ms - started_at_ms AS open_ms,
+       timestamp_millis(started_at_ms) AS started_at, {until} - started_at_ms AS open_ms,
        timeout_ms, producer_id, producer_epoch, topics, groups, batch_id, step, position"""
 
 _OPEN_TRANSACTIONS = f"""\
-SELECT {_TRANSACTION}
+SELECT {_TRANSACTION.replace("{until}", "unix_millis(now())")}
 FROM (
   SELECT *, row_number() OVER (PARTITION BY transactional_id ORDER BY step DESC, position DESC) AS age
   FROM {{database}}.transactions
@@ -64,12 +64,13 @@ FROM (
 WHERE age = 1 AND state = 'Ongoing'"""
 
 _TRANSACTION_HISTORY = f"""\
-SELECT {_TRANSACTION}
+SELECT {_TRANSACTION.replace("{until}", "updated_at_ms")}
 FROM {{database}}.transactions"""
 
 _CONSUMER_LAG = """\
 SELECT c.group, c.topic, c.partition, c.committed_offset, p.last_stable_offset, p.high_watermark,
-       p.last_stable_offset - c.committed_offset AS lag, timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
+       greatest(p.last_stable_offset - c.committed_offset, 0) AS lag,
+       timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
 FROM (
   SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
   FROM {database}.consumer_offsets g
@@ -79,7 +80,12 @@ JOIN (
   FROM {database}.partitions
 ) p
   ON p.topic_id = c.topic_id AND p.partition = c.partition
-WHERE c.age = 1 AND p.age = 1 AND NOT c.removed"""
+JOIN (
+  SELECT topic_id, state, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
+  FROM {database}.topics
+) t
+  ON t.topic_id = c.topic_id
+WHERE c.age = 1 AND p.age = 1 AND t.age = 1 AND NOT c.removed AND t.state = 'active'"""
 
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
