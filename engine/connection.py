@@ -17,6 +17,7 @@ import pyarrow as pa
 from . import crash
 from .clock import Clock, SystemClock
 from .consume.consumer import Consumer
+from .consume.groups import Groups
 from .fetch.fetched import Fetched, offsets_for_times, plan_positions
 from .fetch.plan import Bounds, Isolation, Position, bounds_of, end_offsets
 from .fetch.reader import Reader
@@ -233,10 +234,16 @@ class Connection:
     @cached_property
     def transactions(self) -> Transactions:
         """List, describe and abort transactions, as an operator."""
-        store = self.namespace.store
-        return Transactions(
-            self.requester, lambda: Reader(store, self._clock, with_clients=True).refresh(), self._clock
-        )
+        return Transactions(self.requester, self._whole_state, self._clock)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """What groups have committed, and how much is left to them."""
+        return Groups(self._whole_state)
+
+    def _whole_state(self) -> State:
+        """With producers, transactions and groups, read for this call alone."""
+        return Reader(self.namespace.store, self._clock, with_clients=True).refresh()
 
     def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
         answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")

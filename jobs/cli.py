@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lakemq.jobs.commands import messages, namespace, publish, query, topics
+from lakemq.jobs.commands import groups, messages, namespace, publish, query, topics, transactions
 from lakemq.jobs.commands.context import PATH_VARIABLE, Session
 from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
 from lakemq.jobs.output import Output, one_line
@@ -158,6 +158,8 @@ topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)
 query.add_to(app)
+transactions.add_to(app)
+groups.add_to(app)
 
 
 def _terminated(number: int, _: FrameType | None) -> None:

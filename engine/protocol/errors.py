@@ -124,6 +124,10 @@ class InvalidGroupId(LakeMQError, name="INVALID_GROUP_ID", code=24):
     """The name is not a valid group name."""
 
 
+class GroupIdNotFound(LakeMQError, name="GROUP_ID_NOT_FOUND", code=69):
+    """There is no such group: it has committed nothing."""
+
+
 class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
     """A parameter is unknown, of the wrong type or out of range."""
 

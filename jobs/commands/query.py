@@ -21,7 +21,7 @@ def sql(
         str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
     ],
 ) -> None:
-    """Query the tables and the views log and log_committed with DuckDB, without a JVM.
+    """Query the tables and views (log, log_committed, open_transactions, ...) with DuckDB, without a JVM.
 
     Everything is as of the last projection, at most a second old while a sequencer serves. "offset" is a reserved
     word in DuckDB: quote it, as in SELECT "offset", value FROM log_committed. Keys and values are blobs: decode(value)

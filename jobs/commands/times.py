@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 
 def parse_time(text: str) -> datetime:
@@ -21,3 +21,8 @@ def parse_position(text: str) -> str | int | datetime:
         return parse_time(text)
     except ValueError:
         raise ValueError(f"found {text!r}, expected earliest, latest, an offset, or a time in ISO 8601") from None
+
+
+def of_millis(time_ms: int | None) -> datetime | None:
+    """Milliseconds since 1970 as a time."""
+    return None if time_ms is None else datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=time_ms)

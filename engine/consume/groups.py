@@ -1,0 +1,81 @@
+"""How far groups have come, for who watches them: what each has committed, and how much is left."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..protocol.errors import GroupIdNotFound
+from ..protocol.names import shown
+from ..protocol.state import State
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """A group in a partition. lag: offsets between what it has committed and the last stable offset.
+
+    committed_offset, committed_at_ms, metadata, lag: None before it has committed there, though a transaction that is
+    still open may (pending: its transactional id).
+    """
+
+    group: str
+    topic: str
+    partition: int
+    committed_offset: int | None
+    last_stable_offset: int
+    high_watermark: int
+    lag: int | None
+    committed_at_ms: int | None
+    metadata: str | None
+    pending: str | None
+
+
+class Groups:
+    """Reads what groups have committed; a consumer of the group is what commits."""
+
+    def __init__(self, state: Callable[[], State]) -> None:
+        """state: as of the newest step, with groups and transactions."""
+        self._state = state
+
+    def list(self) -> builtins.list[str]:
+        """Groups that have committed offsets, by name."""
+        return sorted(group for group, committed in self._state().offsets.items() if committed)
+
+    def lag(self, group: str) -> builtins.list[PartitionLag]:
+        """By topic and partition, of every partition for which the group has offsets. Raises GroupIdNotFound."""
+        state = self._state()
+        committed, pending = state.offsets.get(group, {}), _pending(state, group)
+        if not committed and not pending:
+            raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
+        places = [place for place in {*committed, *pending} if state.topics[place[0]].active]
+        rows = [_row(state, group, place, pending.get(place)) for place in places]
+        return sorted(rows, key=lambda row: (row.topic, row.partition))
+
+
+def _pending(state: State, group: str) -> dict[tuple[int, int], str]:
+    """(topic_id, partition) -> transactional id of the open transaction that has offsets for it."""
+    return {
+        (topic_id, one.partition): name
+        for name in sorted(state.ongoing)
+        for topic_id, one in state.transactions[name].offsets.get(group, ())
+    }
+
+
+def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:
+    topic, partition = state.topics[place[0]], place[1]
+    known = state.offsets.get(group, {}).get(place)
+    stable = int(topic.last_stable_offsets[partition])
+    return PartitionLag(
+        group,
+        topic.topic,
+        partition,
+        known.offset if known else None,
+        stable,
+        int(topic.high_watermarks[partition]),
+        # who reads uncommitted may be beyond what is stable
+        max(0, stable - known.offset) if known else None,
+        known.committed_at_ms if known else None,
+        known.metadata if known else None,
+        pending,
+    )

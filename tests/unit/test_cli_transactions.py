@@ -1,0 +1,219 @@
+"""`lakemq transactions`, `describe-producers` and `groups`, on a namespace with transactions in every state."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import ProducerFenced, TransactionAbortable
+from lakemq.jobs.cli import app
+
+Lakemq = Callable[..., Result]
+Found = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A namespace with a sequencer that leads, and a topic `in` with five messages in each of two partitions."""
+    path = str(tmp_path_factory.mktemp("cli") / "mq")
+    with lakemq.connect(path, create=True) as connection, connection.serving():
+        connection.topics.create("in", partitions=2)
+        connection.topics.create("out")
+        rows = {"value": [str(n) for n in range(10)], "partition": [0, 1] * 5}
+        connection.publish("in", pa.table(rows))
+        yield connection
+
+
+@pytest.fixture
+def lake(mq: Connection) -> Lakemq:
+    """The command on the namespace."""
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments])
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def found(lake: Lakemq) -> Found:
+    """What the command prints, as objects."""
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in lake(*arguments, "--output", "json").stdout.split("\n") if line]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def committed(mq: Connection) -> str:
+    """A transactional id that has committed a transaction, with offsets of the group `mirror`."""
+    with mq.transaction("done", batch_id=7) as txn:
+        txn.publish("out", pa.table({"value": ["a", "b"]}))
+        txn.send_offsets({("in", 0): 3}, "mirror", metadata="halfway")
+    return "done"
+
+
+@pytest.fixture
+def open_one(mq: Connection) -> Iterator[str]:
+    """A transactional id with a transaction that is open while a test runs."""
+    producer = mq.producer("busy")
+    producer.begin_transaction()
+    producer.send("out", value="c")
+    producer.flush()
+    yield "busy"
+    try:
+        producer.abort_transaction()
+    except ProducerFenced:
+        return  # a test has aborted it
+
+
+def test_list_shows_ids_with_what_they_have_open(found: Found, committed: str, open_one: str) -> None:
+    listed = {one["transactional_id"]: one for one in found("transactions", "list")}
+    assert {name: one["state"] for name, one in listed.items()} == {"busy": "Ongoing", "done": "CompleteCommit"}
+    assert (listed[open_one]["partitions"], listed[open_one]["groups"]) == (["out-0"], [])
+    assert listed[open_one]["open_ms"] >= 0
+    assert listed[open_one]["started_at"].endswith("Z")
+    assert (listed[committed]["partitions"], listed[committed]["open_ms"]) == ([], None)
+
+
+def test_list_by_state(found: Found, lake: Lakemq, committed: str, open_one: str) -> None:
+    def names(*options: str) -> list[str]:
+        return [one["transactional_id"] for one in found("transactions", "list", *options)]
+
+    assert names("--state", "Ongoing") == [open_one]
+    assert names("--state", "Ongoing", "--state", "CompleteCommit") == [open_one, committed]
+    assert names("--state", "Empty") == []
+    refused = lake("transactions", "list", "--state", "ongoing", code=2)
+    assert "'ongoing' is none of Empty, Ongoing" in refused.stderr
+
+
+def test_describe_in_every_format(lake: Lakemq, found: Found, committed: str) -> None:
+    (described,) = found("transactions", "describe", committed)
+    assert {name: described[name] for name in ("state", "timeout_ms", "error", "batch_id")} == {
+        "state": "CompleteCommit",
+        "timeout_ms": 60_000,
+        "error": None,
+        "batch_id": 7,
+    }
+    # one epoch on: the one it committed under is over
+    assert described["producer_epoch"] == 1
+    (row,) = csv.DictReader(io.StringIO(lake("transactions", "describe", committed, "--output", "csv").stdout))
+    assert (row["transactional_id"], row["state"], row["started_at"]) == (committed, "CompleteCommit", "")
+    header, line = lake("transactions", "describe", committed).stdout.splitlines()
+    assert header.split()[:2] == ["transactional_id", "state"]
+    assert line.split()[:2] == [committed, "CompleteCommit"]
+
+
+def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: Lakemq, found: Found) -> None:
+    producer = mq.producer("broken")
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({("in", 0): 1}, "waiting")
+    producer.send_offsets_to_transaction({("in", 0): 99}, "wrong")
+    with pytest.raises(TransactionAbortable):
+        producer.commit_transaction()
+    (described,) = found("transactions", "describe", "broken")
+    assert (described["state"], "waiting" in described["groups"]) == ("Ongoing", True)
+    assert described["error"].startswith("OFFSET_OUT_OF_RANGE: ")
+    # the group has committed nothing, and cannot before the transaction ends
+    (row,) = found("groups", "lag", "waiting")
+    assert (row["committed_offset"], row["lag"], row["pending"]) == (None, None, "broken")
+    producer.abort_transaction()
+    assert lake("groups", "lag", "waiting", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
+
+
+def test_an_id_that_nobody_has_is_not_found(lake: Lakemq) -> None:
+    for command in ("describe", "abort"):
+        refused = lake("transactions", command, "nobody\x1b", code=1)
+        assert refused.stderr.startswith("TRANSACTIONAL_ID_NOT_FOUND: ")
+        assert refused.stdout == ""
+
+
+def test_find_hanging_asks_for_an_age(found: Found, open_one: str) -> None:
+    assert found("transactions", "find-hanging") == []
+    hanging = found("transactions", "find-hanging", "--max-open-ms", "0")
+    assert [one["transactional_id"] for one in hanging] == [open_one]
+
+
+def test_abort_ends_it_and_fences_its_producer(mq: Connection, lake: Lakemq, found: Found) -> None:
+    producer = mq.producer("stuck")
+    producer.begin_transaction()
+    producer.send("out", value="never")
+    producer.flush()
+    before = mq.end_offsets("out")
+    assert found("transactions", "abort", "stuck") == [{"transactional_id": "stuck", "aborted": True}]
+    assert mq.end_offsets("out")[0] > before[0]
+    assert found("transactions", "describe", "stuck")[0]["state"] == "CompleteAbort"
+    with pytest.raises(ProducerFenced):
+        producer.commit_transaction()
+    assert lake("transactions", "abort", "stuck", code=1).stderr.startswith("INVALID_TXN_STATE: ")
+
+
+def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed: str, open_one: str) -> None:
+    producers = {one["transactional_id"]: one for one in found("describe-producers", "out", "0")}
+    assert producers[open_one]["first_offset"] is not None
+    assert producers[open_one]["last_sequence"] == 0
+    assert committed not in producers  # its new epoch has written nothing yet
+    assert found("describe-producers", "in", "1") == []
+    for place in (("out", "1"), ("nowhere", "0")):
+        assert lake("describe-producers", *place, code=1).stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
+    lake("describe-producers", "out", "first", code=2)
+
+
+def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: str) -> None:
+    (row,) = found("groups", "lag", "mirror")
+    assert row.pop("committed_at").endswith("Z")
+    assert row == {
+        "group": "mirror",
+        "topic": "in",
+        "partition": 0,
+        "committed_offset": 3,
+        "last_stable_offset": 5,
+        "high_watermark": 5,
+        "lag": 2,
+        "metadata": "halfway",
+        "pending": None,
+    }
+    assert lake("groups", "lag", "mirror").stdout.splitlines()[0].split()[-3:] == ["lag", "committed_at", "pending"]
+    assert {"group": "mirror"} in found("groups", "list")
+    assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
+
+
+def test_lag_shows_what_an_open_transaction_holds_back(mq: Connection, found: Found) -> None:
+    with mq.consumer("mirror-2", assign=[("in", 1)]) as consumer:
+        consumer.commit(consumer.poll(max_records=1))
+    producer = mq.producer("holding")
+    producer.begin_transaction()
+    producer.send("in", value="open", partition=1)
+    producer.flush()
+    (row,) = found("groups", "lag", "mirror-2")
+    assert (row["committed_offset"], row["last_stable_offset"], row["high_watermark"]) == (1, 5, 6)
+    assert (row["lag"], row["pending"]) == (4, None)
+    producer.abort_transaction()
+    (row,) = found("groups", "lag", "mirror-2")
+    assert (row["last_stable_offset"], row["high_watermark"]) == (7, 7)
+
+
+def test_lag_of_one_that_reads_uncommitted_is_not_negative(mq: Connection, found: Found) -> None:
+    mq.topics.create("ahead")
+    producer = mq.producer("slow")
+    producer.begin_transaction()
+    producer.send("ahead", value="open")
+    producer.flush()
+    with mq.consumer("eager", topics=["ahead"], isolation="read_uncommitted") as consumer:
+        consumer.commit(consumer.poll())
+    (row,) = found("groups", "lag", "eager")
+    assert (row["committed_offset"], row["last_stable_offset"], row["lag"]) == (1, 0, 0)
+    mq.topics.delete("ahead")
+    assert found("groups", "lag", "eager") == []
+    producer.abort_transaction()
