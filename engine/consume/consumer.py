@@ -74,14 +74,18 @@ class Consumer:
         if max_records < 1:
             raise InvalidRequest("max_records is not positive.", found=max_records, expected="at least 1")
         deadline_ms = self._clock.steady_ms() + timeout_ms
+        passed: dict[Place, int] = {}
         while True:
             with self._lock:
                 if self._closed:
                     raise IllegalState("The consumer is closed.")
                 batch = self._next(max_records)
+            moved = bool(batch.offsets)
+            # also where there was nothing to show
+            batch.offsets = passed = {**passed, **batch.offsets}
             if batch or self._clock.steady_ms() >= deadline_ms:
                 return batch
-            if not batch.offsets:
+            if not moved:
                 self._clock.sleep(poll_ms)
 
     def _next(self, max_records: int) -> ConsumerBatch:

@@ -1,0 +1,79 @@
+"""Where a consumer is: found with one request, moved past what is not shown, never counted as less than no lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.protocol.requests import AnyRequest, AnyResult, FetchOffsets
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    path: Path = tmp_path_factory.mktemp("consumer") / "mq"
+    with lakemq.connect(str(path), create=True) as connection, connection.serving():
+        yield connection
+
+
+def aborted(mq: Connection, topic: str, partition: int) -> None:
+    """A message that read_committed never shows."""
+    with mq.producer("aborting") as producer:
+        producer.begin_transaction()
+        producer.send(topic, value="never", partition=partition)
+        producer.flush()
+        producer.abort_transaction()
+
+
+def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    mq.topics.create("wide", partitions=20)
+    mq.publish("wide", pa.table({"value": [str(n) for n in range(100)]}))
+    asked: list[AnyRequest] = []
+    ask = mq.requester.ask
+
+    def counted(request: AnyRequest) -> AnyResult:
+        asked.append(request)
+        return ask(request)
+
+    monkeypatch.setattr(mq.requester, "ask", counted)
+    with mq.consumer("wide", topics=["wide"]) as consumer:
+        assert consumer.poll().record_count == 100
+        assert set(consumer.lag().values()) == {0}
+    assert [type(request) for request in asked] == [FetchOffsets]
+
+
+def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
+    mq.topics.create("holes", partitions=2)
+    aborted(mq, "holes", 0)
+    with mq.consumer("holes", topics=["holes"]) as consumer:
+        batch = consumer.poll()
+        assert (bool(batch), batch.offsets) == (False, {("holes", 0): 2})
+        assert consumer.lag() == {("holes", 0): 0, ("holes", 1): 0}
+
+
+def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> None:
+    for topic in ("late", "later"):
+        mq.topics.create(topic)
+        aborted(mq, topic, 0)
+    mq.publish("later", pa.table({"value": ["shown"]}))
+    with mq.consumer("late", topics=["late", "later"]) as consumer:
+        # the first look takes two offsets of each, and none of them is shown
+        batch = consumer.poll(max_records=4, timeout_ms=1000)
+        assert [message.value for message in batch] == [b"shown"]
+        assert batch.offsets == {("late", 0): 2, ("later", 0): 3}
+
+
+def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> None:
+    mq.topics.create("open")
+    producer = mq.producer("open")
+    producer.begin_transaction()
+    producer.send("open", value="later")
+    producer.flush()
+    with mq.consumer("open", topics=["open"]) as consumer:
+        consumer.seek("open", 0, 1)
+        assert consumer.lag() == {("open", 0): 0}
+    producer.abort_transaction()
