@@ -99,11 +99,17 @@ class Consumer:
             try:
                 parts.append(self._fetch(topic, isolation=self._isolation, start=start, end=mine))
             except OffsetOutOfRange:  # deleted since we looked
-                return ConsumerBatch(self.group, [], {})
+                return ConsumerBatch(self.group, [], {}, self._nothing)
         for place, at in moved.items():
             del self._positions[place]
             self._positions[place] = at
-        return ConsumerBatch(self.group, parts, moved)
+        return ConsumerBatch(self.group, parts, moved, self._nothing)
+
+    def _nothing(self) -> Fetched:
+        topic = next((topic for topic, _ in self._positions), None)
+        if topic is None:
+            raise IllegalState("No partition is assigned to this consumer.")
+        return self._fetch(topic, isolation=self._isolation, start="latest")
 
     def _bounds(self) -> dict[Place, Bounds]:
         """Of the assigned partitions, as of now."""

@@ -10,6 +10,7 @@ import pytest
 
 import lakemq
 from lakemq.engine.connection import Connection
+from lakemq.engine.errors import IllegalState
 from lakemq.engine.protocol.requests import AnyRequest, AnyResult, FetchOffsets
 
 
@@ -77,3 +78,14 @@ def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> 
         consumer.seek("open", 0, 1)
         assert consumer.lag() == {("open", 0): 0}
     producer.abort_transaction()
+
+
+def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
+    mq.topics.create("silent", partitions=2)
+    with mq.consumer("silent", topics=["silent"]) as consumer:
+        batch = consumer.poll()
+        assert batch.to_arrow().num_rows == 0
+        with pytest.raises(IllegalState, match="No Spark session"):
+            batch.to_spark()
+    with mq.consumer("silent") as consumer, pytest.raises(IllegalState, match="No partition is assigned"):
+        consumer.poll().to_spark()
