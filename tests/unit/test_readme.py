@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_examples_are_as_short_as_promised() -> None:
-    for example in (blocks("python")[0], blocks("sql")[0]):
+    for example in (blocks("python")[0], blocks("python")[2], blocks("sql")[0]):
         assert len([line for line in example.splitlines() if line]) <= 10
 
 
@@ -57,6 +57,16 @@ def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     assert [(row["customer"], row["orders"]) for row in found] == [(f"customer-{n}", 143) for n in range(5)]
     assert [row["newest_order"] for row in found] == [f"order {994 + n}" for n in range(5)]
     assert all(row["last_offset"] - row["first_offset"] >= 142 for row in found)
+
+
+def test_the_transaction_takes_each_order_once(folder: Path) -> None:
+    """Twice: what the first run has committed is not billed again."""
+    code = f"import lakemq\n{blocks('python')[2]}"
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.stdout, done.stderr) == ("1000 0\n", "")
 
 
 def test_the_command_lines_run(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What docs/transactions.md shows of Spark runs as it stands, on what its other examples left; so do its queries."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The names that all examples have left; those of Spark were run last, on the same namespace."""
+    spark.sql("DROP DATABASE IF EXISTS bank CASCADE")
+    defined: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(tmp_path_factory.mktemp("bank"))
+        with redirect_stdout(io.StringIO()):
+            for code in blocks("python"):
+                exec(compile(code, "transactions.md", "exec"), defined)
+            defined["mq"].close()
+            for code in blocks("python spark"):
+                exec(compile(code, "transactions.md", "exec"), defined)
+        yield defined
+        defined["mq"].close()
+    spark.sql("USE default")
+    spark.sql("DROP DATABASE IF EXISTS bank CASCADE")
+
+
+def messages(names: dict[str, Any], topic: str) -> list[tuple[str | None, str]]:
+    return sorted(
+        (None if message.key is None else message.key.decode(), message.value.decode())
+        for message in names["mq"].fetch(topic)
+    )
+
+
+def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, Any]) -> None:
+    assert messages(names, "totals") == [("ann", "10"), ("cleo", "5")]
+    assert sum(row.lag for row in names["mq"].groups.lag("totals")) == 0
+    again = names["mq"].consumer("totals", topics=["transfers"]).poll()
+    assert again.to_spark().count() == 0
+
+
+def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any]) -> None:
+    landing = Path("landing")
+    landing.mkdir()
+
+    def land(number: int) -> None:
+        file = landing / f"{number}.json"
+        file.write_text(json.dumps({"account": f"a{number}", "amount": f"+{number}"}))
+        os.utime(file, (number, number))  # files are taken in the order of their times
+
+    for number in range(2):
+        land(number)
+    names["run"]("checkpoint")
+    land(2)
+    shutil.rmtree("checkpoint")
+    names["run"]("checkpoint")
+    booked = [
+        (key, value) for key, value in messages(names, "accounts") if key and key.startswith("a") and key != "ann"
+    ]
+    assert booked == [("a0", "+0"), ("a1", "+1"), ("a2", "+2")]
+    seen = [value for _, value in messages(names, "transfers") if value.startswith("seen ")]
+    assert sorted(seen) == ["seen +0", "seen +1", "seen +2"]
+    assert names["mq"].transactions.describe("etl").batch_id == 2
+
+
+def test_the_queries_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
+    names["mq"].close()  # all is projected then
+    spark.sql("USE bank")
+    history, still_open, lag = (spark.sql(query).collect() for query in blocks("sql"))
+    assert [(row.transactional_id, row.state) for row in history][:2] == [
+        ("teller-1", "CompleteCommit"),
+        ("teller-1", "CompleteAbort"),
+    ]
+    assert still_open == []
+    assert {row.group for row in lag} == {"audit", "ledger", "totals"}

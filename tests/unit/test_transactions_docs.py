@@ -1,0 +1,102 @@
+"""What docs/transactions.md shows without Spark runs as it stands and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import all_errors
+from lakemq.jobs.cli import app
+from lakemq.jobs.sql import run_query
+
+PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def printed(language: str) -> list[tuple[str, str]]:
+    """The code blocks of a language that have what they print behind them."""
+    return re.findall(rf"^```{language}\n([^`]*)^```$\n\n```text\n([^`]*)^```$", PAGE, re.MULTILINE)
+
+
+def run(folder: Path, line: str) -> str:
+    """What a command line prints that is given in the folder."""
+    name, *arguments = shlex.split(line)
+    assert name == "lakemq"
+    result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+    assert result.exit_code == 0, (line, result.stderr)
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder in which the Python examples have run; their output is in `out.txt`."""
+    folder = tmp_path_factory.mktemp("transactions")
+    code = "\n".join([*blocks("python"), "mq.close()"])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "out.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bank(folder: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(folder / "data/bank")) as mq:
+        yield mq
+
+
+def test_the_python_examples_print_what_the_page_says(folder: Path) -> None:
+    shown = printed("python")
+    assert len(shown) == len(blocks("python"))
+    assert (folder / "out.txt").read_text() == "".join(text for _, text in shown)
+
+
+def test_the_queries_find_what_the_page_says(bank: Connection) -> None:
+    shown = dict(printed("sql"))
+    assert len(shown) == 2
+    for query in blocks("sql"):
+        columns, rows = run_query(bank.namespace, query)
+        found = [[str(cell) for cell in row] for row in rows]
+        if query in shown:
+            assert [columns, *found] == [line.split() for line in shown[query].splitlines()], query
+        else:
+            assert found == [], query  # nothing is left open
+
+
+def test_the_commands_run_while_a_process_that_went_away_has_a_transaction_open(folder: Path, bank: Connection) -> None:
+    gone = lakemq.connect(str(folder / "data/bank"))  # never closed: nothing is aborted
+    with bank.serving():
+        producer = gone.producer("teller-9")
+        producer.begin_transaction()
+        producer.send("transfers", key="ann", value="ann bob 1", partition=0)
+        producer.flush()
+        (script,) = blocks("sh")
+        said = "".join(run(folder, line) for line in script.splitlines())
+        assert [line.split()[:2] for line in said.splitlines() if line.startswith("teller-9")] == [
+            ["teller-9", "Ongoing"],
+            ["teller-9", "Ongoing"],
+            ["teller-9", "true"],
+        ]
+        assert bank.transactions.find_hanging(0) == []
+
+
+def test_the_errors_that_the_page_explains_are_there() -> None:
+    names = {
+        name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`([A-Z_]{8,})`", line)
+    }
+    assert "TRANSACTION_ABORTABLE" in names
+    assert names <= {error.name for error in all_errors()}
