@@ -336,8 +336,9 @@ class Connection:
             if plan is None:
                 self._clock.sleep(poll_ms)
                 continue
-            yield Fetched(self.namespace, plan, self._spark).to_arrow()
             position.update(moved)
+            if plan.record_count:  # else it was markers, or messages that were aborted
+                yield Fetched(self.namespace, plan, self._spark).to_arrow()
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""

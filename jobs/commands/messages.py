@@ -81,7 +81,7 @@ def tail(
     with session.connect() as mq:
         level = _isolation(isolation)
         ends = mq.end_offsets(topic, level)
-        begin = _last(mq, topic, ends, lines) if first is None else first
+        begin = _last(mq, topic, level, ends, lines) if first is None else first
         found = mq.fetch(topic, isolation=level, start=begin, end=ends)
         for table in pieces(mq.namespace.files, found.plan):
             printer.write(table)
@@ -94,8 +94,24 @@ def tail(
                 return
 
 
-def _last(mq: Connection, topic: str, ends: dict[int, int], lines: int) -> dict[int, int]:
-    return {p: max(first, ends[p] - lines) for p, first in mq.beginning_offsets(topic).items() if p in ends}
+def _last(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:
+    """Where the last messages of each partition begin; markers and what was aborted have offsets, too."""
+    first = mq.beginning_offsets(topic)
+    begin, left, reach = dict(ends), {p: end for p, end in ends.items() if lines and p in first}, lines
+    while left:
+        starts = {p: max(first[p], end - reach) for p, end in left.items()}
+        segments = mq.fetch(topic, isolation=isolation, start=starts, end=left).plan.segments
+        columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
+        begin |= starts
+        missing = dict.fromkeys(starts, lines)
+        for partition, base, count in reversed(list(zip(*columns, strict=True))):
+            if missing[partition]:
+                taken = min(count, missing[partition])
+                missing[partition] -= taken
+                begin[partition] = base + count - taken
+        left = {p: left[p] for p, lacking in missing.items() if lacking and starts[p] > first[p]}
+        reach *= 4
+    return begin
 
 
 def _position(text: str, option: str) -> Any:

@@ -217,3 +217,20 @@ def test_lag_of_one_that_reads_uncommitted_is_not_negative(mq: Connection, found
     mq.topics.delete("ahead")
     assert found("groups", "lag", "eager") == []
     producer.abort_transaction()
+
+
+def test_tail_counts_messages_and_not_markers(mq: Connection, found: Found) -> None:
+    mq.topics.create("marked", partitions=2)
+    for number in range(6):
+        with mq.producer("marking") as producer:
+            producer.begin_transaction()
+            producer.send("marked", value=str(number), partition=0)
+            producer.flush()
+            (producer.abort_transaction if number in (3, 4) else producer.commit_transaction)()
+
+    def last(*options: str) -> list[str]:
+        return [message["value"] for message in found("tail", "marked", *options)]
+
+    assert (last("-n", "1"), last("-n", "3"), last()) == (["5"], ["1", "2", "5"], ["0", "1", "2", "5"])
+    assert last("-n", "0") == []
+    assert last("-n", "2", "--isolation", "read_uncommitted") == ["4", "5"]

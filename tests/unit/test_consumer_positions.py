@@ -1,7 +1,8 @@
-"""Where a consumer is: found with one request, moved past what is not shown, never counted as less than no lag."""
+"""Where a reader is: found with one request, moved past what is not shown, never further behind than not at all."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,3 +90,12 @@ def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
             batch.to_spark()
     with mq.consumer("silent") as consumer, pytest.raises(IllegalState, match="No partition is assigned"):
         consumer.poll().to_spark()
+
+
+def test_a_tail_has_no_tables_of_nothing(mq: Connection) -> None:
+    mq.topics.create("followed")
+    aborted(mq, "followed", 0)
+    later = threading.Timer(0.2, lambda: mq.publish("followed", pa.table({"value": ["shown"]})))
+    later.start()
+    assert next(mq.tail("followed", start=0))["value"].to_pylist() == [b"shown"]
+    later.join()
