@@ -21,6 +21,7 @@ from lakemq.engine.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
 from lakemq.tables.catalog import catalog_sql
 from lakemq.tables.registry import TABLES
+from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def rows(count: int, first: int = 0) -> pa.Table:
 
 def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection) -> None:
     names = {table.name for table in spark.catalog.listTables("mq")}
-    assert names == {spec.name for spec in TABLES} | {"log", "log_committed"}
+    assert names == {spec.name for spec in TABLES} | set(VIEWS)
     for name in names:
         assert spark.table(f"mq.{name}").columns
 
