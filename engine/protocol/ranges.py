@@ -72,8 +72,7 @@ class RangeColumns:
         file, first_row = source.place(file, first_row)
         counts = np.array(partition_counts, np.int64)
         _check(topic, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
-        starts = np.cumsum(counts) - counts
-        unit = np.unique(starts[topic] + partition, return_inverse=True)[1]
+        unit = _ONE if len(topic) == 1 else _units(topic, partition, counts)
         return cls(topic, partition, file, first_row, record_count, low, high, unit)
 
     def where(self, mask: Mask) -> RangeColumns:
@@ -84,13 +83,23 @@ class RangeColumns:
         return len(self.topic)
 
 
+# Most requests of small clients have one range: numpy's price per call would be most of what deciding them costs.
+_ONE: Column = np.zeros(1, np.int64)
+
+
+def _units(topic: Column, partition: Column, partition_counts: Column) -> Column:
+    starts = np.cumsum(partition_counts) - partition_counts
+    unit: Column = np.unique(starts[topic] + partition, return_inverse=True)[1]
+    return unit
+
+
 def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:
     """The base offset of every range: each unit's ranges one after the other, in order, from its high watermark on.
 
     high_watermarks: per unit.
     """
-    if not len(unit):
-        return np.zeros(0, np.int64)
+    if len(unit) < 2:
+        return high_watermarks[unit]
     order = np.argsort(unit, kind="stable")
     counts, grouped = record_count[order], unit[order]
     before = np.cumsum(counts) - counts

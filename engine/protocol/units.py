@@ -41,12 +41,14 @@ class Units:
 
 def units_of(request: Produce, ranges: RangeColumns) -> Units:
     """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
-    first = np.unique(ranges.unit, return_index=True)[1]
-    record_count = np.zeros(len(first), np.int64)
-    np.add.at(record_count, ranges.unit, ranges.record_count)
-    topic, partition = ranges.topic[first], ranges.partition[first]
+    topic, partition, record_count = ranges.topic, ranges.partition, ranges.record_count
+    if len(ranges) > 1:
+        first = np.unique(ranges.unit, return_index=True)[1]
+        topic, partition = topic[first], partition[first]
+        record_count = np.zeros(len(first), np.int64)
+        np.add.at(record_count, ranges.unit, ranges.record_count)
     if request.producer is None:
-        sequence = np.full(len(first), -1, np.int64)
+        sequence = np.full(len(topic), -1, np.int64)
     else:
         sequence = _sequences(request.producer, list(zip(topic.tolist(), partition.tolist(), strict=True)))
     return Units(topic, partition, record_count, sequence)
