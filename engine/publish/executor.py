@@ -92,17 +92,19 @@ class WriteMessages:
             for table in _gathered(batches):
                 if writer is None:  # an empty task leaves no file
                     writer = stack.enter_context(new_data_file(files, batch_id))
-                placed += self._write(writer, table, task)
+                placed += self._write(writer, table)
         if writer is not None and placed:
             yield _ranges(task, batch_id, writer.written(files).size_bytes, writer.record_count, placed)
 
-    def _write(self, writer: DataFileWriter, table: pa.Table, task: int) -> Iterator[Placed]:
+    def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[Placed]:
+        # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
+        start = int(writer.batch_id[:8], 16) + writer.record_count
         for index, rows in self._by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
             asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
             if not destination.copies:
                 destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
-            arranged = arrange(destination.copies, _body(rows, destination.name), asked, task + writer.record_count)
+            arranged = arrange(destination.copies, _body(rows, destination.name), asked, start)
             first_row = writer.write(arranged.rows)
             for copy, (_, runs) in enumerate(arranged.runs):
                 for run in runs:
