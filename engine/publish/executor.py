@@ -21,8 +21,10 @@ from lakemq.tables.files import open_files
 from ..datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file, repeat_name
 from .arrange import Copy, Run, arrange
 
-FLUSH_ROWS = 1 << 20
-FLUSH_BYTES = 256 << 20
+FLUSH_ROWS = 1 << 18
+FLUSH_BYTES = 64 << 20
+"""Rows are sorted and written this many at a time. Memory that a worker has touched is then used again, as fresh pages
+cost the kernel more than sorting and compressing do. Fewer would make runs short, and segments many."""
 
 RANGES = pa.schema(
     [
