@@ -140,10 +140,14 @@ class ArrowPublisher:
         application: ApplicationVersion | None,
         transaction: TransactionRef | None,
     ) -> Prepared:
+        may_be_stale = destination in self._routes
         route = self._route(destination)
         rows, parts, written = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
         if refused and on_error == "fail":
+            if may_be_stale:  # a partition that was added, a larger limit: look again before refusing
+                del self._routes[destination]
+                return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
             raise refuse_all(refused)
         producer = sequences.of(route, ranges) if sequences else None
         request = produce_request(route, ranges, refused, written, producer, application, transaction)

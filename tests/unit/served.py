@@ -13,7 +13,7 @@ import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.protocol.requests import FetchOffsets
 
-CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 5, "project.interval.ms": 200, "inline.max.bytes": 2000}
+CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
 _numbers = itertools.count(1)
 
 

@@ -163,7 +163,7 @@ def test_consumer_lag(mixed: Mixed):
 
 def test_the_views_follow_a_commit(mixed: Mixed):
     """The last test: it ends what the others look at."""
-    with lakemq.connect(mixed.mq.namespace.path, config=CONFIG) as mq:
+    with lakemq.connect(mixed.mq.namespace.path, config={**CONFIG, "project.interval.ms": 50}) as mq:
         mq.serving()
         mixed.writing.commit_transaction()
         assert committed(mq, "group", "a") == 5
