@@ -69,6 +69,8 @@ class TransactionManager:
         self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
         self._refused: LakeMQError | None = None
         self._over: LakeMQError | None = None
+        self._is_doubtful = False
+        """Something of the transaction was sent and not answered."""
         self.last_batch_id = -1
 
     # -- beginning --------------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ class TransactionManager:
                 raise IllegalState("The transactional id was not initialized.", expected="init_transactions() first")
             if self._open:
                 raise IllegalState("A transaction is open already.", expected="commit or abort it first")
-            self._open, self._part_count, self._refused = True, 0, None
+            self._open, self._part_count, self._refused, self._is_doubtful = True, 0, None, False
             self._offsets.clear()
             return self._ref
 
@@ -127,6 +129,7 @@ class TransactionManager:
         with self._lock:
             if isinstance(error, _AT_AN_END):
                 self._over = error
+            self._is_doubtful |= isinstance(error, RequestTimedOut)
             known = error if isinstance(error, LakeMQError) else LakeMQError(str(error))
             self._refused = self._refused or known
 
@@ -179,12 +182,18 @@ class TransactionManager:
         except _AT_AN_END as error:
             self._over, self._open = error, False
             raise
-        self._ended(_next_ref(ref, done))
+        following = _next_ref(ref, done)
+        if self._is_doubtful and following == ref:
+            self.initialize()  # nothing had come: should it come yet, it must not find the transaction that follows
+            assert self._ref is not None
+            following = self._ref
+        self._ended(following)
 
     def _sent(self, letter: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
         futures = self._requester.submit_all(letter)
         # an unknown outcome is of the letter as a whole
         if isinstance(error := futures[-1].exception(), RequestTimedOut):
+            self._is_doubtful = True
             raise error
         return futures
 

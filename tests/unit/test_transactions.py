@@ -475,6 +475,38 @@ def test_a_commit_without_an_answer_and_then_an_abort(
     assert values(mq, topic) == (["a", "b"] if unanswered else ["b"])
 
 
+@pytest.mark.parametrize("sent", ["messages", "commit"])
+def test_what_was_not_answered_and_comes_after_an_abort(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, sent: str
+):
+    """As a letter that was withdrawn and is back after a loss of power: it is part of nothing any more."""
+    ask, late = mq.requester.submit_all, []
+
+    def submit_all(requests):
+        late.append(requests)
+        lost: list[Future] = [Future() for _ in requests]
+        for future in lost:
+            future.set_exception(RequestTimedOut())
+        return lost
+
+    with mq.producer(f"{topic}-id", linger_ms=60_000, delivery_timeout_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "aborted")
+        monkeypatch.setattr(mq.requester, "submit_all", submit_all)
+        monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+        with pytest.raises(RequestTimedOut):
+            producer.flush() if sent == "messages" else producer.commit_transaction()
+        monkeypatch.undo()
+        producer.abort_transaction()
+        producer.begin_transaction()
+        errors = [future.exception() for future in ask(late[0])]
+        assert isinstance(errors[0], InvalidProducerEpoch)
+        assert all(errors)
+        producer.send(topic, "new")
+        producer.commit_transaction()
+    assert everything(mq, topic) == ["new"]
+
+
 # -- offsets --------------------------------------------------------------------------------------------
 
 
