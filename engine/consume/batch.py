@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,9 @@ class ConsumerBatch:
     offsets: (topic, partition) -> the offset to go on from, of every partition that moved, also past what is not shown.
     """
 
-    def __init__(
-        self,
-        group: str,
-        parts: list[Fetched],
-        offsets: Mapping[tuple[str, int], int],
-        nothing: Callable[[], Fetched],
-    ) -> None:
-        """nothing: a fetch without messages, for who wants an empty DataFrame."""
-        self.group, self._parts, self.offsets, self._nothing = group, parts, dict(offsets), nothing
+    def __init__(self, group: str, parts: list[Fetched], offsets: Mapping[tuple[str, int], int]) -> None:
+        """parts: one per topic, at least one, so that a batch without messages is a table and a DataFrame as well."""
+        self.group, self._parts, self.offsets = group, parts, dict(offsets)
 
     @property
     def record_count(self) -> int:
@@ -41,8 +35,7 @@ class ConsumerBatch:
 
     def to_spark(self) -> DataFrame:
         """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
-        parts = self._parts or [self._nothing()]
-        return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in parts])
+        return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
 
     def __iter__(self) -> Iterator[Message]:
         for part in self._parts:

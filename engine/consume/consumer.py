@@ -55,6 +55,8 @@ class Consumer:
             raise InvalidRequest(
                 "Unknown auto_offset_reset.", found=auto_offset_reset, expected="earliest, latest or none"
             )
+        if not assign:
+            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
         self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
         self._timeout_ms = default_timeout_ms
@@ -93,23 +95,18 @@ class Consumer:
         taken = shares({place: bounds[place].end - at for place, at in positions.items()}, max_records)
         moved = {place: positions[place] + count for place, count in taken.items() if count}
         parts = []
-        for topic in sorted({topic for topic, _ in moved}):
+        # of one topic an empty part, so that a batch without messages is a table and a DataFrame as well
+        for topic in sorted({topic for topic, _ in moved}) or [next(iter(positions))[0]]:
             mine = {partition: end for (name, partition), end in moved.items() if name == topic}
             start = {partition: positions[topic, partition] for partition in mine}
             try:
                 parts.append(self._fetch(topic, isolation=self._isolation, start=start, end=mine))
             except OffsetOutOfRange:  # deleted since we looked
-                return ConsumerBatch(self.group, [], {}, self._nothing)
+                return self._next(max_records)
         for place, at in moved.items():
             del self._positions[place]
             self._positions[place] = at
-        return ConsumerBatch(self.group, parts, moved, self._nothing)
-
-    def _nothing(self) -> Fetched:
-        topic = next((topic for topic, _ in self._positions), None)
-        if topic is None:
-            raise IllegalState("No partition is assigned to this consumer.")
-        return self._fetch(topic, isolation=self._isolation, start="latest")
+        return ConsumerBatch(self.group, parts, moved)
 
     def _bounds(self) -> dict[Place, Bounds]:
         """Of the assigned partitions, as of now."""

@@ -92,6 +92,9 @@ def test_a_poll_brings_all_in_order(mq: Connection, group: str):
         assert batch.offsets == {(topics[0], 0): 5, (topics[0], 2): 7, (topics[1], 0): 3}
         nothing = consumer.poll()
         assert (nothing.record_count, bool(nothing), nothing.offsets, list(nothing)) == (0, False, {}, [])
+        assert nothing.to_arrow().schema == batch.to_arrow().schema
+        with pytest.raises(IllegalState, match="No Spark session"):
+            nothing.to_spark()
 
 
 def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
@@ -142,6 +145,8 @@ def test_what_is_refused(mq: Connection, group: str):
     for wrong in ({"assign": [(topic, 1)]}, {"assign": [(topic, -1)]}, {"topics": ["nobody-knows-it"]}):
         with pytest.raises(UnknownTopicOrPartition):
             mq.consumer(group, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="topics, or assign"):
+        mq.consumer(group)
     for option in ({"auto_offset_reset": "newest"}, {"isolation": "read_everything"}):
         with pytest.raises(InvalidRequest):
             mq.consumer(group, topics=[topic], **option)
