@@ -106,7 +106,8 @@ def evolve_committed(state: State, record: OffsetsCommitted) -> None:
             committed = CommittedOffset(one.offset, one.metadata, state.now_ms)
             state.offsets.setdefault(record.group, {})[topic_id, one.partition] = committed
     elif transaction := state.transactions.get(record.transactional_id):
-        transaction.part_count += 1
+        # a group counts once: asked again, its offsets must not stand in for a part that was refused
+        transaction.part_count += not transaction.offsets.get(record.group)
         transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), new)
 
 

@@ -188,8 +188,9 @@ class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
 class EndTransaction(Request, frozen=True, tag="end_transaction"):
     """Commit or abort.
 
-    part_count: how many publishes and offset commits the transaction has, so that none is lost unnoticed; batch_id: of
-    a stream's micro-batch; one not above the last that was committed under this transactional id is aborted instead.
+    part_count: how many publishes, and groups with offsets, the transaction has, so that none is lost unnoticed;
+    batch_id: of a stream's micro-batch; one not above the last that was committed under this transactional id is
+    aborted instead.
     """
 
     transaction: TransactionRef

@@ -85,9 +85,9 @@ class Ended(msgspec.Struct, frozen=True):
 class Transaction(msgspec.Struct):
     """A transactional id and, while it is Ongoing, its transaction. A structure of its own because it is stored whole.
 
-    status: Prepare states last no longer than a step; part_count: publishes and offset commits that were accepted;
-    offsets: by group, with the topics' ids; error: why it can only be aborted; batch_id: of the last micro-batch
-    committed, -1 before the first.
+    status: Prepare states last no longer than a step; part_count: publishes that were accepted, and groups whose
+    offsets were; offsets: by group, with the topics' ids; error: why it can only be aborted; batch_id: of the last
+    micro-batch committed, -1 before the first.
     """
 
     producer_id: int
