@@ -134,7 +134,8 @@ class TransactionalProducer(Producer):
             if unsent:
                 self._queue, self._queued_bytes = {}, 0
         self.flush()
-        return {topic: table_of(given[0]) for topic, given in queue.items()}
+        tables = {topic: table_of(given[0]) for topic, given in queue.items()}
+        return {topic: table for topic, table in tables.items() if table.num_rows}
 
     def _refusing(self, prepare: Callable[[], list[Travelling]]) -> list[Travelling]:
         """What does not get as far as the commit leaves a transaction that can only be aborted."""

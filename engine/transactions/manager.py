@@ -154,7 +154,7 @@ class TransactionManager:
         if not (parts or self._offsets or self._part_count):
             self._ended(ref)
             return []
-        offsets = [CommitOffsets(group, list(mine.values()), ref) for group, mine in self._offsets.items()]
+        offsets = [CommitOffsets(group, list(mine.values()), ref) for group, mine in self._offsets.items() if mine]
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, pa.Table | None]] = [*parts, *((one, None) for one in offsets), (end, None)]

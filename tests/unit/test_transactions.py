@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +24,7 @@ from lakemq.engine.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from lakemq.engine.protocol.requests import CommitOffsets, EndTransaction, OffsetCommit
+from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
 from lakemq.engine.publish.transactional import TransactionalProducer
 
 
@@ -40,8 +42,8 @@ def topic(mq: Connection) -> str:
 
 @pytest.fixture
 def producer(mq: Connection) -> Iterator[TransactionalProducer]:
-    """The first one of a new transactional id."""
-    with mq.producer(new_name("id"), linger_ms=0) as one:
+    """The first one of a new transactional id; what is not flushed travels with the commit."""
+    with mq.producer(new_name("id"), linger_ms=60_000) as one:
         yield one
 
 
@@ -413,41 +415,54 @@ def test_two_destinations_that_reach_one_topic(mq: Connection, topic: str):
 # -- answers that are lost ------------------------------------------------------------------------------
 
 
+@dataclass
+class Losing:
+    """armed: the next letter gets no answer. decided: though it is decided, and not withdrawn in time."""
+
+    decided: bool
+    armed: bool = False
+
+
 @pytest.fixture(params=[False, True], ids=["not decided", "decided"])
-def unanswered(
+def losing(
     request: pytest.FixtureRequest, mq: Connection, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-) -> bool:
-    """The first commit gets no answer, and the producer has no patience. Whether it was decided."""
-    ask, losses = mq.requester.submit_all, ["once"]
+) -> Losing:
+    """The producer has no patience: what is not answered at once is RequestTimedOut."""
+    ask, losing = mq.requester.submit_all, Losing(request.param)
 
     def submit_all(requests):
-        if not (losses and isinstance(requests[-1][0], EndTransaction)):
+        if not losing.armed:
             return ask(requests)
-        losses.pop()
-        if request.param:
-            [future.result() for future in ask(requests)]
-        lost: list[Future] = [Future() for _ in requests]
-        for future in lost:
-            future.set_exception(RequestTimedOut())
-        return lost
+        losing.armed = False
+        if losing.decided:
+            [future.exception() for future in ask(requests)]
+        return unanswered(requests)
 
     monkeypatch.setattr(mq.requester, "submit_all", submit_all)
     monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
-    return bool(request.param)
+    return losing
 
 
-def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, unanswered: bool):
+def unanswered(requests: Sequence[Any]) -> list[Future]:
+    lost: list[Future] = [Future() for _ in requests]
+    for future in lost:
+        future.set_exception(RequestTimedOut())
+    return lost
+
+
+def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, losing: Losing):
     """The very same: keyless records go to the partitions they were sent to before."""
     topic, other = new_topic(mq, partitions=3), new_topic(mq)
     producer.begin_transaction()
     for i in range(4):
         producer.send(topic, str(i))
     producer.send_offsets_to_transaction({(other, 0): 0}, f"group-{topic}")
+    losing.armed = True
     with pytest.raises(RequestTimedOut):
         producer.commit_transaction()
     with pytest.raises(IllegalState):
         producer.send(topic, "too late")
-    assert len(values(mq, topic)) == (4 if unanswered else 0)
+    assert len(values(mq, topic)) == (4 if losing.decided else 0)
     producer.commit_transaction()
     producer.begin_transaction()
     producer.send(topic, "4")
@@ -456,14 +471,34 @@ def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: Tran
     assert committed(mq, f"group-{topic}", other) == 0
 
 
+def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
+    mq: Connection, topic: str, producer: TransactionalProducer, losing: Losing
+):
+    """Decided, it was refused, but for the offsets that came with it: asked again, they must not count twice."""
+    producer.begin_transaction()
+    producer.send(topic, "a")
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(topic, "b", partition=0)
+    producer.send_offsets_to_transaction({(topic, 0): 1}, f"group-{topic}")
+    mq.topics.alter(topic, partitions=2)
+    losing.armed = True
+    with pytest.raises(RequestTimedOut):
+        producer.commit_transaction()
+    producer.commit_transaction()
+    assert values(mq, topic) == ["a", "b"]
+    assert committed(mq, f"group-{topic}", topic) == 1
+
+
 def test_a_commit_without_an_answer_and_then_an_abort(
-    mq: Connection, topic: str, producer: TransactionalProducer, unanswered: bool
+    mq: Connection, topic: str, producer: TransactionalProducer, losing: Losing
 ):
     producer.begin_transaction()
     producer.send(topic, "a")
+    losing.armed = True
     with pytest.raises(RequestTimedOut):
         producer.commit_transaction()
-    if unanswered:
+    if losing.decided:
         with pytest.raises(InvalidTxnState):
             producer.abort_transaction()
         producer.commit_transaction()
@@ -472,7 +507,7 @@ def test_a_commit_without_an_answer_and_then_an_abort(
     producer.begin_transaction()
     producer.send(topic, "b")
     producer.commit_transaction()
-    assert values(mq, topic) == (["a", "b"] if unanswered else ["b"])
+    assert values(mq, topic) == (["a", "b"] if losing.decided else ["b"])
 
 
 @pytest.mark.parametrize("sent", ["messages", "commit"])
@@ -484,10 +519,7 @@ def test_what_was_not_answered_and_comes_after_an_abort(
 
     def submit_all(requests):
         late.append(requests)
-        lost: list[Future] = [Future() for _ in requests]
-        for future in lost:
-            future.set_exception(RequestTimedOut())
-        return lost
+        return unanswered(requests)
 
     with mq.producer(f"{topic}-id", linger_ms=60_000, delivery_timeout_ms=0) as producer:
         producer.begin_transaction()
