@@ -325,10 +325,11 @@ class TransactionsMachine(RuleBasedStateMachine):
         client = self.clients[name]
         transaction = self.begun(client)
         table, rows = self.placed(topic, picks)
-        if grows and len(self.logs[topic]) < 5:
+        if grows and not refused and len(self.logs[topic]) < 5:
             self.publisher._route(topic)
             self.add_a_partition(topic)
         if refused:
+            self.publisher.forget_routes()  # so that what is picked is accepted all the same
             client.manager.add_offsets("refused", {(topic, 0): 1 << 40})
         self.requester.mishap = mishap
         if transaction.outcome == "abort":
@@ -338,8 +339,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         elif refused:
             with pytest.raises(TransactionAbortable):
                 self.commit_with(client, topic, table)
-            if not self.is_stale:
-                self.append(topic, rows, transaction)
+            self.append(topic, rows, transaction)
             self.abort(name, None)
         else:
             self.commit_with(client, topic, table)
@@ -351,13 +351,11 @@ class TransactionsMachine(RuleBasedStateMachine):
         """As a producer does, until it is answered."""
         assert client.sequences is not None
         ref = client.manager.ref()
-        self.is_stale = False
         while True:
             body, asked = body_of(table, topic, self.world.clock.now_ms())
             parts = [self.publisher.prepare(topic, body, asked, client.sequences, ref)] if table.num_rows else []
             if not self.asked_until_answered(client, parts):
                 return
-            self.is_stale = True
             self.counted.add("stale")
             self.publisher.forget_routes()
 
