@@ -211,8 +211,10 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.step()
         self.backstage.run()
 
-    @rule()
-    def let_transactions_time_out(self) -> None:
+    @rule(name=names, topic=topics, picks=picks)
+    def let_transactions_time_out(self, name: str, topic: str, picks: list[int]) -> None:
+        """One at least."""
+        self.publish_inside(name, topic, picks, None)
         self.world.clock.sleep(TIMEOUT_MS + 1)
         self.step()
         for name in sorted(self.clients):
