@@ -34,11 +34,11 @@ def decide_commit(state: State, request: CommitOffsets) -> Decision:
         open_transaction(state, ref)
     _check_group(request.group)
     topic_ids = [_checked(state, one) for one in request.offsets]
-    if ref is None:
-        record = OffsetsCommitted(request.group, topic_ids, request.offsets)
-        return Decision(Done(), (Decided(record),) if request.offsets else ())
-    record = OffsetsCommitted(request.group, topic_ids, request.offsets, ref.transactional_id)
-    return Decision(Done(), (*joined(state, ref, groups=[request.group]), Decided(record)))
+    if not request.offsets:
+        return Decision(Done())
+    record = OffsetsCommitted(request.group, topic_ids, request.offsets, None if ref is None else ref.transactional_id)
+    begun = [] if ref is None else joined(state, ref, groups=[request.group])
+    return Decision(Done(), (*begun, Decided(record)))
 
 
 def decide_fetch(state: State, request: FetchOffsets) -> Decision:

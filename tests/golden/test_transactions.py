@@ -47,10 +47,15 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 class Producer:
-    """A process: who it is told to be, and how many parts of its transaction were accepted."""
+    """A process: who it is told to be, and which parts of its transaction were accepted: publishes, and groups."""
 
-    ref = TransactionRef("", 0, 0)
-    parts = 0
+    def __init__(self) -> None:
+        self.ref = TransactionRef("", 0, 0)
+        self.publishes, self.groups = 0, set[str]()
+
+    @property
+    def parts(self) -> int:
+        return self.publishes + len(self.groups)
 
 
 class Story:
@@ -80,7 +85,7 @@ class Story:
             result = self.mq.one(getattr(self, f"ask_{word}")(producer, given, **dict(more)))
             self._check(result, gives)
             if producer and not lost:
-                self._hear(producer, result)
+                self._hear(producer, result, dict(more).get("group", "g"))
 
     def _check(self, result: AnyResult, gives: Any) -> None:
         if isinstance(gives, str):
@@ -93,12 +98,15 @@ class Story:
         if gives is not None:
             assert answer_of(result) == gives
 
-    def _hear(self, producer: Producer, result: AnyResult) -> None:
+    def _hear(self, producer: Producer, result: AnyResult, group: str) -> None:
         if isinstance(result, ProducerDone | TransactionEnded):
             identity = {"producer_id": result.producer_id, "producer_epoch": result.producer_epoch}
-            producer.ref, producer.parts = msgspec.structs.replace(producer.ref, **identity), 0
-        elif isinstance(result, Done) or (isinstance(result, Published) and not result.duplicate):
-            producer.parts += 1
+            producer.ref = msgspec.structs.replace(producer.ref, **identity)
+            producer.publishes, producer.groups = 0, set()
+        elif isinstance(result, Done):
+            producer.groups.add(group)
+        elif isinstance(result, Published) and not result.duplicate:
+            producer.publishes += 1
 
     def _pretend(self, producer: Producer | None, epoch: int) -> None:
         """As if so many transactions of the id had ended before."""

@@ -88,8 +88,6 @@ def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
         assert batch.to_arrow().num_rows == 0
         with pytest.raises(IllegalState, match="No Spark session"):
             batch.to_spark()
-    with mq.consumer("silent") as consumer, pytest.raises(IllegalState, match="No partition is assigned"):
-        consumer.poll().to_spark()
 
 
 def test_a_tail_has_no_tables_of_nothing(mq: Connection) -> None:
