@@ -55,8 +55,8 @@ def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, An
     assert again.to_spark().count() == 0
 
 
-def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any]) -> None:
-    landing = Path("landing")
+def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path: Path) -> None:
+    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
     landing.mkdir()
 
     def land(number: int) -> None:
@@ -66,10 +66,10 @@ def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any]) -> None:
 
     for number in range(2):
         land(number)
-    names["run"]("checkpoint")
+    names["run"](str(landing), str(checkpoint))
     land(2)
-    shutil.rmtree("checkpoint")
-    names["run"]("checkpoint")
+    shutil.rmtree(checkpoint)
+    names["run"](str(landing), str(checkpoint))
     booked = [
         (key, value) for key, value in messages(names, "accounts") if key and key.startswith("a") and key != "ann"
     ]

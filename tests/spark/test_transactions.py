@@ -1,0 +1,137 @@
+"""Transactions of DataFrames: seen with their commit, in Spark, in Arrow and in SQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import MessageTooLarge, TransactionAbortable
+from lakemq.engine.fetch.plan import Isolation
+
+
+class Undo(Exception):
+    pass
+
+
+def numbers(spark: SparkSession, first: int, count: int) -> DataFrame:
+    ids = spark.range(first, first + count, 1, 2)
+    return ids.select(F.col("id").cast("string").alias("value"), F.expr("cast(id % 7 AS string)").alias("key"))
+
+
+def in_arrow(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
+    return sorted(int(m.value or b"") for m in mq.fetch(topic, isolation=isolation))
+
+
+def in_spark(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
+    found = mq.fetch(topic, isolation=isolation).to_spark().select(F.col("value").cast("string").cast("int"))
+    return sorted(row[0] for row in found.collect())
+
+
+def in_sql(spark: SparkSession, view: str, topic: str) -> list[int]:
+    found = spark.sql(f"SELECT CAST(CAST(value AS STRING) AS INT) FROM mq.{view} WHERE topic = '{topic}'")
+    return sorted(row[0] for row in found.collect())
+
+
+def test_all_ways_to_read_see_what_was_committed(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=3)
+    mq.publish(topic, numbers(spark, 0, 10))
+    with mq.transaction(topic) as txn:
+        txn.publish(topic, numbers(spark, 10, 10))
+        txn.publish(topic, numbers(spark, 20, 10))
+    with suppress(Undo), mq.transaction(topic) as txn:
+        txn.publish(topic, numbers(spark, 30, 10))
+        raise Undo
+    mq.publish(topic, numbers(spark, 40, 10))
+    committed = [*range(30), *range(40, 50)]
+    with suppress(Undo), mq.transaction(topic) as txn:
+        txn.publish(topic, numbers(spark, 50, 10))
+        mq.publish(topic, numbers(spark, 60, 10))
+        projected()
+        assert in_arrow(mq, topic, "read_committed") == in_spark(mq, topic, "read_committed") == committed
+        assert in_sql(spark, "log_committed", topic) == committed
+        assert in_arrow(mq, topic, "read_uncommitted") == in_spark(mq, topic, "read_uncommitted") == [*range(70)]
+        assert in_sql(spark, "log", topic) == [*range(70)]
+        (one,) = spark.sql(f"SELECT * FROM mq.open_transactions WHERE transactional_id = '{topic}'").collect()
+        assert sorted(one.topics) == [f"{topic}-{p}" for p in range(3)]
+        raise Undo
+    projected()
+    committed += range(60, 70)
+    assert in_arrow(mq, topic, "read_committed") == in_spark(mq, topic, "read_committed") == committed
+    assert in_sql(spark, "log_committed", topic) == committed
+    states = spark.sql(
+        "SELECT state, reason, count(*) AS n FROM mq.transaction_history"
+        f" WHERE transactional_id = '{topic}' AND state LIKE 'Complete%' GROUP BY 1, 2"
+    ).collect()
+    assert {tuple(row) for row in states} == {("CompleteCommit", "producer", 1), ("CompleteAbort", "producer", 2)}
+
+
+def test_a_bad_row_refuses_the_publish_and_the_transaction(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, config={"max.message.bytes": 100})
+    rows = spark.createDataFrame([("k", "fits"), ("k", "x" * 200)], "key string, value string")
+    with suppress(MessageTooLarge), mq.transaction(topic) as txn:
+        txn.publish(topic, numbers(spark, 0, 5))
+        txn.publish(topic, rows)
+    with suppress(TransactionAbortable), mq.transaction(topic) as txn:
+        with pytest.raises(MessageTooLarge):
+            txn.publish(topic, rows)
+        with pytest.raises(TransactionAbortable):
+            txn.publish(topic, numbers(spark, 0, 5))
+    assert in_arrow(mq, topic, "read_committed") == []
+
+
+def test_a_large_transaction_stays_open_across_steps_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    """Its parts are in the log for long; with the commit they are seen, all in one step."""
+    name = "restarted"
+    with lakemq.connect(str(tmp_path / name), spark=spark, create=True, config={"lease.ms": 500}) as mq:
+        with mq.serving():
+            mq.topics.create("t", partitions=4)
+            txn = mq.transaction("large")
+            txn.__enter__()
+            txn.publish("t", numbers(spark, 0, 50_000))
+        for first in (50_000, 100_000):
+            with mq.serving():
+                txn.publish("t", numbers(spark, first, 50_000))
+                assert mq.fetch("t").record_count == 0
+        with mq.serving():
+            mq.publish("t", pa.table({"value": ["150000"]}))
+            txn.__exit__(None, None, None)
+            assert in_arrow(mq, "t", "read_committed") == [*range(150_001)]
+
+
+def test_a_stream_whose_commits_carry_the_batch_publishes_each_batch_once(
+    spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
+) -> None:
+    """Also when the commit was decided and the checkpoint never heard of it."""
+    mq.topics.create(topic, partitions=2)
+    source = tmp_path / "source"
+    for part in range(3):
+        numbers(spark, part * 10, 10).coalesce(1).write.mode("append").parquet(str(source))
+    replays = []
+
+    def stream(stop_after: int | None) -> None:
+        def batch(df: DataFrame, batch_id: int) -> None:
+            with mq.transaction(topic, batch_id=batch_id) as txn:
+                replays.append(txn.replayed)
+                txn.publish(topic, df)
+            if batch_id == stop_after:
+                raise Undo("after the commit, before the checkpoint")
+
+        reading = spark.readStream.schema("value string, key string").option("maxFilesPerTrigger", 1)
+        writing = reading.parquet(str(source)).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writing.foreachBatch(batch).trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="before the checkpoint"):
+        stream(stop_after=1)
+    stream(stop_after=None)
+    assert in_arrow(mq, topic, "read_committed") == [*range(30)]
+    assert replays.count(True) == 1
