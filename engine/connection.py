@@ -86,9 +86,9 @@ class Connection:
         return Topics(self.requester, self.state)
 
     def state(self) -> State:
-        """Topics and partitions as of the newest step."""
+        """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
         with self._lock:
-            return self._reader.refresh()
+            return self._reader.refresh().with_own_topics()
 
     @cached_property
     def _reader(self) -> Reader:

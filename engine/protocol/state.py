@@ -7,7 +7,7 @@ nothing per segment or message.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -160,6 +160,19 @@ class State:
         if topic_id is None:
             raise UnknownTopicOrPartition("There is no such topic.", found=name[:MAX_SHOWN])
         return self.topics[topic_id]
+
+    def with_own_topics(self) -> State:
+        """The same, with topics and partitions that stay as they are while this one goes on; the rest is shared."""
+        topics = {
+            topic_id: replace(
+                topic,
+                high_watermarks=topic.high_watermarks.copy(),
+                log_starts=topic.log_starts.copy(),
+                open_transactions={p: dict(firsts) for p, firsts in topic.open_transactions.items()},
+            )
+            for topic_id, topic in self.topics.items()
+        }
+        return replace(self, topics=topics, topic_ids=dict(self.topic_ids))
 
     def active_topics(self) -> Iterator[Topic]:
         return (self.topics[topic_id] for topic_id in self.topic_ids.values())

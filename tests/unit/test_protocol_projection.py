@@ -273,3 +273,14 @@ def test_a_step_that_changes_no_table_adds_no_rows() -> None:
     assert project(mq.state, mq.steps) == {}
     (mark,) = watermark(mq.state, 7, 9).to_pylist()
     assert (mark["step"], mark["floor"], mark["journal_start"], mark["leader"]) == (1, 7, 9, "me")
+
+
+def test_a_copy_for_onlookers_stays_as_it_is(mq: Harness) -> None:
+    mq.one(mq.produce({0: 2}))
+    seen = mq.state.with_own_topics()
+    before = plain(seen)
+    mq.one(mq.produce({0: 1, 1: 4}))
+    mq.one(DeleteRecords("t", {0: 1}))
+    mq.create("u")
+    assert plain(seen)["topics"] == before["topics"]
+    assert plain(seen)["topic_ids"] == before["topic_ids"]
