@@ -12,6 +12,7 @@ from ..fetch.plan import Bounds, Isolation
 from ..protocol.errors import (
     IllegalState,
     InvalidRequest,
+    NoOffsetForPartition,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
@@ -71,7 +72,8 @@ class Consumer:
     def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
         """The next messages, at most `max_records`, evenly from all partitions; positions move past them.
 
-        timeout_ms: how long to wait for the first one. Raises OffsetOutOfRange with auto_offset_reset "none".
+        timeout_ms: how long to wait for the first one. With auto_offset_reset "none" raises
+        NoOffsetForPartition, OffsetOutOfRange.
         """
         if max_records < 1:
             raise InvalidRequest("max_records is not positive.", found=max_records, expected="at least 1")
@@ -130,9 +132,11 @@ class Consumer:
     def _reset_if_lost(self, place: Place, at: int | None, bounds: Bounds) -> int:
         if at is not None and bounds.first <= at <= bounds.high_watermark:
             return at
+        if self._reset == "none" and at is None:
+            raise NoOffsetForPartition(found=f"group {self.group}, {place[0]}-{place[1]}")
         if self._reset == "none":
             raise OffsetOutOfRange(
-                f"The group {self.group} has no offset for {place[0]}-{place[1]} that is there.",
+                f"What the group {self.group} wants of {place[0]}-{place[1]} is not there.",
                 found=at,
                 expected=f"{bounds.first} to {bounds.high_watermark}",
             )

@@ -205,6 +205,10 @@ class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
 # -- clients, mailbox, engine ---------------------------------------------------------------------------
 
 
+class NoOffsetForPartition(LakeMQError, name="NO_OFFSET_FOR_PARTITION"):
+    """The group has committed no offset for the partition, and auto_offset_reset is none."""
+
+
 class RequestTimedOut(LakeMQError, name="REQUEST_TIMED_OUT", code=7, retriable=True):
     """No sequencer answered in time; the outcome of the request is unknown."""
 

@@ -19,6 +19,7 @@ from lakemq.engine.consume.shares import shares
 from lakemq.engine.errors import (
     IllegalState,
     InvalidRequest,
+    NoOffsetForPartition,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
@@ -271,7 +272,7 @@ def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
     topic = filled(mq, 2, 2)
     with mq.consumer(group, topics=[topic], auto_offset_reset="none") as consumer:
         for call in (consumer.poll, consumer.lag, lambda: consumer.position(topic, 0)):
-            with pytest.raises(OffsetOutOfRange):
+            with pytest.raises(NoOffsetForPartition):
                 call()
         consumer.seek(topic, 0, 1)
         consumer.commit({(topic, 1): 1})
