@@ -12,7 +12,7 @@ READY := $(VENV)/ready
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
-FAST := tests/unit tests/golden tests/stateful
+PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
 
 .PHONY: help
 help: ## this list
@@ -38,12 +38,13 @@ demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
 .PHONY: test
-test: $(READY) test-fast ## all tests: no JVM first, then killed processes, then Spark
+test: $(READY) ## all tests: no JVM first, then killed processes, then Spark
+	$(BIN)/pytest $(PARALLEL)
 	$(BIN)/pytest tests/faults tests/spark
 
 .PHONY: test-fast
-test-fast: $(READY) ## the tests that start no JVM, in under 30 s
-	$(BIN)/pytest -n auto --dist worksteal $(FAST)
+test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
+	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
 .PHONY: lint
 lint: $(READY) types ## format, lint, types, layers

@@ -43,6 +43,8 @@ from lakemq.engine.protocol.requests import (
     Refusal,
 )
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
 SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 POINTS = [point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping."))]

@@ -58,6 +58,8 @@ from lakemq.engine.publish.compose import Sequences, body_of
 from lakemq.engine.requester import _placed, _Waiting
 from lakemq.engine.transactions.manager import TransactionManager
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
 SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 TIMEOUT_MS = 60_000

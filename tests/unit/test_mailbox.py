@@ -356,6 +356,7 @@ def test_who_stops_at_a_letter_finds_the_rest_in_the_next_call(tmp_path: Path):
     assert taken == list(range(1, 101))
 
 
+@pytest.mark.slow
 def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
     """Many letters of one busy client, then one of a quiet client in each second."""
     seconds, of_the_busy = 50, 2_000
@@ -411,6 +412,7 @@ def _client(root: str, client_id: str, letters: int) -> list[bytes | None]:
     return replies
 
 
+@pytest.mark.slow
 def test_several_processes_put_while_one_takes(tmp_path: Path):
     clients, letters = 4, 100
     sequencer = Mailbox(LocalFiles(str(tmp_path)))

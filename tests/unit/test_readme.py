@@ -15,6 +15,8 @@ import pytest
 import lakemq
 from lakemq.jobs.sql import run_query
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 

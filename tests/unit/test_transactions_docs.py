@@ -18,6 +18,8 @@ from lakemq.engine.errors import all_errors
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="utf-8")
 
 
