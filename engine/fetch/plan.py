@@ -20,7 +20,7 @@ Position = int | str | datetime | Mapping[int, int]
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """Row ranges in the order of partition and offset (columns of SEGMENT_SCHEMA), as of one step."""
+    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step."""
 
     topic: str
     step: int

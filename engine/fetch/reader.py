@@ -33,6 +33,28 @@ MANY_CHUNKS = 16
 
 _ATTEMPTS = 20
 
+PLANNED: pa.Schema = pa.schema(
+    [
+        SEGMENT_SCHEMA.field(name)
+        for name in (
+            "partition",
+            "base_offset",
+            "record_count",
+            "last_offset",
+            "batch_id",
+            "first_row",
+            "file_partition",
+            "min_timestamp_ms",
+            "max_timestamp_ms",
+            "append_time_ms",
+            "producer_id",
+            "producer_epoch",
+            "transactional",
+        )
+    ]
+)
+"""What a fetch needs of a segment; the rest of them is not read."""
+
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
 """What a transaction is known by within a topic."""
 
@@ -119,12 +141,12 @@ class Reader:
         return True
 
     def segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
-        """Data segments of the ranges, clipped to them: columns of SEGMENT_SCHEMA, by partition and offset.
+        """Data segments of the ranges, clipped to them: columns of PLANNED, by partition and offset.
 
         committed: leave out those of aborted transactions; the ranges end at the last stable offset then.
         """
         if not ranges:
-            return SEGMENT_SCHEMA.empty_table()
+            return PLANNED.empty_table()
         try:
             return self._overlaid(topic, ranges, committed)
         except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
@@ -132,33 +154,33 @@ class Reader:
             return self._overlaid(topic, ranges, committed)
 
     def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
-        found = self._found(topic, ranges, "data", _overlapping(ranges), max(r.end for r in ranges) - 1)
-        doubtful = found.column("transactional")
-        if committed and pc.any(doubtful).as_py():
-            # a marker comes after all that it ends, maybe after the end of the range
-            began_in_time = pc.field("first_offset") < max(r.end for r in ranges)
-            aborted = self._found(topic, ranges, "abort", began_in_time, None).select(_TRANSACTION)
-            kept = found.join(aborted, keys=_TRANSACTION, join_type="left anti")
-            found = kept.select(SEGMENT_SCHEMA.names)
-        ordered = found.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+        end = max(r.end for r in ranges)
+        where = (pc.field("kind") == "data") & _overlapping(ranges)
+        if committed:
+            # looked for in the same scan; a marker comes after all that it ends, maybe after the end of the range
+            where = where | ((pc.field("kind") == "abort") & (pc.field("first_offset") < end))
+        found = self._found(topic, ranges, where, None if committed else end - 1)
+        aborted = found.filter(pc.field("kind") == "abort")
+        if aborted.num_rows:
+            data = found.filter(pc.field("kind") == "data")
+            found = data.join(aborted.select(_TRANSACTION), keys=_TRANSACTION, join_type="left anti")
+        ordered = found.select(PLANNED.names).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
         return clip(ordered, {r.partition: r for r in ranges})
 
-    def _found(
-        self, topic: Topic, ranges: list[OffsetRange], kind: str, where: pc.Expression, last: int | None
-    ) -> pa.Table:
-        """Segments of a kind: those projected at the watermark, then those of the journal's tail.
+    def _found(self, topic: Topic, ranges: list[OffsetRange], where: pc.Expression, last: int | None) -> pa.Table:
+        """Columns PLANNED, and the kind, of segments: those projected at the watermark, then the journal's tail.
 
         last: the highest base offset of interest.
         """
-        mine = (pc.field("kind") == kind) & where
-        tail = pa.concat_tables(self._overlay).filter(mine & (pc.field("topic_id") == topic.topic_id))
+        columns = ["kind", *PLANNED.names]
+        tail = pa.concat_tables(self._overlay).filter(where & (pc.field("topic_id") == topic.topic_id)).select(columns)
         ends = self._stored_ends.get(topic.topic_id, ())
         wanted = [r for r in ranges if r.partition < len(ends) and r.start < ends[r.partition]]
         if not wanted:
             return tail
         stored = self._segments.read(
-            SEGMENT_SCHEMA.names,
-            where=mine,
+            columns,
+            where=where,
             topic_id=(topic.topic_id, topic.topic_id),
             partition=(min(r.partition for r in wanted), max(r.partition for r in wanted)),
             base_offset=(None, last),
@@ -196,13 +218,11 @@ def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
     base, count = segments.column("base_offset"), segments.column("record_count")
     skipped = pc.max_element_wise(pc.subtract(start, base), 0)
     kept = pc.subtract(pc.min_element_wise(pc.add(base, count), end), pc.add(base, skipped))
-    sequence = pc.add(segments.column("base_sequence"), skipped)
     changed = {
         "base_offset": pc.add(base, skipped),
         "record_count": kept,
         "last_offset": pc.add(pc.add(base, skipped), pc.subtract(kept, 1)),
         "first_row": pc.add(segments.column("first_row"), skipped),
-        "base_sequence": sequence,
     }
     for name, column in changed.items():
         segments = segments.set_column(segments.column_names.index(name), name, column)
