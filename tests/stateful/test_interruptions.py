@@ -16,6 +16,8 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.registry import BY_NAME
 
+pytestmark = pytest.mark.slow
+
 
 class Player:
     """One client, and the sequencer that leads now."""

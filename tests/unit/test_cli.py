@@ -21,6 +21,8 @@ from lakemq.engine.connection import Connection
 from lakemq.jobs.cli import app, hoisted
 from lakemq.jobs.output import message_records
 
+pytestmark = pytest.mark.slow
+
 Lakemq = Callable[..., Result]
 NOT_UTF8 = b"\xff\x00\x1b[31m"
 

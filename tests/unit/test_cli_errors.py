@@ -23,6 +23,8 @@ from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.output import one_line
 from lakemq.tables.store import NewerTable, NotATable
 
+pytestmark = pytest.mark.slow
+
 
 def run(path: Path | str, *arguments: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["--path", str(path), *arguments], input=stdin)

@@ -21,6 +21,8 @@ from lakemq.jobs.sql import connected, run_query
 from lakemq.tables.registry import TABLES
 from lakemq.tables.views import VIEWS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:

@@ -17,6 +17,8 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.errors import ProducerFenced, TransactionAbortable
 from lakemq.jobs.cli import app
 
+pytestmark = pytest.mark.slow
+
 Lakemq = Callable[..., Result]
 Found = Callable[..., list[dict[str, Any]]]
 

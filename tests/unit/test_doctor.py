@@ -24,6 +24,8 @@ from lakemq.jobs.doctor import Finding, examine, requirements, within
 from lakemq.tables.dead_letters import DEAD_LETTERS
 from lakemq.tables.messages import MESSAGES
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 
 
