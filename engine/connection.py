@@ -28,6 +28,7 @@ from .protocol.state import State
 from .publish.arrow import ArrowPublisher, OnError, Spread
 from .publish.compose import body_of
 from .publish.producer import Producer
+from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
 from .requester import Requester
 from .sequencer.sequencer import Sequencer
@@ -75,6 +76,7 @@ class Connection:
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
+        self._routes = RouteCache(self.state, self._clock)
         self._names = itertools.count(1)
         self._spread = Spread(int(new_id()[:6], 16))
 
@@ -83,7 +85,7 @@ class Connection:
     @cached_property
     def topics(self) -> Topics:
         """Create, list, describe, alter and delete topics."""
-        return Topics(self.requester, self.state)
+        return Topics(self.requester, self.state, self._routes.forget)
 
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
@@ -284,7 +286,7 @@ class Connection:
         return ArrowPublisher(
             self.namespace.files,
             self.requester,
-            self.state,
+            self._routes,
             self._clock,
             new_id,
             self.namespace.config.number("inline.max.bytes"),

@@ -34,8 +34,9 @@ class TopicDescription:
 class Topics:
     """Create, list, describe, alter and delete topics."""
 
-    def __init__(self, requester: Requester, state: Callable[[], State]) -> None:
-        self._requester, self._state = requester, state
+    def __init__(self, requester: Requester, state: Callable[[], State], changed: Callable[[], None]) -> None:
+        """changed: to be told of every change this one makes."""
+        self._requester, self._state, self._changed = requester, state, changed
 
     def create(
         self,
@@ -87,6 +88,7 @@ class Topics:
 
     def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
         result = self._requester.ask(request)
+        self._changed()
         return result if isinstance(result, TopicDone) else None
 
 

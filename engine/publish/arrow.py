@@ -19,11 +19,10 @@ from ..clock import Clock
 from ..datafile import WrittenFile, write_data_file
 from ..protocol.errors import RequestTimedOut, StaleTopicMetadata
 from ..protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
-from ..protocol.state import State
 from ..requester import Requester
 from .arrange import Arranged, Copy, Run, arrange
 from .compose import Sequences, produce_request, ranges_of, refuse_all
-from .routing import Route, find_route
+from .routing import Route, RouteCache
 
 OnError = Literal["dead_letter", "fail"]
 
@@ -58,27 +57,23 @@ class Spread:
 
 
 class ArrowPublisher:
-    """Publishes bodies, one after the other. Not thread-safe; several may share a requester and a spread.
-
-    metadata: topics as of now; it is asked again when the sequencer says that ours are stale.
-    """
+    """Publishes bodies, one after the other. Not thread-safe; several may share a requester, routes and a spread."""
 
     def __init__(
         self,
         files: Files,
         requester: Requester,
-        metadata: Callable[[], State],
+        routes: RouteCache,
         clock: Clock,
         new_id: Callable[[], str],
         inline_max_bytes: int,
         spread: Spread,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
-        self._files, self._requester, self._metadata = files, requester, metadata
+        self._files, self._requester, self._routes = files, requester, routes
         self._clock, self._new_id, self._inline_max_bytes = clock, new_id, inline_max_bytes
         self._reached = reached
         self._spread = spread
-        self._routes: dict[str, Route] = {}
 
     def publish(
         self,
@@ -122,12 +117,7 @@ class ArrowPublisher:
 
     def forget_routes(self) -> None:
         """Topics have changed: look at them again."""
-        self._routes.clear()
-
-    def _route(self, destination: str) -> Route:
-        if destination not in self._routes:
-            self._routes[destination] = find_route(self._metadata(), destination)
-        return self._routes[destination]
+        self._routes.forget()
 
     def _prepared(
         self,
@@ -140,14 +130,13 @@ class ArrowPublisher:
         application: ApplicationVersion | None,
         transaction: TransactionRef | None,
     ) -> Prepared:
-        may_be_stale = destination in self._routes
-        route = self._route(destination)
+        route, is_new = self._routes.find(destination)
         rows, parts, written = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
+        if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
+            self._routes.forget()
+            return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
         if refused and on_error == "fail":
-            if may_be_stale:  # a partition that was added, a larger limit: look again before refusing
-                del self._routes[destination]
-                return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
             raise refuse_all(refused)
         producer = sequences.of(route, ranges) if sequences else None
         request = produce_request(route, ranges, refused, written, producer, application, transaction)

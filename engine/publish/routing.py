@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..clock import Clock
 from ..protocol.errors import UnknownTopicOrPartition
 from ..protocol.hashing import Partitioner
 from ..protocol.names import check_destination, reached
@@ -38,6 +40,34 @@ def find_route(state: State, destination: str) -> Route:
         tuple(Copy(*placement, tuple(indexes)) for placement, indexes in by_placement.items()),
         state.step,
     )
+
+
+class RouteCache:
+    """Routes as they were looked up last; shared by all publishers of a connection, hence thread-safe.
+
+    What has become wrong about one is told by the sequencer (StaleTopicMetadata), but for a smaller max.message.bytes,
+    which is noticed after `MAX_AGE_MS`.
+    """
+
+    MAX_AGE_MS = 1000
+
+    def __init__(self, metadata: Callable[[], State], clock: Clock) -> None:
+        """metadata: topics as of now."""
+        self._metadata, self._clock = metadata, clock
+        self._known: dict[str, tuple[int, Route]] = {}
+
+    def find(self, destination: str) -> tuple[Route, bool]:
+        """The route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
+        now_ms, known = self._clock.steady_ms(), self._known.get(destination)
+        if known is not None and now_ms - known[0] < self.MAX_AGE_MS:
+            return known[1], False
+        route = find_route(self._metadata(), destination)
+        self._known[destination] = now_ms, route
+        return route, True
+
+    def forget(self) -> None:
+        """Topics have changed: look at them again."""
+        self._known = {}
 
 
 def _placement(topic: Topic) -> tuple[int, Partitioner, int]:

@@ -55,6 +55,7 @@ from lakemq.engine.protocol.requests import (
 from lakemq.engine.protocol.state import Topic
 from lakemq.engine.publish.arrow import ArrowPublisher, Spread
 from lakemq.engine.publish.compose import Sequences, body_of
+from lakemq.engine.publish.routing import RouteCache
 from lakemq.engine.requester import _placed, _Waiting
 from lakemq.engine.transactions.manager import TransactionManager
 
@@ -166,7 +167,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.publisher = ArrowPublisher(
             self.world.namespace.files,
             self.requester,  # type: ignore[arg-type]
-            self.world.reader.refresh,
+            RouteCache(self.world.reader.refresh, self.world.clock),
             self.world.clock,
             self.world.new_id,
             INLINE_MAX_BYTES,
