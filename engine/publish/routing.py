@@ -59,8 +59,11 @@ class RouteCache:
     def find(self, destination: str) -> tuple[Route, bool]:
         """The route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
         now_ms, known = self._clock.steady_ms(), self._known.get(destination)
-        if known is not None and now_ms - known[0] < self.MAX_AGE_MS:
-            return known[1], False
+        if known is not None:
+            if now_ms - known[0] < self.MAX_AGE_MS:
+                return known[1], False
+            # one looks, the others go on with what they have
+            self._known[destination] = now_ms, known[1]
         route = find_route(self._metadata(), destination)
         self._known[destination] = now_ms, route
         return route, True
