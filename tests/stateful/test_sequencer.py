@@ -10,13 +10,11 @@ LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -28,6 +26,7 @@ from hypothesis.stateful import (
 from stateful.asking import Asked, Publisher, topic_requests
 from stateful.model import Model, ModelClient
 from stateful.projections import assert_projections_are_the_replay
+from stateful.runs import runs
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
 from lakemq.engine import crash
@@ -45,8 +44,6 @@ from lakemq.engine.protocol.requests import (
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
-SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 POINTS = [point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping."))]
 CLIENTS = 3
 clients = st.integers(0, CLIENTS - 1)
@@ -376,14 +373,5 @@ def outcomes(results: list[Any]) -> list[Any]:
 def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,
-        settings=settings(
-            max_examples=EXAMPLES or 6,
-            stateful_step_count=25,
-            derandomize=not EXAMPLES,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-            report_multiple_bugs=False,
-            phases=[phase for phase in Phase if phase is not Phase.shrink or SHRINK],
-        ),
+        settings=runs(6, 25),
     )

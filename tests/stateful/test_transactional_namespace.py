@@ -8,7 +8,6 @@ run a fresh reader sees the same, and projections equal the replay (I11, I12).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import Any, get_args
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -27,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from stateful.projections import assert_projections_are_the_replay
+from stateful.runs import EXAMPLES, runs
 from stateful.world import Killed, World
 
 from lakemq.engine.fetch.arrow import fetch_arrow
@@ -61,8 +60,6 @@ from lakemq.engine.transactions.manager import TransactionManager
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
-SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 TIMEOUT_MS = 60_000
 INLINE_MAX_BYTES = 250
 POINTS = ["letters_taken", "rows_written", "journal_appended", "answered", "letters_discarded"]
@@ -471,16 +468,7 @@ SEEN: set[str] = set()
 def test_transactions_against_the_model() -> None:
     run_state_machine_as_test(
         TransactionsMachine,
-        settings=settings(
-            max_examples=EXAMPLES or 5,
-            stateful_step_count=30,
-            derandomize=not EXAMPLES,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-            report_multiple_bugs=False,
-            phases=[phase for phase in Phase if phase is not Phase.shrink or SHRINK],
-        ),
+        settings=runs(5, 30),
     )
     if EXAMPLES >= 50:
         assert {"commit", "abort", "timeout", "killed", "stale", "unanswered", "zombie"} == SEEN

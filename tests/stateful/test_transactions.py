@@ -13,15 +13,14 @@ LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from dataclasses import dataclass, field
 from unittest import mock
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from protocol_harness import HOUR_MS
+from stateful.runs import runs
 from stateful.transaction_model import Place, Publish
 from stateful.transaction_world import LAST_EPOCH, PLACES, TOPICS, TransactionWorld
 
@@ -41,8 +40,6 @@ from lakemq.engine.protocol.requests import (
     TransactionRef,
 )
 
-EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
-SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 names = st.sampled_from(["x", "y"])
 groups = st.sampled_from(["g", "h"])
 places = st.sampled_from(PLACES)
@@ -290,13 +287,4 @@ class TransactionMachine(RuleBasedStateMachine):
 
 
 TestTransactions = TransactionMachine.TestCase
-TestTransactions.settings = settings(
-    max_examples=EXAMPLES or 80,
-    stateful_step_count=25,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-    report_multiple_bugs=False,
-    phases=[phase for phase in Phase if phase is not Phase.shrink or SHRINK],
-)
+TestTransactions.settings = runs(80, 25)
