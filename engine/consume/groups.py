@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import GroupIdNotFound
 from ..protocol.names import shown
+from ..protocol.offsets import pending_offsets
 from ..protocol.state import State
 
 
@@ -45,21 +46,12 @@ class Groups:
     def lag(self, group: str) -> builtins.list[PartitionLag]:
         """By topic and partition, of every partition for which the group has offsets. Raises GroupIdNotFound."""
         state = self._state()
-        committed, pending = state.offsets.get(group, {}), _pending(state, group)
+        committed, pending = state.offsets.get(group, {}), pending_offsets(state, group)
         if not committed and not pending:
             raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
         places = [place for place in {*committed, *pending} if state.topics[place[0]].active]
         rows = [_row(state, group, place, pending.get(place)) for place in places]
         return sorted(rows, key=lambda row: (row.topic, row.partition))
-
-
-def _pending(state: State, group: str) -> dict[tuple[int, int], str]:
-    """(topic_id, partition) -> transactional id of the open transaction that has offsets for it."""
-    return {
-        (topic_id, one.partition): name
-        for name in sorted(state.ongoing)
-        for topic_id, one in state.transactions[name].offsets.get(group, ())
-    }
 
 
 def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:

@@ -78,7 +78,8 @@ def decide_produce(
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     decided: list[Decided] = []
     if request.transaction is not None:
-        touched = {(topics[t].topic_id, p) for t, p in zip(fresh.topic.tolist(), fresh.partition.tolist(), strict=True)}
+        places = zip(units.topic.tolist(), units.partition.tolist(), strict=True)
+        touched = {(topics[t].topic_id, p) for unit, (t, p) in enumerate(places) if unit not in appended}
         decided += joined(state, request.transaction, touched)
     if request.files and (len(fresh) or dead):
         decided.append(Decided(FilesAdded(request.files)))
@@ -257,23 +258,18 @@ def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
     return dead
 
 
-def _evolve_part(state: State, record: Produced, segments: Segments) -> None:
-    """A publish inside a transaction: the log is stable before its first offset only."""
-    if transaction := state.transactions.get(record.transactional_id or ""):
-        transaction.part_count += 1
-    names = ("topic_id", "partition", "base_offset", "producer_id")
-    for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
-        state.topics[topic_id].open_transactions.setdefault(partition, {}).setdefault(producer_id, offset)
-
-
 def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
     if len(segments):
         names = ("topic_id", "partition", "base_offset", "record_count")
         for topic_id, partition, offset, count in zip(*(segments.column(n) for n in names), strict=True):
+            topic = state.topics[topic_id]
             # those of a partition stand in the order of their offsets: the last one is the furthest
-            state.topics[topic_id].high_watermarks[partition] = offset + count
-    if record.transactional_id is not None:
-        _evolve_part(state, record, segments)
+            topic.high_watermarks[partition] = offset + count
+            if record.transactional_id is not None and record.producer_id is not None:
+                # the log is stable before the first offset only
+                topic.open_transactions.setdefault(partition, {}).setdefault(record.producer_id, offset)
+    if transaction := state.transactions.get(record.transactional_id or ""):
+        transaction.part_count += 1
     if record.producer_id is not None and record.producer_epoch is not None:
         evolve_appended(state, record.producer_id, record.producer_epoch, record.units)
     if record.txn_app_id is not None and record.txn_version is not None:

@@ -44,7 +44,7 @@ def decide_commit(state: State, request: CommitOffsets) -> Decision:
 def decide_fetch(state: State, request: FetchOffsets) -> Decision:
     """What the group has committed. Raises InvalidGroupId, UnknownTopicOrPartition, UnstableOffsetCommit."""
     _check_group(request.group)
-    committed, pending = state.offsets.get(request.group, {}), _pending(state, request.group)
+    committed, pending = state.offsets.get(request.group, {}), pending_offsets(state, request.group)
     if request.partitions is None:
         wanted = sorted(place for place in {*committed, *pending} if state.topics[place[0]].active)
     else:
@@ -57,11 +57,11 @@ def decide_fetch(state: State, request: FetchOffsets) -> Decision:
     return Decision(OffsetsFetched(offsets))
 
 
-def _pending(state: State, group: str) -> set[Place]:
-    """What open transactions hold back for the group."""
+def pending_offsets(state: State, group: str) -> dict[Place, str]:
+    """What open transactions hold back for the group: the place, and the transactional id."""
     return {
-        (topic_id, one.partition)
-        for name in state.ongoing
+        (topic_id, one.partition): name
+        for name in sorted(state.ongoing)
         for topic_id, one in state.transactions[name].offsets.get(group, ())
     }
 
