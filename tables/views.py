@@ -23,24 +23,18 @@ WHERE s.kind = 'data' AND s.deleted = 0
 _SEGMENTS = """\
   SELECT *,
          max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
-         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted
-  FROM {database}.segments"""
-
-# A transaction is named by its producer's id and epoch; without a marker it is open.
-_OUTCOMES = """\
-  SELECT *,
-         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
          max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted,
          max(CASE WHEN kind IN ('commit', 'abort') THEN kind END)
            OVER (PARTITION BY topic_id, partition, producer_id, producer_epoch) AS outcome
   FROM {database}.segments"""
 
+# A transaction is named by its producer's id and epoch; without a marker it is open.
 _STABLE = f"""\
   SELECT *,
          min(CASE WHEN kind = 'data' AND transactional AND outcome IS NULL THEN base_offset END)
            OVER (PARTITION BY topic_id, partition) AS unstable_from
   FROM (
-{_OUTCOMES}
+{_SEGMENTS}
   ) o"""
 
 _LOG_COMMITTED = (
