@@ -26,7 +26,7 @@ from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, Unsupp
 from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
 from .publish.arrow import ArrowPublisher, OnError, Spread
-from .publish.compose import body_of
+from .publish.compose import COLUMNS, body_of
 from .publish.producer import Producer
 from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
@@ -166,7 +166,7 @@ class Connection:
         def publish(batch: DataFrame, batch_id: int) -> Published:
             return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
 
-        columns = {name: how.get(name) for name in ("key", "value", "headers", "timestamp", "partition")}
+        columns = {name: how.get(name) for name in COLUMNS}
         self._spark_publisher().check(topic, stream, columns)
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
@@ -258,10 +258,10 @@ class Connection:
     ) -> Published:
         named = dict(columns)
         order_by = named.pop("order_by", None)
-        unknown = named.keys() - {"key", "value", "headers", "timestamp", "partition"}
+        unknown = named.keys() - set(COLUMNS)
         if unknown:
             raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
-        wanted = {name: named.get(name) for name in ("key", "value", "headers", "timestamp", "partition")}
+        wanted = {name: named.get(name) for name in COLUMNS}
         return self._publish_columns(topic, data, wanted, order_by, "fail", transaction=transaction)
 
     def consumer(

@@ -26,6 +26,9 @@ from ..protocol.requests import (
 from .arrange import REFUSALS, Copy, Run
 from .routing import Route
 
+COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+"""What a user gives of a message."""
+
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
 """Headers that give the key where there is none, as Solace's and JMS clients set them."""
 
@@ -36,8 +39,7 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
     table: `value` (text or binary), and optionally `key` (text or binary), `headers` (list of key, value), `timestamp`,
     `partition` (whole numbers; null: by the key). Raises InvalidRecord for a missing, unknown or ill-typed column.
     """
-    known = {"key", "value", "headers", "timestamp", "partition"}
-    unknown = [name for name in table.column_names if name not in known]
+    unknown = [name for name in table.column_names if name not in COLUMNS]
     if unknown or "value" not in table.column_names:
         raise InvalidRecord(
             "The columns do not make a message.",
