@@ -13,8 +13,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -22,10 +20,8 @@ from lakemq.engine.config import load_config
 from lakemq.engine.connection import Connection
 from lakemq.engine.consume.batch import ConsumerBatch
 from lakemq.engine.consume.consumer import Consumer
-from lakemq.engine.errors import LakeMQError
 from lakemq.engine.namespace import open_namespace
-from lakemq.jobs.jars import MissingJars, MissingJava
-from lakemq.jobs.session import first_line, spark_session
+from lakemq.jobs.session import run_job, spark_session
 
 FOLLOW_WAIT_MS = 10_000
 
@@ -49,11 +45,10 @@ def parser() -> argparse.ArgumentParser:
 def copy(mq: Connection, given: argparse.Namespace) -> int:
     """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
     name, read = given.id or f"copy-{given.source}-{given.target}", 0
-    # before the offsets are looked up: a predecessor that still runs may not commit any more
-    txn = mq.transaction(name)
+    mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
     with mq.consumer(name, topics=[given.source]) as consumer:
         while batch := _next(consumer, given):
-            with txn:
+            with mq.transaction(name) as txn:
                 txn.publish(
                     given.target,
                     transformed(batch, given.where),
@@ -64,7 +59,6 @@ def copy(mq: Connection, given: argparse.Namespace) -> int:
                 txn.send_offsets(batch)
             read += batch.record_count
             print(f"{batch.record_count} read, {sum(consumer.lag().values())} to go", flush=True)
-            txn = mq.transaction(name)
     return read
 
 
@@ -86,15 +80,14 @@ def transformed(batch: ConsumerBatch, where: str) -> DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    try:
+
+    def job() -> None:
         spark = spark_session("lakemq copy_topic", given.master)
         namespace = open_namespace(given.path, load_config(given.conf))
         with Connection(namespace, spark) as mq, mq.serving():
             print(f"{copy(mq, given)} messages read")
-    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
-        print(f"copy_topic: {first_line(error)}", file=sys.stderr)
-        return 1
-    return 0
+
+    return run_job("copy_topic", job)
 
 
 if __name__ == "__main__":

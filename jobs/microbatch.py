@@ -14,19 +14,15 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.config import load_config
 from lakemq.engine.connection import Connection
-from lakemq.engine.errors import LakeMQError, NotLeader
+from lakemq.engine.errors import NotLeader
 from lakemq.engine.namespace import open_namespace
-from lakemq.jobs.jars import MissingJars, MissingJava
-from lakemq.jobs.session import first_line, spark_session
-
-COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+from lakemq.engine.publish.compose import COLUMNS
+from lakemq.jobs.session import run_job, spark_session
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,7 +104,8 @@ def _quiet(spark: SparkSession) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
-    try:
+
+    def job() -> None:
         spark = spark_session("lakemq microbatch", given.master)
         _quiet(spark)
         # not lakemq.connect: registering tables and views takes longer than many a micro-batch, and nobody asks here
@@ -116,10 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Connection(namespace, spark) as mq:
             for line in run(mq, spark, given):
                 print(line)
-    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
-        print(f"microbatch: {first_line(error)}", file=sys.stderr)
-        return 1
-    return 0
+
+    return run_job("microbatch", job)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lakemq.engine.errors import LakeMQError
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
-__all__ = ["MissingJars", "MissingJava", "first_line", "spark_session"]
+__all__ = ["MissingJars", "MissingJava", "run_job", "spark_session"]
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
@@ -49,8 +51,17 @@ def spark_session(
     return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
 
 
-def first_line(error: Exception) -> str:
-    """What an error says in one line, a Java one too: never a stack trace."""
+def run_job(name: str, job: Callable[[], None]) -> int:
+    """The exit code of a job; what goes wrong is said in one line on stderr, a Java error too: never a stack trace."""
+    try:
+        job()
+    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
+        print(f"{name}: {_first_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _first_line(error: Exception) -> str:
     said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
     lines = str(said).strip().splitlines()
     return lines[0] if lines else type(error).__name__
