@@ -29,6 +29,9 @@ ENGINE = Parameters(
         Parameter("step.max.letters", 2000, "Most letters decided in one step.", 1, 100_000),
         Parameter("step.max.bytes", 64 << 20, "Bytes of letters after which a step takes no more.", 1 << 20, 1 << 31),
         Parameter(
+            "step.timeout.ms", 60_000, "Time after which a step is given up, and the lease with it.", 1000, _DAY_MS
+        ),
+        Parameter(
             "lease.ms",
             10_000,
             "A standby takes over when the journal has not moved for so long.",

@@ -236,7 +236,7 @@ class Connection:
     @cached_property
     def transactions(self) -> Transactions:
         """List, describe and abort transactions, as an operator."""
-        return Transactions(self.requester, self._whole_state, self._clock)
+        return Transactions(self.requester, self._whole_state, self.namespace.files.time_ms)
 
     @cached_property
     def groups(self) -> Groups:
@@ -359,7 +359,7 @@ class Connection:
 
     def serving(self) -> Serving:
         """A sequencer in a thread of this process. It stands by while another one leads."""
-        serving = Serving(self.sequencer(), self.namespace.config, self._clock)
+        serving = Serving(self.sequencer, self.namespace.config, self._clock)
         self._serving.append(serving)
         return serving
 

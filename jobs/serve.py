@@ -21,28 +21,26 @@ from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.connection import Connection
-    from lakemq.engine.sequencer.sequencer import Sequencer
+    from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.serve")
+
+_LOOK_S = 0.1
 
 
 def serve_until_stopped(mq: Connection) -> None:
     """Lead, or stand by while another one leads, until a signal comes. Raises what the storage fails with."""
-    from lakemq.engine.clock import SystemClock
-    from lakemq.engine.sequencer.serving import serve
-
     with told_on_stderr(logging.INFO), stopping_signals() as stop:
         probe(mq.namespace.files)
-        sequencer = mq.sequencer()
-        watch, orphaned = _Watch(sequencer), _orphaned()
-        log.info("%s serves %s", sequencer.name, mq.namespace.path)
-
-        def stopped() -> bool:
-            watch.look()
-            return stop.is_set() or orphaned()
-
-        serve(sequencer, mq.namespace.config, SystemClock(), stopped)
-        log.info("%s has stopped; the lease is handed over", sequencer.name)
+        orphaned = _orphaned()
+        with mq.serving() as serving:
+            log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
+            watch = _Watch(serving)
+            while not (stop.is_set() or orphaned() or serving.wait(_LOOK_S)):
+                watch.look()
+        if serving.error is not None:
+            raise serving.error
+        log.info("%s has stopped; the lease is handed over", serving.sequencer.name)
 
 
 @contextmanager
@@ -69,14 +67,15 @@ def stopping_signals() -> Iterator[threading.Event]:
 class _Watch:
     """Tells whom a standby stands by for."""
 
-    def __init__(self, sequencer: Sequencer) -> None:
-        self._sequencer, self._leader = sequencer, ""
+    def __init__(self, serving: Serving) -> None:
+        self._serving, self._leader = serving, ""
 
     def look(self) -> None:
-        state = self._sequencer.state
-        leader = "" if self._sequencer.leads else state.leader
+        sequencer = self._serving.sequencer
+        state = sequencer.state
+        leader = "" if sequencer.leads else state.leader
         if leader and leader != self._leader:
-            log.info("%s stands by: %s leads with epoch %d", self._sequencer.name, leader, state.leader_epoch)
+            log.info("%s stands by: %s leads with epoch %d", sequencer.name, leader, state.leader_epoch)
         self._leader = leader
 
 

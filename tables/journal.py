@@ -34,9 +34,7 @@ JOURNAL = TableSpec(
     keys=("step", "position"),
     sort_by=("step", "position"),
     # tens of commits a second, and nobody holds on to a version of it for longer than seconds
-    properties={
-        "delta.logRetentionDuration": "interval 1 minutes",
-        "delta.deletedFileRetentionDuration": "interval 2 hours",
-    },
+    log_retention_ms=60_000,
+    properties={"delta.deletedFileRetentionDuration": "interval 2 hours"},
     comment="The decisions, in order. The one table whose commit decides; all others follow from it.",
 )

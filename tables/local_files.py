@@ -55,6 +55,33 @@ class LocalFiles:
         found = self._stat(name)
         return None if found is None else found.st_mtime_ns // 1_000_000
 
+    def identity(self, name: str) -> str | None:
+        found = self._stat(name)
+        return None if found is None else f"{found.st_ino}-{found.st_mtime_ns}"
+
+    def time_ms(self) -> int:
+        # the time of the file system, which may be another machine's
+        file, temporary, named = self._temporary(_Folder(self.root))
+        try:
+            os.write(file, b".")
+            return os.fstat(file).st_mtime_ns // 1_000_000
+        finally:
+            os.close(file)
+            if named:
+                os.unlink(temporary)
+
+    def sync(self, names: Iterable[str]) -> None:
+        paths = [self._path(name) for name in names]
+        for path in [*paths, *dict.fromkeys(map(os.path.dirname, paths))]:
+            _sync(path)
+
+    def sync_folder(self, folder: str) -> None:
+        path, below = self._path(folder), ""
+        while path != below:
+            with suppress(PermissionError):  # what lies above the root may be another's
+                _sync(path)
+            path, below = os.path.dirname(path), path
+
     def list(self, prefix: str, limit: int | None = None) -> Names:
         folder = checked_folder(prefix)
         lead = f"{folder}/" if folder else ""
@@ -184,7 +211,11 @@ class _Folder:
 
 
 def _sync_folder(path: str) -> None:
-    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int = 0) -> None:
+    opened = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(opened)
     finally:

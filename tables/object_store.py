@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -82,6 +83,24 @@ class ArrowFiles:
     def modified_ms(self, name: str) -> int | None:
         found = self._info(name)
         return None if found is None else found.mtime_ns // 1_000_000
+
+    def identity(self, name: str) -> str | None:
+        found = self._info(name)
+        return None if found is None else f"{found.mtime_ns}-{found.size}"
+
+    def time_ms(self) -> int:
+        name = f"time-{uuid.uuid4().hex}"
+        self.put(name, b".")
+        try:
+            return self.modified_ms(name) or 0
+        finally:
+            self.delete([name])
+
+    def sync(self, names: Iterable[str]) -> None:
+        """A store acknowledges nothing that could be lost."""
+
+    def sync_folder(self, folder: str) -> None:
+        """As with `sync`."""
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
         from pyarrow.fs import FileSelector

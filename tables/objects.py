@@ -42,6 +42,18 @@ class Files(Protocol):
     def modified_ms(self, name: str) -> int | None:
         """When the object was written, by the store's time, in epoch milliseconds. None: not there."""
 
+    def identity(self, name: str) -> str | None:
+        """Which object this is: another text once one of the same name was put anew. None: not there."""
+
+    def time_ms(self) -> int:
+        """The store's own time, in epoch milliseconds: what `modified_ms` says of an object that is put now."""
+
+    def sync(self, names: Iterable[str]) -> None:
+        """These objects, which somebody else wrote, and the folders they lie in survive a loss of power."""
+
+    def sync_folder(self, folder: str) -> None:
+        """The folder itself survives a loss of power, with all above it."""
+
     def list(self, prefix: str, limit: int | None = None) -> Names:
         """Names (from the root, as `get` takes them) of the objects directly in folder `prefix`, sorted.
 

@@ -44,6 +44,8 @@ class TableSpec:
     comment: str
     sort_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    log_retention_ms: int = 600_000
+    """How long log entries stay that a checkpoint covers; the leader removes them, by the store's times."""
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -70,7 +72,7 @@ class TableSpec:
         """Delta table properties, the schema version among them."""
         return {
             # the price of a commit grows with the number of entries in the log, by 1.5 ms per 1,000
-            "delta.logRetentionDuration": "interval 10 minutes",
+            "delta.logRetentionDuration": f"interval {self.log_retention_ms} milliseconds",
             # by then a sweep has deleted what a merge replaced, see reader.grace.ms
             "delta.deletedFileRetentionDuration": "interval 7 hours",
             "delta.enableExpiredLogCleanup": "false",

@@ -1,16 +1,15 @@
 """The only Delta I/O. Every commit is a compare-and-append: it lands on the version the caller names, or not at all.
 
 Nothing here refreshes and retries: a conflict means that somebody else commits, and who may commit is decided above.
+Who was stopped for so long that the log was cleaned under its feet has a conflict too: the entry its handle stands on
+must be there before a commit, and be the same one after it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -29,6 +28,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
+from .delta_log import DeltaLog
 from .files import Files, LocalFiles
 from .spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 
@@ -43,6 +43,10 @@ _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_lo
 
 class CommitConflict(Exception):
     """Somebody else committed to the table first: nothing was written."""
+
+
+class LogGone(Exception):
+    """The log was cleaned beyond where its follower stood, or the table is another one: load it again."""
 
 
 class NotATable(Exception):
@@ -89,6 +93,9 @@ class TableHandle:
 
     def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
         self._store, self.spec, self._table = store, spec, table
+        self.log = DeltaLog(store.files, spec.name)
+        self._stands_on = self.log.identity(self.version)
+        self.has_committed = False
 
     @property
     def version(self) -> int:
@@ -101,7 +108,12 @@ class TableHandle:
 
     def reopen(self) -> None:
         """Load the newest version. A handle grows slower with every commit since the checkpoint it was loaded from."""
-        self._table = self._store.open(self.spec)._table
+        fresh = self._store.open(self.spec)
+        self._table, self._stands_on = fresh._table, fresh._stands_on
+
+    def renewed(self) -> TableHandle:
+        """The same table at its newest version."""
+        return self._store.open(self.spec)
 
     def last_step(self) -> int:
         """The last step a projection wrote here; 0 before the first."""
@@ -119,8 +131,8 @@ class TableHandle:
 
         last_step: noted in the same commit as the last step the table holds.
         """
-        self._expect(expected_version)
-        try:
+
+        def write() -> None:
             write_deltalake(
                 self._table,
                 rows,
@@ -128,11 +140,8 @@ class TableHandle:
                 commit_properties=_commit(last_step),
                 post_commithook_properties=_NO_HOOKS,
             )
-        except CommitFailedError as error:
-            raise CommitConflict(f"{self.spec.name}: {error}") from error
-        except DeltaError as error:
-            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
-        self._landed(expected_version)
+
+        self._commit_at(expected_version, write)
 
     def replace_at(
         self,
@@ -146,13 +155,13 @@ class TableHandle:
 
         With `remove`, the files added hold the same rows as the files removed, or fewer by design.
         """
-        self._expect(expected_version)
-        swap, now_ms = bool(remove), int(time.time() * 1000)
+        swap, now_ms = bool(remove), self._store.files.time_ms() if remove else 0
         actions: list[AddAction | RemoveAction] = [
             AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics))) for f in add
         ]
         actions += [RemoveAction(f.path, False, now_ms, f.size_bytes, {}) for f in remove]
-        try:
+
+        def write() -> None:
             self._table.create_write_transaction(
                 actions,
                 mode="append",
@@ -161,20 +170,30 @@ class TableHandle:
                 post_commithook_properties=_NO_HOOKS,
             )
             self._table.update_incremental()
+
+        self._commit_at(expected_version, write)
+
+    def _commit_at(self, expected_version: int, write: Callable[[], None]) -> None:
+        name = self.spec.name
+        if self.version != expected_version:
+            raise CommitConflict(f"{name}: the handle is at version {self.version}, not {expected_version}")
+        self._check_ground(expected_version)
+        try:
+            write()
         except CommitFailedError as error:
-            raise CommitConflict(f"{self.spec.name}: {error}") from error
+            raise CommitConflict(f"{name}: {error}") from error
         except DeltaError as error:
-            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
-        self._landed(expected_version)
-
-    def _expect(self, version: int) -> None:
-        if self.version != version:
-            raise CommitConflict(f"{self.spec.name}: the handle is at version {self.version}, not {version}")
-
-    def _landed(self, expected_version: int) -> None:
+            raise OSError(f"{name}: {_first_line(error)}") from error
         if self.version != expected_version + 1:
-            raise CommitConflict(f"{self.spec.name}: version {self.version} appeared after {expected_version}")
-        self._store.make_durable(self.spec, self.version)
+            raise CommitConflict(f"{name}: version {self.version} appeared after {expected_version}")
+        self._check_ground(expected_version)
+        self.log.sync_commit(self.version)
+        self._stands_on, self.has_committed = self.log.identity(self.version), True
+
+    def _check_ground(self, version: int) -> None:
+        """Others that went on may have cleaned the log up to where this handle's next version is free again."""
+        if self._stands_on is None or self.log.identity(version) != self._stands_on:
+            raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
     def files(self) -> list[StoredFile]:
         """All live data files with their statistics."""
@@ -243,35 +262,16 @@ class TableHandle:
         return ds.dataset(paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint of this version, so that loading is quick again."""
+        """Write a checkpoint of this version, durably, so that loading is quick again."""
         try:
             self._table.create_checkpoint()
         except DeltaError as error:
             raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
+        self.log.sync_checkpoint(self.version)
 
-    def checkpointed_version(self) -> int:
-        """The version of the last checkpoint, whoever made it; 0 before the first."""
-        try:
-            return int(json.loads(self._store.files.get(f"{self.spec.name}/_delta_log/_last_checkpoint"))["version"])
-        except FileNotFoundError:
-            return 0
-
-    def expire_log(self) -> None:
-        """Remove log entries older than logRetentionDuration that a checkpoint covers."""
-        self._table.cleanup_metadata()
-
-    def vacuum(self, retention_hours: int) -> list[str]:
-        """Remove data files that left the table more than `retention_hours` ago; returns their paths."""
-        return self._table.vacuum(retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False)
-
-    def unneeded_files(self, retention_hours: int) -> list[str]:
-        """Data files that left the table longer ago, or are as old and were never in it; paths below the table.
-
-        To be asked of a table only whose files are written right before the commit that adds them.
-        """
-        return self._table.vacuum(
-            retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
-        )
+    def expire_log(self) -> int:
+        """Remove log entries older than the spec's `log_retention_ms` that a checkpoint covers; how many."""
+        return self.log.expire(self.spec.log_retention_ms, self._store.files.time_ms())
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """commitInfo of every later commit, newest first (operation, engineInfo, timestamp, ...)."""
@@ -291,21 +291,25 @@ class Store:
 
     def create(self, spec: TableSpec) -> None:
         """Create the empty table unless it is there. OSError: the store refuses."""
-        if self.exists(spec):
-            return
-        try:
-            DeltaTable.create(
-                self.uri(spec),
-                schema=spec.stored_schema,
-                mode="ignore",
-                name=spec.name,
-                description=spec.comment,
-                configuration=spec.configuration,
-                storage_options=self._options,
-                raise_if_key_not_exists=False,
-            )
-        except DeltaError as error:
-            raise OSError(" ".join(str(error).split())) from error
+        log = DeltaLog(self.files, spec.name)
+        if not self.exists(spec):
+            try:
+                DeltaTable.create(
+                    self.uri(spec),
+                    schema=spec.stored_schema,
+                    mode="ignore",
+                    name=spec.name,
+                    description=spec.comment,
+                    configuration=spec.configuration,
+                    storage_options=self._options,
+                    raise_if_key_not_exists=False,
+                )
+            except DeltaError as error:
+                raise OSError(" ".join(str(error).split())) from error
+        # also one that is there: who made it may have been killed before this
+        if log.identity(0) is not None:
+            log.sync_commit(0)
+            self.files.sync_folder(spec.name)
 
     def exists(self, spec: TableSpec) -> bool:
         return DeltaTable.is_deltatable(self.uri(spec), self._options)
@@ -329,53 +333,51 @@ class Store:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
 
-    def read_commit(self, spec: TableSpec, version: int) -> pa.Table | None:
-        """Rows that this very commit added; None while there is no such commit. Files it only moved do not count.
+    def follow(self, handle: TableHandle) -> Follower:
+        """Reads commit by commit what comes after the handle's version."""
+        return Follower(self, handle.spec, handle.version)
 
-        A table is followed so at the price of one small object per version, where moving a handle on costs a
-        replay of the log since its checkpoint. Source: the Delta protocol, "Delta Log Entries".
+
+class Follower:
+    """Follows a table at the price of one small object per version; a handle would replay the log since its checkpoint.
+
+    version: the last one read.
+    """
+
+    def __init__(self, store: Store, spec: TableSpec, version: int) -> None:
+        self._files, self._spec, self.version = store.files, spec, version
+        self._log = DeltaLog(store.files, spec.name)
+        self._stands_on = self._log.identity(version)
+
+    def next(self) -> pa.Table | None:
+        """Rows that the next commit added, None while there is no such commit. Files it only moved do not count.
+
+        Raises LogGone: the log was cleaned beyond it, or files of it are gone.
         """
+        following = self._log.identity(self.version + 1)
         try:
-            entry = self.files.get(f"{spec.name}/_delta_log/{version:020d}.json")
-        except FileNotFoundError:
-            return None
-        added = [a["add"]["path"] for a in map(json.loads, entry.splitlines()) if "add" in a and a["add"]["dataChange"]]
+            rows = None if following is None else self._rows(self.version + 1)
+        except FileNotFoundError as error:
+            raise LogGone(f"{self._spec.name}: {error}") from error
+        # looked at afterwards: entries go in ascending order, so that what was not there had not come yet
+        if self._stands_on is None or self._log.identity(self.version) != self._stands_on:
+            raise LogGone(f"{self._spec.name}: version {self.version} is gone")
+        if rows is not None:
+            self.version, self._stands_on = self.version + 1, following
+        return rows
+
+    def _rows(self, version: int) -> pa.Table:
         tables = [
-            pq.read_table(self.files.open_input(f"{spec.name}/{unquote(path)}"), schema=spec.stored_schema)
-            for path in added
+            pq.read_table(self._files.open_input(path), schema=self._spec.stored_schema)
+            for path in self._log.added(version, moved=False)
         ]
-        return pa.concat_tables([spec.empty(), *tables])
-
-    def make_durable(self, spec: TableSpec, version: int) -> None:
-        """On a local disk: the commit of this version and the files it adds survive a power cut.
-
-        Object stores acknowledge nothing that could be lost; delta-rs does not fsync a local disk.
-        """
-        if not isinstance(self.files, LocalFiles):
-            return
-        folder = Path(self.files.root, spec.name)
-        entry = folder / "_delta_log" / f"{version:020d}.json"
-        added = [
-            folder / unquote(action["add"]["path"])
-            for action in map(json.loads, entry.read_text().splitlines())
-            if "add" in action
-        ]
-        for path in [*added, folder, entry, entry.parent]:
-            _fsync(path)
+        return pa.concat_tables([self._spec.empty(), *tables])
 
 
 def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:
     noted = {APP_ID: last_step, FLOOR_ID: floor}
     transactions = [Transaction(app, step) for app, step in noted.items() if step is not None]
     return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import decode_letter, decode_steps, encode_letter, encode_step
 from lakemq.engine.protocol.limits import Limits
 from lakemq.engine.protocol.log import InlineRows
+from lakemq.engine.protocol.patience import Patience
 from lakemq.engine.protocol.records import Decided, StepDecisions
 from lakemq.engine.protocol.requests import (
     AnyRequest,
@@ -44,6 +45,7 @@ class Harness:
     def __init__(self) -> None:
         self.state, self.steps = State(), list[StepDecisions]()
         self.now_ms, self.missing = 1_000, set[str]()
+        self.patience = Patience()
         self._letters = 0
 
     def ask(self, *requests: AnyRequest, inline_rows: int = 0, client: str = "", number: int = 0) -> list[AnyResult]:
@@ -65,6 +67,7 @@ class Harness:
         (read,) = decode_steps(encode_step(step))
         assert read == step
         self.steps.append(read)
+        self.patience.look(self.state, self.now_ms)
 
     def one(self, request: AnyRequest, **how: Any) -> AnyResult:
         (result,) = self.ask(request, **how)
@@ -88,8 +91,9 @@ class Harness:
         """A step in which only time passes; the kinds of what it decides."""
         now_ms = machine.begin_step(self.state, self.now_ms)
         limits = Limits(client_ms, producer_ms, transactional_id_ms)
-        due = machine.is_due(self.state, now_ms, limits)
-        decided = machine.fold_time(self.state, limits)
+        overdue = self.patience.overdue(self.state, self.now_ms)
+        due = machine.is_due(self.state, overdue, now_ms, limits)
+        decided = machine.fold_time(self.state, overdue, limits)
         assert due == bool(decided)
         self.land(decided) if decided else None
         return [one.record.kind for one in decided]

@@ -14,16 +14,17 @@ import pyarrow.compute as pc
 
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENTS
-from lakemq.tables.store import Store, TableHandle
+from lakemq.tables.store import Follower, LogGone, Store, TableHandle
 
 from ..clock import Clock
 from ..protocol import machine
 from ..protocol.codec import decode_steps
-from ..protocol.errors import LakeMQError, StepTooOld, StorageError
+from ..protocol.errors import LakeMQError, StepTooOld
 from ..protocol.records import StepDecisions
 from ..protocol.segments import table_of
 from ..protocol.state import State, Topic
 from ..recovery import load_state, read_watermark
+from ..store_errors import store_errors
 
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""
@@ -69,76 +70,60 @@ class OffsetRange:
 
 
 class Reader:
-    """Follows a namespace. Not thread-safe."""
+    """Follows a namespace. Not thread-safe. A load that fails leaves it as it was, and is tried again."""
 
     def __init__(self, store: Store, clock: Clock, with_clients: bool = False) -> None:
         """with_clients: also what the sequencer knows of producers, transactions and groups, for who asks for that."""
         self._store, self._clock, self._with_clients = store, clock, with_clients
         self._loaded_at_ms: int | None = None
-        self._segments: TableHandle
-        self.state = State()
+        self._view: _View
+
+    @property
+    def state(self) -> State:
+        """As of the last `refresh`."""
+        return self._view.state
 
     def refresh(self) -> State:
-        """Topics and partitions as of the newest step. Cheap while little has happened since the last call."""
+        """Topics and partitions as of the newest step. Cheap while little has happened since the last call.
+
+        Raises StorageError, NewerFormat.
+        """
         stale = self._loaded_at_ms is None or self._clock.steady_ms() - self._loaded_at_ms > REBASE_MS
-        if stale or not self._follow():
-            self._load()
+        with store_errors():
+            if stale or not self._view.follow():
+                self._load()
         return self.state
 
     def _load(self) -> None:
         gone: FileNotFoundError | None = None
+        self._loaded_at_ms = None
         for attempt in range(_ATTEMPTS):
             try:
-                if self._try_load():
-                    self._loaded_at_ms = self._clock.steady_ms()
-                    return
+                view = self._loaded()
             except FileNotFoundError as error:  # merged and removed before we came to it, or lost
-                gone = error
+                gone, view = error, None
+            if view is not None:
+                self._view, self._loaded_at_ms = view, self._clock.steady_ms()
+                return
             self._clock.sleep(5 * attempt)
         if gone is not None:
-            raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
+            raise gone
         raise LakeMQError("The namespace changes faster than it can be read.")
 
-    def _try_load(self) -> bool:
+    def _loaded(self) -> _View | None:
+        """What there is now; None where housekeeping moved on meanwhile."""
         watermark = read_watermark(self._store)
         try:
-            self.state = load_state(self._store, watermark, with_clients=self._with_clients)
+            state = load_state(self._store, watermark, with_clients=self._with_clients)
         except StepTooOld:
-            return False
-        self._watermark_step = watermark.step
-        # who follows the end of a log never needs what is stored, only the overlay
-        self._stored_ends = {t.topic_id: t.high_watermarks.copy() for t in self.state.topics.values()}
-        self._segments = self._store.open(SEGMENTS)
-        journal = self._store.open(JOURNAL)
-        self._journal_version = journal.version
-        self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
-        if not self._fold(journal.read(step=(watermark.step + 1, None))):
-            return False
+            return None
+        segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)
+        view = _View(watermark.step, state, segments, self._store.follow(journal))
+        if not view.fold(journal.read(step=(watermark.step + 1, None))):
+            return None
         # a tail that was projected and cut off meanwhile looks like none at all
-        return self.state.step > watermark.step or read_watermark(self._store).step == watermark.step
-
-    def _follow(self) -> bool:
-        """Fold what the journal has gained; False where its tail has a gap."""
-        while True:
-            try:
-                rows = self._store.read_commit(JOURNAL, self._journal_version + 1)
-            except FileNotFoundError:  # merged away meanwhile
-                return False
-            if rows is None:
-                return True
-            self._journal_version += 1
-            if not self._fold(rows):
-                return False
-
-    def _fold(self, rows: pa.Table) -> bool:
-        steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
-        if [s.step for s in steps] != list(range(self.state.step + 1, self.state.step + 1 + len(steps))):
-            return False
-        machine.replay(self.state, steps)
-        self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]
-        if len(self._overlay) > MANY_CHUNKS:
-            self._overlay = [pa.concat_tables(self._overlay).combine_chunks()]
-        return True
+        whole = view.state.step > watermark.step or read_watermark(self._store).step == watermark.step
+        return view if whole else None
 
     def segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         """Data segments of the ranges, clipped to them: columns of PLANNED, by partition and offset.
@@ -147,11 +132,12 @@ class Reader:
         """
         if not ranges:
             return PLANNED.empty_table()
-        try:
-            return self._overlaid(topic, ranges, committed)
-        except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
-            self._load()
-            return self._overlaid(topic, ranges, committed)
+        with store_errors():
+            try:
+                return self._overlaid(topic, ranges, committed)
+            except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
+                self._load()
+                return self._overlaid(topic, ranges, committed)
 
     def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         end = max(r.end for r in ranges)
@@ -173,21 +159,59 @@ class Reader:
         last: the highest base offset of interest.
         """
         columns = ["kind", *PLANNED.names]
-        tail = pa.concat_tables(self._overlay).filter(where & (pc.field("topic_id") == topic.topic_id)).select(columns)
-        ends = self._stored_ends.get(topic.topic_id, ())
+        view = self._view
+        tail = view.overlay().filter(where & (pc.field("topic_id") == topic.topic_id)).select(columns)
+        ends = view.stored_ends.get(topic.topic_id, ())
         wanted = [r for r in ranges if r.partition < len(ends) and r.start < ends[r.partition]]
         if not wanted:
             return tail
-        stored = self._segments.read(
+        stored = view.segments.read(
             columns,
             where=where,
             topic_id=(topic.topic_id, topic.topic_id),
             partition=(min(r.partition for r in wanted), max(r.partition for r in wanted)),
             base_offset=(None, last),
             last_offset=(min(r.start for r in wanted), None),
-            step=(None, self._watermark_step),
+            step=(None, view.watermark_step),
         )
         return pa.concat_tables([stored, tail])
+
+
+class _View:
+    """One load of a namespace and what was followed since.
+
+    stored_ends: where the projected segments of a topic end; who follows the end of a log needs only the overlay.
+    """
+
+    def __init__(self, watermark_step: int, state: State, segments: TableHandle, journal: Follower) -> None:
+        self.watermark_step, self.state, self.segments, self._journal = watermark_step, state, segments, journal
+        self.stored_ends = {t.topic_id: t.high_watermarks.copy() for t in state.topics.values()}
+        self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
+
+    def follow(self) -> bool:
+        """Fold what the journal has gained; False where its tail has a gap."""
+        try:
+            while (rows := self._journal.next()) is not None:
+                if not self.fold(rows):
+                    return False
+        except LogGone:
+            return False
+        return True
+
+    def fold(self, rows: pa.Table) -> bool:
+        """Rows of the journal; False unless their steps are the next ones."""
+        steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
+        if [s.step for s in steps] != list(range(self.state.step + 1, self.state.step + 1 + len(steps))):
+            return False
+        machine.replay(self.state, steps)
+        self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]
+        if len(self._overlay) > MANY_CHUNKS:
+            self._overlay = [self.overlay().combine_chunks()]
+        return True
+
+    def overlay(self) -> pa.Table:
+        """Segments that came after the watermark."""
+        return pa.concat_tables(self._overlay)
 
 
 def _segments_of(step: StepDecisions) -> pa.Table:

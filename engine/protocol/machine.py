@@ -59,6 +59,13 @@ _EVOLVE: dict[str, Callable[[State, Any], None]] = {
 }
 
 
+Unforeseen = Callable[[Exception], None]
+
+
+def _raised(error: Exception) -> None:
+    raise error
+
+
 def decide_request(
     state: State,
     request: AnyRequest,
@@ -66,6 +73,7 @@ def decide_request(
     inline: log.InlineRows | None = None,
     sizes: Mapping[str, int | None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    unforeseen: Unforeseen = _raised,
 ) -> Decision:
     """The decision on one request. A refusal changes nothing, but that a transaction it was part of must be aborted."""
     try:
@@ -77,6 +85,10 @@ def decide_request(
         return _DECIDE[type(request)](state, request)
     except LakeMQError as error:
         return Decision(error.refusal(), tuple(transactions.decide_failure(state, request, error)))
+    except Exception as error:
+        unforeseen(error)
+        refusal = LakeMQError("The sequencer could not decide this request.", found=type(error).__name__)
+        return Decision(refusal.refusal(), tuple(transactions.decide_failure(state, request, refusal)))
 
 
 def decide_letter(
@@ -86,16 +98,18 @@ def decide_letter(
     inline: log.InlineRows | None = None,
     sizes: Mapping[str, int | None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    unforeseen: Unforeseen = _raised,
 ) -> list[Decided]:
     """Decide and fold a letter's requests in order; the last record is the answer to the letter.
 
     The state is folded as it goes, because a request may depend on the one before it in the same letter.
+    unforeseen: told of an exception nobody foresaw, which refuses its own request and no other.
     """
     request_id = f"{letter.client_id}/{letter.number}"
     decided: list[Decided] = []
     results: list[AnyResult] = []
     for request in letter.requests:
-        decision = decide_request(state, request, now_ms, inline, sizes, limits)
+        decision = decide_request(state, request, now_ms, inline, sizes, limits, unforeseen)
         decided += fold(state, [Decided(one.record, one.segments, request_id) for one in decision.decided])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)
@@ -114,19 +128,19 @@ def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQErro
     return fold(state, decided)
 
 
-def is_due(state: State, now_ms: int, limits: Limits, expire: bool = True) -> bool:
+def is_due(state: State, overdue: Sequence[str], now_ms: int, limits: Limits, expire: bool = True) -> bool:
     """Whether `fold_time` in a step at `now_ms` would have something to do."""
-    return bool(transactions.overdue(state, now_ms) or (expire and _expired(state, now_ms, limits)))
+    return bool(overdue or (expire and _expired(state, now_ms, limits)))
 
 
-def fold_time(state: State, limits: Limits, expire: bool = True) -> list[Decided]:
+def fold_time(state: State, overdue: Sequence[str], limits: Limits, expire: bool = True) -> list[Decided]:
     """Decide and fold what is due now, after the letters of the step: who did something in it has not expired.
 
-    Transactions that were open for too long are aborted; expire: also forget who was silent for long, which takes a
-    look at everybody.
+    overdue: ids whose transaction was open for too long as the step began, to be aborted; expire: also forget who was
+    silent for long, which takes a look at everybody.
     """
     decided: list[Decided] = []
-    for name in transactions.overdue(state, state.now_ms):
+    for name in overdue:
         decided += fold(state, transactions.decide_timeout(state, name))
     return decided + (fold(state, _expired(state, state.now_ms, limits)) if expire else [])
 

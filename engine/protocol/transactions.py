@@ -166,15 +166,6 @@ def decide_abort(state: State, request: AbortTransaction) -> Decision:
     return Decision(Done(), tuple(_end(state, request.transactional_id, transaction, False, "operator")))
 
 
-def overdue(state: State, now_ms: int) -> list[str]:
-    """Transactional ids whose transaction has been open for longer than its timeout."""
-    return sorted(
-        name
-        for name in state.ongoing
-        if now_ms - (state.transactions[name].started_at_ms or 0) > state.transactions[name].timeout_ms
-    )
-
-
 def decide_timeout(state: State, transactional_id: str) -> list[Decided]:
     return _end(state, transactional_id, state.transactions[transactional_id], False, "timeout")
 

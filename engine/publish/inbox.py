@@ -8,7 +8,6 @@ overlap. The rows themselves are removed from the table afterwards, for room onl
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lakemq.tables.catalog import columns_ddl
 from lakemq.tables.inbox import INBOX
 from lakemq.tables.insertions import Insertion, insertion
+from lakemq.tables.leftovers import Leftovers
 from lakemq.tables.producers import PRODUCERS
 from lakemq.tables.store import CommitConflict, NotATable, TableHandle
 
@@ -134,19 +134,14 @@ class Inbox:
         files = handle.files()
         if not files:
             return
-        if handle.version - self._checkpoint_version() >= self._ns.config.number("checkpoint.interval"):
+        leftovers = Leftovers(self._ns.files)
+        if handle.version - handle.log.checkpointed_version() >= self._ns.config.number("checkpoint.interval"):
             # at a drained version: no commit after it is ever forgotten by cleaning the log
             handle.checkpoint()
             handle.expire_log()
-            handle.vacuum(self._ns.config.ms("publish.max.duration.ms") // 3_600_000)
+            leftovers.delete(INBOX.name, self._ns.config.ms("publish.max.duration.ms"), handle.renewed)
+        leftovers.announce(INBOX.name, [file.path for file in files])
         try:
             handle.replace_at(handle.version, [], files)
         except CommitConflict:
             log.info("rows came in meanwhile; the drained ones go with the next drain")
-
-    def _checkpoint_version(self) -> int:
-        try:
-            body = self._ns.files.get(f"{INBOX.name}/_delta_log/_last_checkpoint")
-        except FileNotFoundError:
-            return 0
-        return int(json.loads(body)["version"])

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from lakemq.tables.changelog import newest
 from lakemq.tables.files import Files
 from lakemq.tables.journal import JOURNAL
+from lakemq.tables.leftovers import Leftovers
 from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import CommitConflict, NewFile, StoredFile, TableHandle
 from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
@@ -36,13 +37,12 @@ MANY_BIG_FILES = 8
 LOAD_MS = 10_000
 """Age of a watermark that nobody begins to read from any more: what keys were before it may be forgotten."""
 
-EXPIRE_LOG_MS = 10_000
-"""Least time between two removals of old log entries of a table."""
+CLEAN_MS = 10_000
+"""Least time between two removals of old log entries and replaced files of a table."""
 
 SWEEP_MS = 3_600_000
-"""Time between two removals of files that earlier leaders left behind."""
+"""Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
 
-_HOUR_MS = 3_600_000
 _STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
 
 
@@ -50,7 +50,7 @@ _STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
 class _Tended:
     checkpointed_version: int
     merged_version: int = 0
-    expired_at_ms: int | None = None
+    cleaned_at_ms: int | None = None
     swept_at_ms: int | None = None
 
 
@@ -83,15 +83,16 @@ class Housekeeping:
         config: EngineConfig,
         clock: Clock,
         watermark: WatermarkRow,
+        now_ms: Callable[[], int],
         reached: crash.Reached = crash.nowhere,
     ) -> None:
-        """watermark: the newest one at the beginning of the term."""
+        """watermark: the newest one at the beginning of the term; now_ms: the time of the steps."""
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
+        self._now_ms, self._leftovers = now_ms, Leftovers(files)
         self.floor, self.journal_start = watermark.floor, watermark.journal_start
-        age_ms = max(0, clock.now_ms() - watermark.decided_at_ms)
+        age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
         self._tended: dict[str, _Tended] = {}
-        self._replaced: deque[tuple[int, str]] = deque()
 
     def projected(self, step: int) -> None:
         """The watermark of this step was just written."""
@@ -111,6 +112,8 @@ class Housekeeping:
         handle.reopen()
         if handle.version != version:
             raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
+        if handle.has_committed:
+            self._clean(handle, tended)
 
     def _merge(self, handle: TableHandle) -> None:
         files = handle.files()
@@ -122,12 +125,11 @@ class Housekeeping:
             chosen = files
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
         rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
-        added = [self._write(handle.spec, rows)] if rows.num_rows else []
+        added = self._write(handle.spec, rows, chosen)
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
-        self._retire(handle.spec, chosen)
 
     def _settled_step(self) -> int:
         """The newest watermark that is LOAD_MS old; 0 where none is."""
@@ -146,7 +148,6 @@ class Housekeeping:
         the journal, so that the sequencer makes it, between two steps; the files it names stay live until then,
         because nobody else removes any.
         """
-        self._remove_replaced()
         tended = self._tended.get(JOURNAL.name)
         interval, fewest = self._config.number("checkpoint.interval"), self._config.number("compact.min.files")
         if tended and version - tended.checkpointed_version < interval and version - tended.merged_version < fewest:
@@ -156,6 +157,7 @@ class Housekeeping:
         checkpointed = handle.version - tended.checkpointed_version >= interval
         if checkpointed:
             self._checkpoint(handle, tended)
+            self._clean(handle, tended)  # the term has begun with a commit to it
         merge = self._journal_merge(handle, watermark)
         if merge is not None:
             tended.merged_version = handle.version
@@ -166,7 +168,7 @@ class Housekeeping:
 
         The last step stays at any age: a reader with an older watermark must find that it has missed some.
         """
-        horizon_ms = self._clock.now_ms() - self._config.ms("journal.retention.ms")
+        horizon_ms = self._now_ms() - self._config.ms("journal.retention.ms")
         files = handle.files()
         projected = [f for f in files if f.statistics["max.step"] <= watermark]
         small = [f for f in projected if f.size_bytes < SMALL_BYTES]
@@ -181,7 +183,7 @@ class Housekeeping:
             return None
         stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
         rows = handle.read(files=small, where=stays)
-        added = (self._write(JOURNAL, rows),) if rows.num_rows else ()
+        added = self._write(JOURNAL, rows, (*small, *old))
         self._reached("housekeeping.merged_journal_written")
         gone = {f.path for f in (*small, *old)}
         firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
@@ -192,7 +194,6 @@ class Housekeeping:
         """The sequencer has committed the merge."""
         self._reached("housekeeping.journal_swapped")
         self.journal_start = max(self.journal_start, merge.first_step)
-        self._retire(JOURNAL, merge.remove)
 
     # -- both -------------------------------------------------------------------------------------------
 
@@ -200,41 +201,41 @@ class Housekeeping:
         name = handle.spec.name
         if name not in self._tended:
             # as stored, so that leaders of a few commits each checkpoint and merge in their turn
-            self._tended[name] = _Tended(handle.checkpointed_version())
+            self._tended[name] = _Tended(handle.log.checkpointed_version())
         return self._tended[name]
 
     def _checkpoint(self, handle: TableHandle, tended: _Tended) -> None:
         handle.checkpoint()
         tended.checkpointed_version = handle.version
         self._reached("housekeeping.checkpointed")
-        now_ms = self._clock.steady_ms()
-        if tended.expired_at_ms is None or now_ms - tended.expired_at_ms >= EXPIRE_LOG_MS:
-            tended.expired_at_ms = now_ms
-            handle.expire_log()
-        if handle.spec.shape != "data" and (tended.swept_at_ms is None or now_ms - tended.swept_at_ms >= SWEEP_MS):
-            tended.swept_at_ms = now_ms
-            hours = -(-self._config.ms("reader.grace.ms") // _HOUR_MS)
-            self._files.delete(f"{handle.spec.name}/{path}" for path in handle.unneeded_files(hours))
 
-    def _write(self, spec: TableSpec, rows: pa.Table) -> NewFile:
+    def _clean(self, handle: TableHandle, tended: _Tended) -> None:
+        """Remove what nobody needs of a table that this leader has committed to, as far as it is time."""
+        steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
+        if tended.cleaned_at_ms is not None and steady_ms - tended.cleaned_at_ms < CLEAN_MS:
+            return
+        tended.cleaned_at_ms = steady_ms
+        handle.expire_log()
+        if handle.spec.shape == "data":
+            return
+        self._leftovers.delete(name, grace_ms, handle.renewed)
+        if tended.swept_at_ms is None or steady_ms - tended.swept_at_ms >= SWEEP_MS:
+            tended.swept_at_ms = steady_ms
+            self._leftovers.sweep(name, grace_ms, handle.renewed)
+
+    def _write(self, spec: TableSpec, rows: pa.Table, replaced: Sequence[StoredFile]) -> tuple[NewFile, ...]:
+        """The rows as one file, none where there are none. Said before: which files are of no use afterwards."""
+        path = f"merged-{uuid.uuid4().hex}.parquet"
+        self._leftovers.announce(spec.name, [path, *(file.path for file in replaced)])
+        if not rows.num_rows:
+            return ()
         if spec.sort_by:
             rows = rows.sort_by([(key, "ascending") for key in spec.sort_by])
-        path = f"merged-{uuid.uuid4().hex}.parquet"
-        with self._files.open_output(f"{spec.name}/{path}") as sink:
+        name = f"{spec.name}/{path}"
+        with self._files.open_output(name) as sink:
             pq.write_table(rows, sink, compression="zstd", row_group_size=1 << 16)
-        size = self._files.size(f"{spec.name}/{path}")
-        return NewFile(path, size or 0, self._clock.now_ms(), _statistics(rows))
-
-    def _retire(self, spec: TableSpec, files: Sequence[StoredFile]) -> None:
-        now_ms = self._clock.steady_ms()
-        self._replaced += [(now_ms, f"{spec.name}/{f.path}") for f in files]
-
-    def _remove_replaced(self) -> None:
-        """Delete files that this leader replaced longer than `reader.grace.ms` ago."""
-        horizon_ms, due = self._clock.steady_ms() - self._config.ms("reader.grace.ms"), []
-        while self._replaced and self._replaced[0][0] < horizon_ms:
-            due.append(self._replaced.popleft()[1])
-        self._files.delete(due)
+        size, written_ms = self._files.size(name), self._files.modified_ms(name)
+        return (NewFile(path, size or 0, written_ms or 0, _statistics(rows)),)
 
 
 def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
 
-from ..protocol.codec import decode_steps, encode_step
+from ..protocol.codec import decode_steps
 from ..protocol.errors import NotLeader
 from ..protocol.records import StepDecisions
 
@@ -22,15 +24,15 @@ class Journal:
     def version(self) -> int:
         return self._handle.version
 
-    def append(self, step: StepDecisions) -> None:
-        """One commit with all that the step decided; raises NotLeader when somebody else has committed.
+    def append(self, step: int, rows: pa.Table) -> None:
+        """One commit with all that the step decided, encoded; raises NotLeader when somebody else has committed.
 
         OSError: the store has failed; the step may have landed or not.
         """
         try:
-            self._handle.append_at(self.version, encode_step(step))
+            self._handle.append_at(self.version, rows)
         except CommitConflict as conflict:
-            raise NotLeader(f"Step {step.step} did not land: {conflict}") from conflict
+            raise NotLeader(f"Step {step} did not land: {conflict}") from conflict
 
     def steps_after(self, step: int) -> list[StepDecisions]:
         """All later steps of this version, in order.
@@ -52,12 +54,15 @@ class Journal:
             raise NotLeader(f"The journal was not merged: {conflict}") from conflict
 
     def renew_handle(self) -> None:
-        """Load the handle afresh. Raises NotLeader unless the newest version is the one it had.
+        """Load the handle afresh, which right after a checkpoint makes appends quick again.
 
-        Right after a checkpoint this makes appends quick again. After a pause it tells whether the last append landed
-        on the end of the journal, or on a version whose log entry others had long cleaned away.
+        Raises NotLeader unless the newest version is the one it had.
         """
         version = self.version
         self._handle.reopen()
         if self.version != version:
             raise NotLeader("Somebody else has committed to the journal.", found=self.version, expected=version)
+
+    def sync(self) -> None:
+        """The newest commit, maybe of a leader that died before it could say so, survives a loss of power."""
+        self._handle.log.sync_commit(self.version)

@@ -8,40 +8,43 @@ that was not answered is still in the mailbox; decided again, it is recognised b
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from lakemq.tables.mailbox import LetterName, Mailbox
-from lakemq.tables.store import NewerTable, NotATable
 
 from .. import crash
 from ..clock import Clock
 from ..config import limits_of
-from ..datafile import file_name, write_data_file
 from ..namespace import Namespace
 from ..protocol import leader, machine
-from ..protocol.codec import encode_answer
-from ..protocol.errors import NewerFormat, NotLeader, StepTooOld, StorageError
+from ..protocol.codec import encode_answer, encode_step
+from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.log import InlineRows
+from ..protocol.patience import Patience
 from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
-from ..protocol.requests import Answer, AnyResult, DataFile, Produce
+from ..protocol.requests import Answer, AnyResult
 from ..protocol.state import State
 from ..recovery import load_state, read_watermark
+from ..store_errors import store_errors
+from .aside import Aside
 from .backstage import Backstage
 from .housekeeping import Housekeeping
 from .intake import Intake, Reception, Taken
 from .journal import Journal
+from .preparing import Prepared, Preparing
 from .projector import Projector
 from .standby import Standby
+from .step_time import StepTime
 
 log = logging.getLogger("lakemq.serve")
 
 EXPIRY_INTERVAL_MS = 10_000
+_WHAT = "The sequencer cannot read or write what it must."
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class _Term:
     state: State
     journal: Journal
     backstage: Backstage
+    time: StepTime
     current_at_ms: int
     expire_at_ms: int
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class Sequencer:
         # a mailbox of its own, because it remembers its listing
         self._mailbox = Mailbox(namespace.files)
         self._reception = Reception(self._mailbox, namespace.config, clock)
+        self._aside = Aside(namespace.files, self._mailbox)
+        self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
@@ -111,7 +118,8 @@ class Sequencer:
     @property
     def state(self) -> State:
         """What it has decided on top of; of a standby, only who leads."""
-        return self._term.state if self._term else self._standby.state
+        term = self._term  # another thread may look while this one steps down
+        return term.state if term else self._standby.state
 
     # -- leadership -------------------------------------------------------------------------------------
 
@@ -123,7 +131,7 @@ class Sequencer:
         if self._term is not None:
             return True
         try:
-            with _store_errors():
+            with store_errors(_WHAT):
                 self._term = self._take_over() if self._standby.may_lead(self.name) else None
         except (NotLeader, StepTooOld):
             self._standby.forget()
@@ -143,17 +151,20 @@ class Sequencer:
 
     def _recover(self) -> _Term | None:
         """The state as stored: projections at the watermark, then the journal's tail."""
-        ns, now_ms = self._ns, self._clock.steady_ms()
+        ns, steady_ms = self._ns, self._clock.steady_ms()
         journal = Journal(ns.store)
         if journal.version != self._standby.version:
             return None
+        journal.sync()
         watermark = read_watermark(ns.store)
         state = load_state(ns.store, watermark, with_clients=True)
         tail = journal.steps_after(watermark.step)
-        housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, self._reached)
+        machine.replay(state, tail)
+        time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
+        housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
         backstage = Backstage(ns.store, journal, housekeeping, projector, self._executor, self._clock, ns.config, tail)
-        return _Term(machine.replay(state, tail), journal, backstage, now_ms, now_ms)
+        return _Term(state, journal, backstage, time, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -168,11 +179,12 @@ class Sequencer:
         """
         try:
             # NotLeader: somebody else has it already
-            with suppress(NotLeader), _store_errors():
+            with suppress(NotLeader), store_errors(_WHAT):
                 if self._term is not None:
                     self._hand_over(self._term)
         finally:
             self._step_down()
+            self._preparing.close()
             if self._owns_executor:
                 self._executor.shutdown()
 
@@ -194,7 +206,7 @@ class Sequencer:
         if self._term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
         try:
-            with _store_errors():
+            with store_errors(_WHAT):
                 return self._step(self._term)
         except BaseException:
             self._step_down()
@@ -207,7 +219,7 @@ class Sequencer:
         time = self._time(term, intake)
         renewal = self._renewal(term)
         decided = self._decide(term, intake, renewal, time) if intake.taken or renewal or time.is_due else []
-        self._reply(term.state, intake, decided)
+        self._reply(term, intake, decided)
         term.backstage.project_if_due(term.state)
         return StepReport(term.state.step, len(intake.taken), len(decided), intake.backlog)
 
@@ -220,8 +232,8 @@ class Sequencer:
         expire = steady_ms >= term.expire_at_ms
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-        now_ms = max(term.state.now_ms, self._clock.now_ms())
-        return _Time(True, expire, machine.is_due(term.state, now_ms, self._limits, expire))
+        overdue = term.patience.overdue(term.state, steady_ms)
+        return _Time(True, expire, machine.is_due(term.state, overdue, term.time.now_ms(), self._limits, expire))
 
     def _renewal(self, term: _Term) -> list[Decided]:
         """A sign of life when the lease is a third gone."""
@@ -230,75 +242,94 @@ class Sequencer:
 
     def _decide(self, term: _Term, intake: Intake, lease: Sequence[Decided], time: _Time = _NO_TIME) -> list[Decided]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
-        inline, first_rows = self._write_inline(intake.taken)
-        sizes, state = self._sizes(intake.taken), term.state
-        now_ms = machine.begin_step(state, self._clock.now_ms())
+        prepared = self._prepared(term, intake)
+        inline, state = prepared.inline, term.state
+        now_ms = machine.begin_step(state, term.time.now_ms())
         decided = [Decided(FilesAdded([inline]))] if inline else []
-        for one, first_row in zip(intake.taken, first_rows, strict=True):
-            if one.refusal is not None:
-                decided += machine.refuse_letter(state, one.name.client_id, one.name.number, one.refusal)
-            else:
-                rows = InlineRows(inline, first_row, one.rows.num_rows) if inline and one.rows is not None else None
-                decided += machine.decide_letter(state, one.letter, now_ms, rows, sizes, self._limits)
+        for one, first_row in zip(intake.taken, prepared.first_rows, strict=True):
+            decided += self._decide_letter(state, one, first_row, prepared, now_ms)
         decided += machine.fold(state, lease)
         if time.passes:
-            decided += machine.fold_time(state, self._limits, time.expire)
+            overdue = term.patience.overdue(state, self._clock.steady_ms())
+            decided += machine.fold_time(state, overdue, self._limits, time.expire)
+        term.patience.look(state, self._clock.steady_ms())
         self._land(term, decided)
         return decided
 
-    def _write_inline(self, taken: Sequence[Taken]) -> tuple[DataFile | None, list[int]]:
-        """All rows that ride in letters, as one data file; and per letter the row its own begin at."""
-        first_rows, tables, total = [], [], 0
-        for one in taken:
-            first_rows.append(total)
-            if one.rows is not None:
-                tables.append(one.rows)
-                total += one.rows.num_rows
-        if not total:
-            return None, first_rows
-        file = DataFile(*write_data_file(self._ns.files, self._new_id(), pa.concat_tables(tables)))
-        self._reached("sequencer.rows_written")
-        return file, first_rows
+    def _decide_letter(
+        self, state: State, one: Taken, first_row: int, prepared: Prepared, now_ms: int
+    ) -> list[Decided]:
+        refusal = one.refusal or self._aside.refusal(one.name)
+        if refusal is not None:
+            return machine.refuse_letter(state, one.name.client_id, one.name.number, refusal)
+        inline = None
+        if prepared.inline is not None and one.rows is not None:
+            inline = InlineRows(prepared.inline, first_row, one.rows.num_rows)
 
-    def _sizes(self, taken: Sequence[Taken]) -> dict[str, int | None]:
-        """What the store says of the files that requests name."""
-        named = {
-            file.batch_id
-            for one in taken
-            for request in one.letter.requests
-            if isinstance(request, Produce)
-            for file in request.files
-        }
-        return {batch_id: self._ns.files.size(file_name(batch_id)) for batch_id in named}
+        def unforeseen(error: Exception) -> None:
+            self._aside.keep(one.name, error)
+
+        try:
+            return machine.decide_letter(state, one.letter, now_ms, inline, prepared.sizes, self._limits, unforeseen)
+        except Exception as error:
+            # the state may be half folded: it is thrown away
+            unforeseen(error)
+            self._aside.poison(one.name.client_id, one.name.number)
+            raise
+
+    def _prepared(self, term: _Term, intake: Intake) -> Prepared:
+        prepared = self._preparing.prepare(intake.taken, lambda: self._give_sign_of_life(term))
+        if prepared.inline is not None:
+            self._reached("sequencer.rows_written")
+        return prepared
+
+    def _give_sign_of_life(self, term: _Term) -> None:
+        """Within a step that takes long: a step of its own, when it is time for one."""
+        if renewal := self._renewal(term):
+            self._decide(term, Intake(), renewal)
 
     def _land(self, term: _Term, decided: list[Decided]) -> None:
         """Append the step; from here on it is decided. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
         step = StepDecisions(state.step, state.now_ms, state.leader_epoch, decided)
-        term.journal.append(step)
-        if self._clock.steady_ms() - term.current_at_ms > state.lease_ms // 2:
-            # stopped on the way: others may have led since, and cleaned away the log entry that would have told
-            term.journal.renew_handle()
+        term.journal.append(step.step, self._encoded(step))
         term.current_at_ms = begun_at_ms
         term.backstage.landed(step)
         self._reached("sequencer.journal_appended")
 
-    def _reply(self, state: State, intake: Intake, decided: Sequence[Decided]) -> None:
-        mailbox, repeated = self._mailbox, intake.repeated
+    def _encoded(self, step: StepDecisions) -> pa.Table:
+        try:
+            return encode_step(step)
+        except Exception:
+            for one in step.decisions:
+                self._poison_unless_encodable(step, one)
+            raise
+
+    def _poison_unless_encodable(self, step: StepDecisions, one: Decided) -> None:
+        try:
+            encode_step(StepDecisions(step.step, step.decided_at_ms, step.leader_epoch, [one]))
+        except Exception as error:
+            client_id, _, number = (one.request_id or "/0").rpartition("/")
+            log.error("What was asked in %s cannot be journaled: %s", one.request_id, error)
+            self._aside.poison(client_id, int(number))
+
+    def _reply(self, term: _Term, intake: Intake, decided: Sequence[Decided]) -> None:
+        step, repeated = term.state.step, intake.repeated
         for one in decided:
             if isinstance(one.record, Answered):
-                self._answer(state.step, one.record.client_id, one.record.number, one.record.results)
+                self._give_sign_of_life(term)
+                self._answer(step, one.record.client_id, one.record.number, one.record.results)
         expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
         if expired:
             self._executor.submit(self._forget_clients, [record.client_id for record in expired])
         for name in repeated:
-            client = state.clients.get(name.client_id)
+            client = term.state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
-                self._answer(state.step, name.client_id, name.number, client.results)
+                self._answer(step, name.client_id, name.number, client.results)
         self._reached("sequencer.answered")
         done: list[LetterName] = [one.name for one in intake.taken] + repeated
         if done:
-            mailbox.discard(done)
+            self._mailbox.discard(done)
             self._reached("sequencer.letters_discarded")
 
     def _forget_clients(self, client_ids: Sequence[str]) -> None:
@@ -311,18 +342,3 @@ class Sequencer:
 
     def _answer(self, step: int, client_id: str, number: int, results: list[AnyResult]) -> None:
         self._mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """What the store fails with, as StorageError."""
-    try:
-        yield
-    except FileNotFoundError as gone:
-        raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
-    except NewerTable as error:
-        raise NewerFormat(str(error)) from error
-    except (OSError, NotATable) as error:
-        # delta-rs paints a tree of causes over several lines
-        text = " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
-        raise StorageError("The sequencer cannot read or write what it must.", found=text) from error

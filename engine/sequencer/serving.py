@@ -10,6 +10,7 @@ from ..clock import Clock
 from ..config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError
 from .sequencer import Sequencer, StepReport
+from .watchdog import Watchdog
 
 log = logging.getLogger("lakemq.serve")
 
@@ -18,15 +19,22 @@ SHORTEST_RETRY_MS = 200
 LONGEST_RETRY_MS = 5_000
 
 
-def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Callable[[], bool]) -> None:
+def serve(
+    sequencer: Sequencer,
+    config: EngineConfig,
+    clock: Clock,
+    stopped: Callable[[], bool],
+    working: Callable[[bool], None] = lambda _: None,
+) -> None:
     """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing happens.
 
     What the store fails with (no space left, gone for a while) is logged and tried again, ever more seldom: requests
-    wait meanwhile. Only when it fails from the very beginning is it raised.
+    wait meanwhile. Only when it fails from the very beginning is it raised. working: told when a step begins and ends.
     """
     pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
     try:
         while not stopped():
+            working(True)
             try:
                 rest_ms = _lead_and_step(sequencer, pace, clock)
             except NotLeader as lost:
@@ -39,6 +47,8 @@ def serve(sequencer: Sequencer, config: EngineConfig, clock: Clock, stopped: Cal
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
+            finally:
+                working(False)
             has_worked, retry_ms = True, SHORTEST_RETRY_MS
             clock.sleep(rest_ms)
     finally:
@@ -112,30 +122,53 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
 
 
 class Serving:
-    """A sequencer in a thread of this process; a context manager.
+    """A sequencer in a thread of this process; a context manager. One that is stuck is given up for another.
 
     error: what ended it before its time, such as a full disk at the very beginning; logged when it happens.
     """
 
-    def __init__(self, sequencer: Sequencer, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, make: Callable[[], Sequencer], config: EngineConfig, clock: Clock) -> None:
+        """make: a sequencer that is new."""
         self.error: Exception | None = None
+        self._make, self._config, self._clock = make, config, clock
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(sequencer, config, clock), name="lakemq-sequencer", daemon=True
-        )
-        self._thread.start()
+        self._ended = threading.Event()
+        self._sequencer = make()
+        # what a step waits for has its end before this
+        self._watchdog = Watchdog(self._run, self._renewed, self._given_up, 2 * config.ms("step.timeout.ms"))
+        self._watchdog.start()
 
-    def _run(self, sequencer: Sequencer, config: EngineConfig, clock: Clock) -> None:
+    @property
+    def sequencer(self) -> Sequencer:
+        """The one that works now."""
+        return self._sequencer
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended by itself, which `error` tells about."""
+        return self._ended.wait(timeout_s)
+
+    def _renewed(self) -> None:
+        self._sequencer = self._make()
+
+    def _given_up(self, reason: str) -> None:
+        self.error = StorageError(reason)
+        self._ended.set()
+
+    def _run(self, given_up: Callable[[], bool], working: Callable[[bool], None]) -> None:
+        sequencer = self._sequencer
         try:
-            serve(sequencer, config, clock, self._stop.is_set)
+            serve(sequencer, self._config, self._clock, lambda: self._stop.is_set() or given_up(), working)
         except Exception as error:
-            self.error = error
+            if not given_up():
+                self.error = error
             log.error("%s has ended: %s: %s", sequencer.name, type(error).__name__, error)
+        if not given_up():
+            self._ended.set()
 
     def close(self) -> None:
-        """Finish the step, hand over the lease."""
+        """Finish the step, hand over the lease. One that is stuck is left to itself after twice step.timeout.ms."""
         self._stop.set()
-        self._thread.join()
+        self._watchdog.stop(self._ended)
 
     def __enter__(self) -> Serving:
         return self

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.journal import JOURNAL
-from lakemq.tables.store import Store
+from lakemq.tables.store import Follower, LogGone, Store
 
 from ..clock import Clock
 from ..protocol import leader, machine
@@ -26,26 +26,27 @@ class Standby:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._still_since_ms = clock.steady_ms()
-        self.version: int | None = None
+        self._follower: Follower | None = None
         self.state = State()
+
+    @property
+    def version(self) -> int | None:
+        """The journal's last one that was seen."""
+        return self._follower.version if self._follower else None
 
     def forget(self) -> None:
         """Start over: what was known may be wrong, and the journal counts as just moved."""
-        self.version = None
+        self._follower = None
 
     def may_lead(self, name: str) -> bool:
         """Look; then whether `name` may try to take the lease."""
-        if self.version is None:
-            self.version = self._load()
-            moved = True
-        else:
-            moved = self._follow()
+        moved = self._follow()
         now_ms = self._clock.steady_ms()
         if moved:
             self._still_since_ms = now_ms
         return leader.may_lead(self.state, name, now_ms - self._still_since_ms)
 
-    def _load(self) -> int:
+    def _load(self) -> Follower:
         watermark = read_watermark(self._store)
         self.state = State(
             step=watermark.step,
@@ -55,19 +56,21 @@ class Standby:
         )
         journal = self._store.open(JOURNAL)
         self._fold(journal.read(where=_IS_LEASE, step=(watermark.step + 1, None)))
-        return journal.version
+        return self._store.follow(journal)
 
     def _follow(self) -> bool:
-        """Fold what the journal has gained; whether it has moved."""
-        assert self.version is not None
-        begun_at = self.version
+        """Fold what the journal has gained; whether it has moved, which it has when it must be loaded."""
+        if self._follower is None:
+            self._follower = self._load()
+            return True
+        begun_at = self._follower.version
         try:
-            while (rows := self._store.read_commit(JOURNAL, self.version + 1)) is not None:
-                self.version += 1
+            while (rows := self._follower.next()) is not None:
                 self._fold(rows.filter(_IS_LEASE))
-        except FileNotFoundError:  # merged away before we came to it
-            self.version = self._load()
-        return self.version != begun_at
+        except LogGone:
+            self._follower = self._load()
+            return True
+        return self._follower.version != begun_at
 
     def _fold(self, rows: pa.Table) -> None:
         machine.replay(self.state, decode_steps(rows.sort_by("step")))

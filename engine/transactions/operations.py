@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..clock import Clock
 from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ..protocol.names import shown
 from ..protocol.requests import AbortTransaction
@@ -46,14 +45,15 @@ class ProducerInfo:
 class Transactions:
     """Operations on transactions; all but `abort` only read."""
 
-    def __init__(self, requester: Requester, state: Callable[[], State], clock: Clock) -> None:
-        """state: as of the newest step, with producers and transactions."""
-        self._requester, self._state, self._clock = requester, state, clock
+    def __init__(self, requester: Requester, state: Callable[[], State], store_ms: Callable[[], int]) -> None:
+        """state: as of the newest step, with producers and transactions; store_ms: the store's time, as the steps'."""
+        self._requester, self._state, self._store_ms = requester, state, store_ms
 
     def all(self, states: tuple[str, ...] = ()) -> list[TransactionInfo]:
         """All transactional ids, or those in one of the states, by name."""
         state = self._state()
-        infos = [self._info(state, name, one) for name, one in sorted(state.transactions.items())]
+        now_ms = self._now_ms(state)
+        infos = [_info(state, name, one, now_ms) for name, one in sorted(state.transactions.items())]
         return [info for info in infos if not states or info.state in states]
 
     def describe(self, transactional_id: str) -> TransactionInfo:
@@ -62,7 +62,7 @@ class Transactions:
         known = state.transactions.get(transactional_id)
         if known is None:
             raise TransactionalIdNotFound(found=shown(transactional_id))
-        return self._info(state, transactional_id, known)
+        return _info(state, transactional_id, known, self._now_ms(state))
 
     def find_hanging(self, max_open_ms: int = 900_000) -> list[TransactionInfo]:
         """Transactions that have been open for longer; the oldest first. Consumers wait behind each of them."""
@@ -97,19 +97,27 @@ class Transactions:
         """End an open transaction; its producer is fenced. Raises TransactionalIdNotFound, InvalidTxnState."""
         self._requester.ask(AbortTransaction(transactional_id))
 
-    def _info(self, state: State, name: str, known: Transaction) -> TransactionInfo:
-        started_at_ms = known.started_at_ms if known.status == "Ongoing" else None
-        return TransactionInfo(
-            name,
-            known.producer_id,
-            known.producer_epoch,
-            known.status,
-            known.timeout_ms,
-            known.seen_at_ms,
-            started_at_ms,
-            None if started_at_ms is None else max(0, self._clock.now_ms() - started_at_ms),
-            tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in sorted(known.partitions)),
-            tuple(sorted(known.offsets)),
-            known.error,
-            known.batch_id,
-        )
+    def _now_ms(self, state: State) -> int:
+        """The time of the steps, also while nobody leads; as of the last one for who may only read."""
+        try:
+            return max(state.now_ms, self._store_ms())
+        except OSError:
+            return state.now_ms
+
+
+def _info(state: State, name: str, known: Transaction, now_ms: int) -> TransactionInfo:
+    started_at_ms = known.started_at_ms if known.status == "Ongoing" else None
+    return TransactionInfo(
+        name,
+        known.producer_id,
+        known.producer_epoch,
+        known.status,
+        known.timeout_ms,
+        known.seen_at_ms,
+        started_at_ms,
+        None if started_at_ms is None else max(0, now_ms - started_at_ms),
+        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in sorted(known.partitions)),
+        tuple(sorted(known.offsets)),
+        known.error,
+        known.batch_id,
+    )

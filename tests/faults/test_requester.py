@@ -33,7 +33,7 @@ def test_an_idle_client_starts_over_before_it_is_forgotten(family: Processes):
     clock = AheadClock()
     namespace = lakemq.connect(family.path, config=CONFIG).namespace
     sequencer = Sequencer(namespace, "s", SystemClock(), new_id)
-    with Connection(namespace, clock=clock) as mq, Serving(sequencer, namespace.config, SystemClock()):
+    with Connection(namespace, clock=clock) as mq, Serving(lambda: sequencer, namespace.config, SystemClock()):
         mq.topics.alter(TOPIC, config={})
         mq.topics.alter(TOPIC, config={})
         before = set(sequencer.state.clients)
@@ -48,7 +48,7 @@ def test_a_forgotten_client_is_told_so_and_works_again(family: Processes):
     clock = AheadClock()
     namespace = lakemq.connect(family.path, config=CONFIG).namespace
     sequencer = Sequencer(namespace, "s", clock, new_id)
-    with Connection(namespace) as mq, Serving(sequencer, namespace.config, clock):
+    with Connection(namespace) as mq, Serving(lambda: sequencer, namespace.config, clock):
         mq.topics.alter(TOPIC, config={})
         clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS
         until(lambda: not sequencer.state.clients, 10, "expiry")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakemq.engine.clock import Clock
 from lakemq.engine.config import EngineConfig
 from lakemq.engine.datafile import write_data_file
 from lakemq.engine.fetch.arrow import fetch_arrow
@@ -25,9 +26,11 @@ from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
 from lakemq.engine.protocol.state import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.files import LocalFiles
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
 from lakemq.tables.messages import BODY_SCHEMA
+from lakemq.tables.store import Store
 
 LEASE_MS = 900
 EXPIRATION_MS = 60_000
@@ -61,6 +64,21 @@ class ManualClock:
 
     def sleep(self, ms: float) -> None:
         self.ms += int(ms)
+
+
+class TimedFiles(LocalFiles):
+    """A store whose time the test owns as well: an object was written when it was first looked at."""
+
+    def __init__(self, root: str, clock: ManualClock) -> None:
+        super().__init__(root)
+        self._clock, self._seen = clock, dict[str, int]()
+
+    def time_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def modified_ms(self, name: str) -> int | None:
+        found = super().modified_ms(name)
+        return None if found is None else self._seen.setdefault(name, self.time_ms())
 
 
 class Killed(BaseException):
@@ -116,7 +134,9 @@ class World:
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.folder = tempfile.mkdtemp(prefix="lakemq-stateful-", dir=memory)
         self.clock = ManualClock()
-        self.namespace = open_namespace(self.folder, EngineConfig(CONFIG), create=True)
+        namespace = open_namespace(self.folder, EngineConfig(CONFIG), create=True)
+        files = TimedFiles(self.folder, self.clock)
+        self.namespace = replace(namespace, files=files, store=Store(files), mailbox=Mailbox(files))
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
         self.reader = Reader(self.namespace.store, self.clock)
@@ -131,7 +151,8 @@ class World:
     def new_id(self) -> str:
         return f"{next(self._ids):032x}"
 
-    def sequencer(self) -> tuple[Sequencer, Backstage]:
+    def sequencer(self, clock: Clock | None = None) -> tuple[Sequencer, Backstage]:
+        """clock: of its process, if it is not the world's."""
         backstage = Backstage()
 
         def reached(point: str) -> None:
@@ -142,7 +163,7 @@ class World:
 
         name = f"sequencer-{next(self._names)}"
         namespace = replace(self.namespace, mailbox=Mailbox(self.namespace.files))
-        return Sequencer(namespace, name, self.clock, self.new_id, reached, backstage), backstage
+        return Sequencer(namespace, name, clock or self.clock, self.new_id, reached, backstage), backstage
 
     def lead(self, sequencer: Sequencer) -> None:
         """It leads, when the lease of whoever led before has run out."""

@@ -22,7 +22,7 @@ LAST_MS = 253_402_300_799_999
 
 def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
-    housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING)
+    housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING, SystemClock().now_ms)
     (folder / "messages" / "f.parquet").write_bytes(b"!")
     file = DataFile("f", 1, 7, low_ms, high_ms)
     step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])

@@ -113,9 +113,9 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     mq.ask(client="late", number=1)
     mq.now_ms += HOUR_MS + 1
     limits = Limits(HOUR_MS, HOUR_MS)
-    assert machine.is_due(mq.state, mq.now_ms, limits)
+    assert machine.is_due(mq.state, [], mq.now_ms, limits)
     mq.ask(mq.produce({0: 1}, producer=(0, 0)), client="early", number=2)
-    folded = machine.fold_time(mq.state, limits)
+    folded = machine.fold_time(mq.state, [], limits)
     assert "early" in mq.state.clients
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients

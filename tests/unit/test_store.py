@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow.fs import LocalFileSystem
 
+from lakemq.tables import store as store_module
 from lakemq.tables.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.leftovers import Leftovers
 from lakemq.tables.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.store import CommitConflict, NewFile, NotATable, Store, TableHandle
+from lakemq.tables.store import CommitConflict, Follower, LogGone, NewFile, NotATable, Store, TableHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,7 @@ NOTES = TableSpec(
     shape="log",
     keys=("step",),
     comment="Notes.",
-    # so that a test need not wait an hour for the log to expire
-    properties={"delta.logRetentionDuration": "interval 0 seconds"},
+    log_retention_ms=60_000,
 )
 
 KINDS = {
@@ -328,32 +328,41 @@ def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -
     assert steps_in(reader.read(step=(9, None))) == [9, 10]
 
 
-def test_a_commit_is_read_alone(store: Store, three_files: TableHandle, folder: Path) -> None:
-    assert [steps_in(rows) for v in (1, 2) if (rows := store.read_commit(NOTES, v)) is not None] == [
-        [1, 2, 3],
-        [4, 5, 6],
-    ]
-    assert store.read_commit(NOTES, 4) is None
+def test_a_log_is_followed_commit_by_commit(store: Store, three_files: TableHandle, folder: Path) -> None:
+    follower = Follower(store, NOTES, 0)
+    assert [steps_in(follower.next()) for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert (follower.next(), follower.version) == (None, 3)
     three_files.replace_at(3, [new_file(folder, "m.parquet", notes(*range(1, 10)))], three_files.files())
-    moved = store.read_commit(NOTES, 4)
+    moved = follower.next()
     assert moved is not None
     assert moved.num_rows == 0, "rows that only moved are not new"
+    three_files.append_at(4, notes(10))
+    assert steps_in(follower.next()) == [10]
 
 
 # -- upkeep -------------------------------------------------------------------------------------------------
+
+
+def age(folder: Path, seconds: float = 100_000) -> None:
+    """All that lies in the folder was written so much earlier, as its store says."""
+    for path in folder.iterdir():
+        if path.is_file():
+            long_ago = path.stat().st_mtime - seconds
+            os.utime(path, (long_ago, long_ago))
+
+
+def entries(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json"))
 
 
 def test_a_checkpoint_lets_the_log_before_it_go(store: Store, handle: TableHandle, folder: Path) -> None:
     for version in range(6):
         handle.append_at(version, notes(version), last_step=version)
     handle.checkpoint()
-    assert handle.checkpointed_version() == 6
-    long_ago = time.time() - 100_000
-    for entry in (folder / "_delta_log").glob("*.json"):
-        os.utime(entry, (long_ago, long_ago))
-    handle.expire_log()
-    left = sorted(p.name for p in (folder / "_delta_log").glob("*.json"))
-    assert len(left) <= 2
+    assert handle.log.checkpointed_version() == 6
+    age(folder / "_delta_log")
+    assert handle.expire_log() == 6
+    assert entries(folder) == [6], "the newest stays, for who stands on it"
     fresh = store.open(NOTES)
     assert (fresh.version, fresh.last_step()) == (6, 5)
     assert steps_in(fresh.read()) == list(range(6))
@@ -362,38 +371,212 @@ def test_a_checkpoint_lets_the_log_before_it_go(store: Store, handle: TableHandl
     assert handle.version == 7
 
 
-def test_before_the_first_checkpoint_there_is_none(handle: TableHandle) -> None:
-    assert handle.checkpointed_version() == 0
+def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: TableHandle, folder: Path) -> None:
+    for version in range(4):
+        handle.append_at(version, notes(version))
+    age(folder / "_delta_log")
+    assert handle.expire_log() == 0, "nothing is covered"
+    handle.reopen()
+    handle.checkpoint()
+    handle.append_at(4, notes(4))
+    young = folder / "_delta_log" / f"{2:020d}.json"
+    os.utime(young)
+    assert handle.expire_log() == 2
+    assert entries(folder) == [2, 3, 4, 5], "none behind one that stays"
 
 
-def test_what_left_the_table_is_unneeded_and_goes(handle: TableHandle, folder: Path) -> None:
+def test_old_checkpoints_go_with_the_entries(handle: TableHandle, folder: Path) -> None:
+    for version in range(4):
+        handle.append_at(version, notes(version))
+        handle.checkpoint()
+    age(folder / "_delta_log")
+    handle.expire_log()
+    assert [path.name[:20] for path in (folder / "_delta_log").glob("*.checkpoint.parquet")] == [f"{4:020d}"]
+
+
+def cleaned_beyond(store: Store, folder: Path) -> None:
+    """Others go on for long, checkpoint, and clean the log."""
+    other = store.open(NOTES)
+    for _ in range(3):
+        other.append_at(other.version, notes(other.version))
+    other.checkpoint()
+    age(folder / "_delta_log")
+    other.expire_log()
+
+
+def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
+    store: Store, handle: TableHandle, folder: Path
+) -> None:
+    """Its next version is free again, and a put-if-absent would succeed."""
+    handle.append_at(0, notes(0))
+    cleaned_beyond(store, folder)
+    assert entries(folder) == [4]
+    for _ in range(2):
+        with pytest.raises(CommitConflict):
+            handle.append_at(1, notes(99))
+    assert steps_in(store.open(NOTES).read()) == [0, 1, 2, 3]
+
+
+def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
+    store: Store, handle: TableHandle, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look after the put: the entry it stood on was there before."""
+    handle.append_at(0, notes(0))
+    real = store_module.write_deltalake
+
+    def late(*args: Any, **how: Any) -> None:
+        monkeypatch.setattr(store_module, "write_deltalake", real)
+        real(*args, **how)
+        (folder / "_delta_log" / f"{1:020d}.json").unlink()
+
+    monkeypatch.setattr(store_module, "write_deltalake", late)
+    with pytest.raises(CommitConflict, match="cleaned"):
+        handle.append_at(1, notes(1))
+
+
+@pytest.mark.parametrize("gone", ["cleaned", "made anew"])
+def test_a_follower_does_not_take_what_was_cleaned_away_for_not_there_yet(
+    gone: str, store: Store, handle: TableHandle, folder: Path
+) -> None:
+    handle.append_at(0, notes(0))
+    follower = store.follow(handle)
+    assert follower.next() is None
+    if gone == "cleaned":
+        cleaned_beyond(store, folder)
+    else:
+        folder.rename(folder.with_name("elsewhere"))
+        store.create(NOTES)
+        store.open(NOTES).append_at(0, notes(7))
+    for _ in range(2):
+        with pytest.raises(LogGone):
+            follower.next()
+
+
+def test_a_line_separator_in_a_log_entry_is_none(store: Store, handle: TableHandle) -> None:
+    """U+2028 may stand in JSON as it is; text is split there, bytes are not."""
+    odd = "a\u2028b\u2029c\x85d"
+    follower = store.follow(handle)
+    handle.append_at(0, NOTES.table([NoteRow(step=1, name=odd)]), last_step=1)
+    assert follower.next().column("name").to_pylist() == [odd]
+
+
+# -- leftovers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def merged(handle: TableHandle, files: Files, folder: Path) -> Leftovers:
+    """Two files became one; nobody said so of a third, which was left behind."""
+    leftovers = Leftovers(files)
     handle.append_at(0, notes(1))
-    (old,) = handle.files()
-    handle.replace_at(1, [new_file(folder, "merged.parquet", notes(1))], [old])
+    handle.append_at(1, notes(2))
+    leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
+    handle.replace_at(2, [new_file(folder, "merged.parquet", notes(1, 2))], handle.files())
     (folder / "stray.parquet").write_bytes(b"left behind")
-    assert set(handle.unneeded_files(0)) == {old.path, "stray.parquet"}
-    assert handle.unneeded_files(1) == []
-    assert old.path in handle.vacuum(0)
-    assert not (folder / old.path).exists()
+    return leftovers
+
+
+def data_files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.parquet")}
+
+
+def test_what_was_replaced_goes_after_the_grace(merged: Leftovers, handle: TableHandle, folder: Path) -> None:
+    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 0
+    age(folder.parent / "leftovers")
+    assert merged.delete("others", 60_000, handle.renewed) == 0
+    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 2
+    assert data_files(folder) == {"merged.parquet", "stray.parquet"}
+    assert list((folder.parent / "leftovers").iterdir()) == []
+    assert steps_in(handle.read()) == [1, 2]
+
+
+def test_a_swap_that_never_landed_deletes_its_own_file_only(handle: TableHandle, files: Files, folder: Path) -> None:
+    leftovers = Leftovers(files)
+    handle.append_at(0, notes(1))
+    leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
+    new_file(folder, "merged.parquet", notes(1))
+    age(folder.parent / "leftovers")
+    assert leftovers.delete(NOTES.name, 60_000, handle.renewed) == 1
     assert steps_in(handle.read()) == [1]
 
 
-def test_a_commit_is_durable_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a local disk: the data file and its name, then the log entry and its name."""
-    synced: list[str] = []
+def test_what_was_merged_again_lately_stays_for_who_reads_it(
+    merged: Leftovers, handle: TableHandle, folder: Path
+) -> None:
+    age(folder.parent / "leftovers")
+    merged.announce(NOTES.name, ["again.parquet", "merged.parquet"])
+    handle.replace_at(3, [new_file(folder, "again.parquet", notes(1, 2))], handle.files())
+    merged.delete(NOTES.name, 60_000, handle.renewed)
+    assert data_files(folder) == {"again.parquet", "merged.parquet", "stray.parquet"}
+
+
+def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
+    merged: Leftovers, handle: TableHandle, folder: Path
+) -> None:
+    before = data_files(folder)
+    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 0
+    age(folder)
+    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 1
+    assert data_files(folder) == before - {"stray.parquet"}
+
+
+def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
+    merged: Leftovers, handle: TableHandle, store: Store, folder: Path
+) -> None:
+    """Its leader was stopped; what the table names is asked of the newest version."""
+    other = store.open(NOTES)
+    for _ in range(3):
+        other.append_at(other.version, notes(other.version))
+    age(folder)
+    merged.sweep(NOTES.name, 60_000, handle.renewed)
+    assert steps_in(store.open(NOTES).read()) == [1, 2, 3, 4, 5]
+
+
+# -- durability ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every path that was synced, from the namespace's folder, in order."""
+    paths: list[str] = []
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path / NOTES.name))
+        paths.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
         real(descriptor)
 
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced: list[str]) -> None:
+    """On a local disk: the data file and its name, then the log entry and its name."""
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
-    monkeypatch.setattr(os, "fsync", fsync)
+    synced.clear()
     handle.append_at(0, notes(1))
     (file,) = handle.files()
-    assert synced == [file.path, ".", f"_delta_log/{1:020d}.json", "_delta_log"]
+    assert synced == [f"notes/{file.path}", "notes", f"notes/_delta_log/{1:020d}.json", "notes/_delta_log"]
+
+
+def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced: list[str]) -> None:
+    """Also when somebody made it who was killed before it was."""
+    store = Store(LocalFiles(str(tmp_path)))
+    for _ in range(2):
+        synced.clear()
+        store.create(NOTES)
+        assert synced[:4] == [f"notes/_delta_log/{0:020d}.json", "notes/_delta_log", "notes", "."]
+
+
+def test_a_checkpoint_is_durable_before_the_log_it_covers_goes(tmp_path: Path, synced: list[str]) -> None:
+    store = Store(LocalFiles(str(tmp_path)))
+    store.create(NOTES)
+    handle = store.open(NOTES)
+    handle.append_at(0, notes(1))
+    synced.clear()
+    handle.checkpoint()
+    log = "notes/_delta_log"
+    assert synced == [f"{log}/{1:020d}.checkpoint.parquet", f"{log}/_last_checkpoint", log]
 
 
 def test_a_table_made_again_has_another_id(store: Store, handle: TableHandle, folder: Path) -> None:

@@ -1,0 +1,93 @@
+"""Preparing a step: all that the store must do before it can be decided, many requests at once, while the leader lives.
+
+A store may be slow, or not answer at all: every wait has an end, and is spent in turns with signs of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from lakemq.tables.files import Files
+
+from ..datafile import file_name, write_data_file
+from ..protocol.errors import StorageError
+from ..protocol.requests import DataFile, Produce
+from .intake import Taken
+
+_AT_ONCE = 16
+_TURN_S = 0.1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """inline: one data file with all rows that ride in letters; first_rows: per letter where its own begin in it.
+
+    sizes: what the store says of the files that requests name, None where there is none.
+    """
+
+    inline: DataFile | None = None
+    first_rows: tuple[int, ...] = ()
+    sizes: dict[str, int | None] = field(default_factory=dict)
+
+
+class Preparing:
+    """Of one sequencer, whose thread calls it."""
+
+    def __init__(self, files: Files, new_id: Callable[[], str], timeout_ms: int) -> None:
+        """timeout_ms: of all that one step asks of the store."""
+        self._files, self._new_id, self._timeout_ms = files, new_id, timeout_ms
+        self._pool: ThreadPoolExecutor | None = None
+
+    def prepare(self, taken: Sequence[Taken], alive: Callable[[], None]) -> Prepared:
+        """Raises StorageError when the store does not answer in time, and what it fails with.
+
+        alive: called again and again meanwhile; what it raises ends the wait.
+        """
+        tables = [one.rows for one in taken if one.rows is not None and one.rows.num_rows]
+        first_rows, total = [], 0
+        for one in taken:
+            first_rows.append(total)
+            total += 0 if one.rows is None else one.rows.num_rows
+        named = sorted(_files_named(taken))
+        asked: list[Callable[[], object]] = [partial(self._files.size, file_name(name)) for name in named]
+        if tables:
+            asked.append(partial(self._write, tables))
+        answers = self._all(asked, alive)
+        inline = answers.pop() if tables else None
+        return Prepared(inline, tuple(first_rows), dict(zip(named, answers, strict=True)))  # type: ignore[arg-type]
+
+    def _all(self, asked: Sequence[Callable[[], object]], alive: Callable[[], None]) -> list[object]:
+        if not asked:
+            return []
+        self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="lakemq-preparing")
+        futures = [self._pool.submit(one) for one in asked]
+        for _ in range(max(1, int(self._timeout_ms / 1000 / _TURN_S))):
+            if not wait(futures, _TURN_S).not_done:
+                return [future.result() for future in futures]
+            alive()
+        self.close()  # whatever hangs in it, the next step has a pool of its own
+        raise StorageError(f"The store did not answer in {self._timeout_ms} ms.", found=f"{len(asked)} requests")
+
+    def _write(self, tables: Sequence[pa.Table]) -> DataFile:
+        return DataFile(*write_data_file(self._files, self._new_id(), pa.concat_tables(tables)))
+
+    def close(self) -> None:
+        """What still hangs is left to itself."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+def _files_named(taken: Iterable[Taken]) -> set[str]:
+    return {
+        file.batch_id
+        for one in taken
+        for request in one.letter.requests
+        if isinstance(request, Produce)
+        for file in request.files
+    }

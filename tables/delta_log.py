@@ -1,0 +1,97 @@
+"""A table's log as files: one entry per version, checkpoints now and then. Which entries are there, and which may go.
+
+Put-if-absent is no fence once a log is cleaned: who was stopped before it put version N finds the name free again. And
+who looks for N and finds nothing has learnt nothing, unless N - 1 is still there: entries go in ascending order, the
+newest never. Nothing of this asks a clock but the store's. Source: the Delta protocol, "Delta Log Entries".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from .files import Files
+
+_ENTRY = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
+
+
+class DeltaLog:
+    """The log of one table, below its folder. No commits: those are the store's."""
+
+    def __init__(self, files: Files, table: str) -> None:
+        self._files, self._table = files, table
+        self._folder = f"{table}/_delta_log"
+
+    def identity(self, version: int) -> str | None:
+        """Which object the entry of this version is; None: it is not there (any more, or yet)."""
+        return self._files.identity(self._entry(version))
+
+    def actions(self, version: int) -> list[dict[str, Any]]:
+        """What this very commit did, in order. FileNotFoundError: there is no such entry."""
+        # bytes are split at line ends alone; text would be at U+2028 too, which JSON need not escape
+        return [json.loads(line) for line in self._files.get(self._entry(version)).splitlines() if line]
+
+    def added(self, version: int, *, moved: bool) -> list[str]:
+        """Files that this very commit added, paths as `Files` takes them. moved: also those that hold no new rows."""
+        added = [action["add"] for action in self.actions(version) if "add" in action]
+        return [f"{self._table}/{unquote(one['path'])}" for one in added if moved or one["dataChange"]]
+
+    def sync_commit(self, version: int) -> None:
+        """The commit of this version, with the files it adds, survives a loss of power."""
+        self._files.sync(self.added(version, moved=True))
+        self._files.sync([self._entry(version)])
+
+    def sync_checkpoint(self, version: int) -> None:
+        """The checkpoint of this version survives a loss of power, so that the entries before it may go."""
+        named = [f"{self._folder}/{name}" for name in self._names() if _version(_CHECKPOINT, name) == version]
+        self._files.sync([*named, self._pointer])
+
+    def checkpointed_version(self) -> int:
+        """The version of the last checkpoint, whoever made it; 0 before the first."""
+        try:
+            return int(json.loads(self._files.get(self._pointer))["version"])
+        except FileNotFoundError:
+            return 0
+
+    def expire(self, keep_ms: int, now_ms: int) -> int:
+        """Delete entries and checkpoints older than `keep_ms` that a newer checkpoint covers; how many.
+
+        now_ms: the store's time. In ascending order, and never the newest entry nor the checkpoint itself.
+        """
+        covered = self.checkpointed_version()
+        versions = {name: _version(_ENTRY, name) for name in self._names()}
+        checkpoints = {name: _version(_CHECKPOINT, name) for name in versions}
+        newest = max((version for version in versions.values() if version is not None), default=0)
+        old = sorted(
+            (version, name)
+            for name in versions
+            if (version := versions[name] if checkpoints[name] is None else checkpoints[name]) is not None
+            and version < min(covered, newest)
+        )
+        gone = 0
+        for _, name in old:
+            path = f"{self._folder}/{name}"
+            written_ms = self._files.modified_ms(path)
+            if written_ms is not None and now_ms - written_ms < keep_ms:
+                break
+            self._files.delete([path])
+            gone += 1
+        return gone
+
+    @property
+    def _pointer(self) -> str:
+        return f"{self._folder}/_last_checkpoint"
+
+    def _entry(self, version: int) -> str:
+        return f"{self._folder}/{version:020d}.json"
+
+    def _names(self) -> list[str]:
+        return [path.rpartition("/")[2] for path in self._files.list(self._folder)]
+
+
+def _version(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    return int(match[1]) if match else None

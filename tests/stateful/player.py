@@ -1,0 +1,55 @@
+"""One client, and the sequencer that leads now: the stage for interruptions played on purpose."""
+
+from __future__ import annotations
+
+from stateful.projections import assert_projections_are_the_replay
+from stateful.world import Backstage, World
+
+from lakemq.engine.clock import Clock
+from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.protocol.requests import AnyRequest, CreateTopic, Produce, Ranges, TopicRef
+from lakemq.engine.sequencer.sequencer import Sequencer
+
+
+class Player:
+    """One client, and the sequencer that leads now."""
+
+    def __init__(self) -> None:
+        self.world, self.published = World(), 0
+        self.leader, self.backstage = self.new_leader()
+        self.ask(CreateTopic("t", 1))
+
+    def new_leader(self, clock: Clock | None = None) -> tuple[Sequencer, Backstage]:
+        """clock: of the process that leads from now on."""
+        self.leader, self.backstage = self.world.sequencer(clock)
+        self.world.lead(self.leader)
+        return self.leader, self.backstage
+
+    def ask(self, *requests: AnyRequest, inline: list[str] | None = None) -> None:
+        """Put one letter of a client of its own."""
+        self.world.put(self.world.new_id(), 1, list(requests), inline or [])
+
+    def publish(self) -> None:
+        """One more message waits for the sequencer."""
+        ranges = Ranges([0], [0], [-1], [0], [1], [1000], [1000])
+        self.ask(Produce([TopicRef("t", 1, 1)], ranges, self.leader.state.step), inline=[f"m{self.published}"])
+        self.published += 1
+
+    def step(self) -> None:
+        self.leader.step()
+        self.world.remember_steps()
+
+    def read(self) -> list[tuple[int, str]]:
+        """As one sees it who just came."""
+        reader = Reader(self.world.namespace.store, self.world.clock)
+        return self.world.logs(reader, reader.refresh().topic("t"))[0]
+
+    def all_published(self) -> list[tuple[int, str]]:
+        return [(i, f"m{i}") for i in range(self.published)]
+
+    def settle(self) -> None:
+        """Everything is projected, and right."""
+        self.leader.resign()
+        self.world.remember_steps()
+        assert self.read() == self.all_published()
+        assert_projections_are_the_replay(self.world.namespace.store, self.world.history)

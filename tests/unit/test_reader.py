@@ -1,0 +1,52 @@
+"""A reader whose store is away for a moment: it says so, and is neither stale nor wrong when the store is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from unit.served import CONFIG
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection
+from lakemq.engine.fetch.reader import REBASE_MS, Reader
+from lakemq.engine.protocol.errors import StorageError
+
+
+class Later(SystemClock):
+    """The machine's clocks, and a jump that the test asks for."""
+
+    ahead_ms = 0
+
+    def steady_ms(self) -> int:
+        return super().steady_ms() + self.ahead_ms
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            mq.publish("t", pa.table({"value": ["0"]}))
+        yield mq
+
+
+@pytest.mark.parametrize("gone", ["segments", "journal"])
+def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Connection, gone: str) -> None:
+    clock = Later()
+    reader = Reader(mq.namespace.store, clock)
+    assert reader.refresh().topic("t").high_watermarks.tolist() == [1]
+    with mq.serving():
+        mq.publish("t", pa.table({"value": ["1", "2"]}))
+    clock.ahead_ms = REBASE_MS + 1
+    table = tmp_path / "mq" / gone
+    table.rename(tmp_path / gone)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=gone):
+            reader.refresh()
+        assert reader.state.topic("t").high_watermarks.tolist() == [1], "as it was"
+    (tmp_path / gone).rename(table)
+    assert reader.refresh().topic("t").high_watermarks.tolist() == [3]

@@ -1,0 +1,239 @@
+"""A sequencer whose store is slow, whose requests are odd, or which is stuck: everybody else is served."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import until, values
+
+import lakemq
+from lakemq.engine.clock import SystemClock
+from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.datafile import write_data_file
+from lakemq.engine.namespace import Namespace, open_namespace
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.decision import Decision
+from lakemq.engine.protocol.errors import FileMissing, LakeMQError
+from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
+from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
+from lakemq.engine.protocol.state import State
+from lakemq.engine.sequencer.journal import Journal
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.engine.sequencer.serving import Serving
+from lakemq.tables.files import LocalFiles
+from lakemq.tables.messages import BODY_SCHEMA
+from lakemq.tables.store import Store
+
+LEASE_MS = 500
+CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        mq.sequencer().resign()
+    return str(tmp_path / "mq")
+
+
+@pytest.fixture
+def mq(path: str) -> Iterator[Connection]:
+    with lakemq.connect(path, config=CONFIG) as mq:
+        yield mq
+
+
+class SlowFiles(LocalFiles):
+    """A store that takes its time to say how large a file is."""
+
+    answer = staticmethod(lambda: time.sleep(0.08))
+
+    def size(self, name: str) -> int | None:
+        self.answer()
+        return super().size(name)
+
+
+def namespace_on(files: LocalFiles, config: dict[str, Any] = CONFIG) -> Namespace:
+    opened = open_namespace(files.root, lakemq.engine.config.EngineConfig(config))
+    return replace(opened, files=files, store=Store(files))
+
+
+def make(namespace: Namespace, name: str, reached: Callable[[str], None] = lambda _: None) -> Sequencer:
+    return Sequencer(namespace, name, SystemClock(), new_id, reached)
+
+
+def serving(namespace: Namespace, name: str) -> Serving:
+    return Serving(lambda: make(namespace, name), namespace.config, SystemClock())
+
+
+def produce(mq: Connection, files: list[DataFile]) -> Produce:
+    """One row of each file into partition 0 of `t`."""
+    n, topic = len(files), mq.topics.describe("t")
+    ranges = Ranges([0] * n, [0] * n, list(range(n)), [0] * n, [1] * n, [0] * n, [0] * n)
+    return Produce([TopicRef("t", topic.topic_id, 1)], ranges, mq.state().step, files)
+
+
+def data_file(files: LocalFiles) -> DataFile:
+    columns = {"topic": ["t"], "partition": [0], "value": [b"v"], "timestamp": [0]}
+    body = pa.table([pa.array(columns.get(f.name, [None]), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
+    return DataFile(*write_data_file(files, new_id(), body))
+
+
+# -- a slow store -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stands_by(path: str, mq: Connection) -> None:
+    with mq.serving():
+        mq.topics.create("t")
+    # 600 files, 16 at a time, take about twice the lease
+    written = [data_file(LocalFiles(path)) for _ in range(20)]
+    named = [replace_id(written[i % 20], i) for i in range(600)]
+    namespace = namespace_on(SlowFiles(path), {**CONFIG, "lease.ms": 1500, "step.timeout.ms": 20_000})
+    with serving(namespace, "slow") as first:
+        until(lambda: first.sequencer.leads)
+        with mq.serving() as standby:
+            epoch = mq.state().leader_epoch
+            with pytest.raises(FileMissing):
+                mq.requester.ask(produce(mq, named))
+            assert first.sequencer.leads
+            assert not standby.sequencer.leads
+            assert mq.state().leader_epoch == epoch
+    renewals = [
+        one.record
+        for step in Journal(mq.namespace.store).steps_after(0)
+        for one in step.decisions
+        if isinstance(one.record, LeaderElected) and (one.record.leader, one.record.epoch) == ("slow", epoch)
+    ]
+    assert len(renewals) >= 3, "signs of life within the step"
+
+
+def replace_id(file: DataFile, number: int) -> DataFile:
+    return file if number < 20 else DataFile(f"none-{number}", 1, 1, 0, 0)
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_answer_ends_the_step_not_the_service(path: str, mq: Connection) -> None:
+    with mq.serving():
+        mq.topics.create("t")
+    hangs, files = threading.Event(), SlowFiles(path)
+    files.answer = hangs.wait  # type: ignore[assignment,method-assign]
+    with serving(namespace_on(files), "s") as at_work:
+        until(lambda: at_work.sequencer.leads)
+        answer = mq.requester.submit(produce(mq, [data_file(LocalFiles(path))]))
+        time.sleep(1.5)  # longer than a step may take
+        assert not answer.done()
+        hangs.set()
+        assert answer.result(10).units[0].record_count == 1  # type: ignore[union-attr]
+    assert values(mq, "t") == ["v"]
+
+
+# -- odd requests -------------------------------------------------------------------------------------------
+
+
+def test_an_error_nobody_foresaw_refuses_its_own_request(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = machine._DECIDE[CreateTopic]
+
+    def decide(state: State, request: CreateTopic) -> Decision:
+        return 1 // 0 if request.topic == "odd" else real(state, request)  # type: ignore[return-value]
+
+    monkeypatch.setitem(machine._DECIDE, CreateTopic, decide)
+    with mq.serving():
+        asked = [(CreateTopic(name, 1), None) for name in ("before", "odd", "after")]
+        before, odd, after = mq.requester.submit_all(asked)
+        assert isinstance(before.result(5), TopicDone)
+        with pytest.raises(LakeMQError, match=r"UNKNOWN_SERVER_ERROR.*ZeroDivisionError") as refused:
+            odd.result(5)
+        assert refused.value.code == -1
+        assert isinstance(after.result(5), TopicDone)
+    assert "ZeroDivisionError" in caplog.text
+    (kept,) = mq.namespace.files.list("aside")
+    assert b'"odd"' in mq.namespace.files.get(kept)
+
+
+@pytest.mark.parametrize("what", ["folded", "journaled"])
+def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
+    what: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was met in the middle of a step, whose other requests are decided in the next one."""
+    real_decide, real_fold = machine._DECIDE[CreateTopic], machine._EVOLVE["topic_created"]
+
+    def decide(state: State, request: CreateTopic) -> Decision:
+        if what == "journaled" and request.topic == "odd":
+            record = TopicCreated(state.next_topic_id, "\ud800", 1, {}, [])
+            return Decision(TopicDone(record.topic_id, 1), (Decided(record),))
+        return real_decide(state, request)
+
+    def fold(state: State, record: TopicCreated) -> None:
+        real_fold(state, record)
+        if what == "folded" and record.topic == "odd":
+            raise RuntimeError("half folded")
+
+    monkeypatch.setitem(machine._DECIDE, CreateTopic, decide)
+    monkeypatch.setitem(machine._EVOLVE, "topic_created", fold)
+    mq.topics  # noqa: B018 - made before the sequencer, so that nothing else is asked
+    with mq.serving(), lakemq.connect(mq.namespace.path, config=CONFIG) as other:
+        other.topics.create("first")
+        odd = mq.requester.submit(CreateTopic("odd", 1))
+        assert other.topics.create("good").partitions == 1
+        with pytest.raises(LakeMQError, match="UNKNOWN_SERVER_ERROR"):
+            odd.result(10)
+        assert [topic.topic for topic in other.topics.list()] == ["first", "good"]
+
+
+# -- a wedge ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    stuck, names = threading.Event(), iter("abc")
+
+    def reached(point: str) -> None:
+        if point == "sequencer.letters_taken" and mq.namespace.files.list("mailbox"):
+            stuck.wait(30)
+
+    def sequencer() -> Sequencer:
+        name = next(names)
+        return make(mq.namespace, name, reached if name == "a" else lambda _: None)
+
+    with Serving(sequencer, mq.namespace.config, SystemClock()) as watched:
+        first = watched.sequencer
+        until(lambda: first.leads)
+        assert mq.topics.create("t").partitions == 1
+        assert watched.sequencer is not first
+        assert mq.state().leader == "b"
+        stuck.set()
+        until(lambda: not first.leads)
+        assert [topic.topic for topic in mq.topics.list()] == ["t"]
+    (said,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "stuck.wait" in said.getMessage(), "the stack says where"
+    assert watched.error is None
+
+
+@pytest.mark.slow
+def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
+    stuck = threading.Event()
+    watched = Serving(
+        lambda: make(mq.namespace, "s", lambda point: stuck.wait(30) and None), mq.namespace.config, SystemClock()
+    )
+    began_s = time.monotonic()
+    watched.close()
+    assert time.monotonic() - began_s < 5
+    stuck.set()
+
+
+@pytest.mark.slow
+def test_a_long_rest_is_no_step(path: str) -> None:
+    config = {**CONFIG, "engine.idle.ms": 3000}
+    with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
+        first = watched.sequencer
+        time.sleep(2.5)
+        assert watched.sequencer is first
