@@ -1,0 +1,103 @@
+"""Arguments of a call: what is right comes out as plain Python, what is wrong is refused with found and expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lakemq.engine.arguments import flag, listed, mapped, one_of, text, whole_number
+from lakemq.engine.errors import InvalidConfig, InvalidRequest
+
+
+class Colour(str, Enum):
+    red = "red"
+
+
+@pytest.mark.parametrize(
+    ("check", "given", "plain"),
+    [
+        (whole_number, 4, 4),
+        (whole_number, -(2**63), -(2**63)),
+        (whole_number, np.int64(7), 7),
+        (whole_number, np.uint8(7), 7),
+        (text, "", ""),
+        (text, "a\u2028\0", "a\u2028\0"),
+        (text, np.str_("a"), "a"),
+        (text, Colour.red, "red"),
+        (flag, True, True),
+        (flag, np.bool_(False), False),
+        (listed, ("a", 1), ["a", 1]),
+        (listed, (i for i in range(2)), [0, 1]),
+        (listed, {"a": 1}.keys(), ["a"]),
+        (mapped, {1: 2}, {1: 2}),
+    ],
+)
+def test_what_is_right_is_plain_python(check: Callable[[str, Any], Any], given: Any, plain: Any) -> None:
+    taken = check("it", given)
+    assert taken == plain
+    assert type(taken) is type(plain)
+    msgspec.msgpack.encode(taken)
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        *[
+            (whole_number, v)
+            for v in (None, "4", 1.0, True, np.bool_(True), np.float64(1), b"1", [1], 2**63, 2**70, -(2**200))
+        ],
+        *[(text, v) for v in (None, 1, b"a", ["a"], "\ud800", "a\udfff")],
+        *[(flag, v) for v in (None, 0, 1, "yes", np.int64(1))],
+        *[(listed, v) for v in (None, "ab", b"ab", {1: 2}, 5)],
+        *[(mapped, v) for v in (None, "ab", [(1, 2)], 5)],
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(check: Callable[[str, Any], Any], wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^INVALID_REQUEST: it is not valid\. Found ") as refused:
+        check("it", wrong)
+    assert refused.value.found is not None
+    assert refused.value.expected
+    str(refused.value).encode()
+
+
+def test_bounds_are_part_of_what_is_expected() -> None:
+    assert whole_number("n", 5, 5, 5) == 5
+    for value, low, high, expected in (
+        (4, 5, None, "a whole number of at least 5"),
+        (6, None, 5, "a whole number of at most 5"),
+        (6, 1, 5, "a whole number from 1 to 5"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            whole_number("n", value, low, high)
+        assert (refused.value.found, refused.value.expected) == (value, expected)
+
+
+def test_a_word_is_one_of_its_choices() -> None:
+    assert one_of("colour", Colour.red, ("red", "green")) == "red"
+    for wrong in (None, "", "Red", ["red"], b"red", {}):
+        with pytest.raises(InvalidRequest, match="Expected red or green"):
+            one_of("colour", wrong, ("red", "green"))
+
+
+def test_an_error_repeats_neither_payloads_nor_endless_texts() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        text("key", b"secret")
+    assert refused.value.found == "an object of type bytes"
+    with pytest.raises(InvalidRequest) as refused:
+        whole_number("key", "9" * 5000)
+    assert len(str(refused.value)) < 200
+
+
+def test_the_error_can_be_that_of_a_setting() -> None:
+    with pytest.raises(InvalidConfig, match=r"^INVALID_CONFIG: linger_ms is not valid\. Found 'x'"):
+        whole_number("linger_ms", "x", 0, error=InvalidConfig)
+
+
+def test_a_number_too_long_to_print_is_told_by_its_length() -> None:
+    with pytest.raises(InvalidRequest, match="a number of 70001 bits"):
+        whole_number("n", 2**70000)
