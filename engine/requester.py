@@ -67,6 +67,8 @@ class Requester:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._unanswered: dict[Future[AnyResult], float] = {}
+        """When each was given, the oldest first."""
 
     def ask(self, request: AnyRequest, rows: pa.Table | None = None) -> AnyResult:
         """The result of one request.
@@ -87,11 +89,19 @@ class Requester:
             if self._closed:
                 raise IllegalState("This connection is closed.")
             self._queue.extend(waiting)
+            self._unanswered.update({one.future: self._clock.steady_ms() for one in waiting})
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="lakemq-requester", daemon=True)
                 self._thread.start()
             self._wake.notify()
+        for one in waiting:
+            one.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
         return [one.future for one in waiting]
+
+    def waited_ms(self) -> float | None:
+        """For how long the oldest request without an answer has waited; None: all are answered."""
+        oldest = min(list(self._unanswered.values()), default=None)
+        return None if oldest is None else self._clock.steady_ms() - oldest
 
     def close(self) -> None:
         """Send what waits, then end."""

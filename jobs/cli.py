@@ -1,7 +1,7 @@
 """`lakemq`, the command: global options, groups of commands, and what becomes of an error.
 
-Exit codes: 0 success; 1 refused or failed, with one line `NAME: message` on stderr; 2 wrong usage. A stack trace is
-shown only with LAKEMQ_TRACE=1.
+Exit codes are those of `exits`; what is refused or fails is one line `NAME: message` on stderr. A stack trace is shown
+only with LAKEMQ_TRACE=1.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from lakemq.jobs import interrupts
 from lakemq.jobs.commands import groups, messages, namespace, publish, query, topics, transactions
 from lakemq.jobs.commands.context import PATH_VARIABLE, Session
+from lakemq.jobs.exits import all_codes, exit_of
 from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
 from lakemq.jobs.output import Output, one_line
 
@@ -44,11 +45,17 @@ class _Commands(TyperGroup):
             # whoever read our output has enough; what is still buffered must not raise again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
-        except Exception as error:
-            if os.environ.get(TRACE_VARIABLE):
+        except BaseException as error:
+            # whatever a library made of a signal, it is one
+            number = interrupts.received() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+            if number is not None:
+                typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
+                raise typer.Exit(128 + number) from None
+            if not isinstance(error, Exception) or os.environ.get(TRACE_VARIABLE):
                 raise
-            typer.echo(one_line(told(error)), err=True)
-            raise typer.Exit(1) from None
+            line = one_line(told(error))
+            typer.echo(line, err=True)
+            raise typer.Exit(exit_of(line)) from None
 
 
 def hoisted(args: Sequence[str]) -> list[str]:
@@ -104,7 +111,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Global options may also stand behind the command. Exit codes: 0 success, 1 refused, 2 wrong usage.",
+    epilog=f"Global options may also stand behind the command. Exit codes: {all_codes()}.",
 )
 
 
@@ -162,10 +169,6 @@ transactions.add_to(app)
 groups.add_to(app)
 
 
-def _terminated(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs the command and ends the process."""
     # data is UTF-8 wherever it goes, whatever the locale says
@@ -173,8 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace")
-    # so that a sequencer of ours hands its lease over
-    signal.signal(signal.SIGTERM, _terminated)
+    interrupts.install()
     app(args=None if arguments is None else list(arguments), prog_name="lakemq")
 
 

@@ -141,7 +141,8 @@ def errors_page() -> str:
             "Every refusal is a class of `lakemq.engine.errors`, below `LakeMQError`. Names and codes are Kafka's "
             "where Kafka has it. The text says what was found and what was expected. A refused request changes "
             "nothing. *Retry*: the same call may succeed later.",
-            "At the command line an error is one line `NAME: message` on stderr, and exit code 1.",
+            "At the command line an error is one line `NAME: message` on stderr, and an [exit code](command.md) that "
+            "says its kind.",
             _table(("name", "code", "class", "meaning", "retry"), rows),
         ]
     )

@@ -1,13 +1,19 @@
 """SQL without a JVM: DuckDB over the Delta tables of a namespace, with the views Spark has.
 
-All projections are read up to one watermark. DuckDB loads no extension: the tables come to it as Arrow datasets.
+All projections are read up to one watermark. The tables come to DuckDB as Arrow datasets: it loads no extension, and
+reads and writes no file but those it spills to, in a folder of its own, unless it is allowed to.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from lakemq.engine.errors import InvalidRequest
+from lakemq.jobs.interrupts import interrupts
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,21 +38,40 @@ _MACROS = (
 )
 
 
-def run_query(namespace: Namespace, text: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Column names and rows of the last statement. Raises duckdb.Error, StepTooOld."""
+def run_query(
+    namespace: Namespace, text: str, allow_files: bool = False
+) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
+    """Column names and rows of the last statement.
+
+    allow_files: the statements may do with files, extensions and DuckDB's settings whatever this user may. Raises
+    duckdb.Error, StepTooOld, InvalidRequest.
+    """
     import duckdb
 
-    connection = connected(namespace)
+    connection = connected(namespace, allow_files)
     try:
         result = connection.execute(text)
     except duckdb.ParserException as error:
-        hint = ' (Is it the reserved word "offset"? Quote it.)' if re.search(r"(?<!\")\boffset\b", text, re.I) else ""
-        raise duckdb.ParserException(f"{error}{hint}") from None
+        raise duckdb.ParserException(f"{error}{_quoting(text)}") from None
+    except duckdb.Error as error:
+        if allow_files or not _CLOSED.search(str(error)):
+            raise
+        raise type(error)(f"{_first_line(error)} (--allow-files opens it.)") from None
+    if result is None:
+        raise InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
     columns = [name for name, *_ in result.description or ()]
     return _distinct(columns), _rows(result)
 
 
-def connected(namespace: Namespace) -> duckdb.DuckDBPyConnection:
+def _quoting(text: str) -> str:
+    return ' (Is it the reserved word "offset"? Quote it.)' if re.search(r"(?<!\")\boffset\b", text, re.I) else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld."""
     import duckdb
 
@@ -56,6 +81,7 @@ def connected(namespace: Namespace) -> duckdb.DuckDBPyConnection:
 
     database = database_name(namespace.path)
     connection = duckdb.connect(":memory:", config=_SETTINGS)
+    interrupts(connection)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
     connection.execute(f"USE {database}")
@@ -69,7 +95,19 @@ def connected(namespace: Namespace) -> duckdb.DuckDBPyConnection:
         rows.create_view(spec.name)
     for name, query in VIEWS.items():
         connection.execute(f"CREATE VIEW {database}.{name} AS {query.format(database=database)}")
+    if not allow_files:
+        _close(connection)
     return connection
+
+
+def _close(connection: duckdb.DuckDBPyConnection) -> None:
+    """What its statements can reach are the tables and views, and memory; nothing can be set any more."""
+    # wherever it spills it may read and write: not in the working folder
+    spill = tempfile.TemporaryDirectory(prefix="lakemq-sql-")
+    weakref.finalize(connection, spill.cleanup)
+    connection.execute("SET temp_directory = $folder", {"folder": spill.name})
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _snapshot(namespace: Namespace) -> tuple[int, dict[str, TableHandle]]:
@@ -87,6 +125,10 @@ def _snapshot(namespace: Namespace) -> tuple[int, dict[str, TableHandle]]:
         if all(handle.floor() <= step for handle in handles.values()):
             return step, handles
     raise StepTooOld("The tables are merged faster than they can be opened.")
+
+
+# What DuckDB says of a file, an extension or a setting that is closed to it.
+_CLOSED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
 
 
 def _is_projection(name: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lakemq.jobs.output import Output
+from lakemq.jobs.output import Output, note
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakemq.command")
 
-# How often a command looks whether somebody still leads, while it waits for its answer.
-_LOOK_S = 1.0
+# How often a command looks how long it has waited for its answer.
+_LOOK_S = 0.5
+
+PATIENCE_MS = 2_000
+"""How long an answer may take before it is said who does not give it."""
 
 PATH_VARIABLE = "LAKEMQ_PATH"
 
@@ -64,45 +68,65 @@ def session_of(ctx: typer.Context) -> Session:
 def answered(mq: Connection) -> Iterator[None]:
     """Requests are answered while this runs: by the sequencer that leads, else by one in this process.
 
-    One that seems to have died without handing over its lease is replaced when the lease has run out; ours stands by
-    until then, and harmlessly if the other is alive after all.
+    Where an answer takes long, that is said on stderr, and a sequencer of ours stands by: it takes over from one that
+    seems to have died without handing over its lease, and harmlessly stands by if the other is alive after all.
     """
     probe(mq.namespace.files)
-    state = mq.state()
-    silent_ms = time.time() * 1000 - state.now_ms
-    if not state.leader or silent_ms > state.lease_ms:
+    leads = bool(mq.state().leader)
+    if not leads:
         mq.serving()
-        yield
-        return
-    watch = _Watch(mq, state.lease_ms / 1000)
+    watch = _Watch(mq, serves=not leads)
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        if mq.requester.waited_ms() is not None:
+            note("interrupted while waiting for an answer: the outcome is unknown, it may still be decided")
+        raise
     finally:
         watch.stop()
 
 
 class _Watch:
-    """Starts a sequencer when nobody leads any more, or the journal has not moved for a lease."""
+    """Says for whom a request waits, and starts a sequencer when nobody leads or the one who does is silent."""
 
-    def __init__(self, mq: Connection, lease_s: float) -> None:
-        self._mq, self._lease_s = mq, lease_s
+    def __init__(self, mq: Connection, serves: bool) -> None:
+        self._mq, self._serves, self._told = mq, serves, False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lakemq-watch", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        step, since_s = -1, time.monotonic()
-        try:
-            while not self._stopped.wait(min(self._lease_s, _LOOK_S)):
-                state = self._mq.state()
-                if state.step != step:
-                    step, since_s = state.step, time.monotonic()
-                if not state.leader or time.monotonic() - since_s > self._lease_s:
-                    self._mq.serving()
-                    return
-        except Exception as error:  # the command itself will meet it too, or does not need us
-            log.warning("No standby was started: %s", error)
+        while not self._stopped.wait(_LOOK_S):
+            try:
+                self._look(self._mq.requester.waited_ms())
+            except Exception as error:  # the command itself will meet it too, or does not need us
+                log.warning("Who leads cannot be seen: %s", error)
+                return
+
+    def _look(self, waited_ms: float | None) -> None:
+        if waited_ms is None or waited_ms < _LOOK_S * 1000:
+            self._told = False
+            return
+        state = self._mq.state()
+        if waited_ms >= PATIENCE_MS and not self._told:
+            self._told = True
+            who = _who(state.leader, state.leader_epoch, state.lease_ms)
+            path = self._mq.namespace.path
+            note(f"no answer for {waited_ms / 1000:.0f} s: {who}. To look: lakemq --path {path} doctor")
+        if not self._serves and (not state.leader or waited_ms >= min(PATIENCE_MS, state.lease_ms)):
+            self._serves = True
+            self._mq.serving()
 
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+
+
+def _who(leader: str, epoch: int, lease_ms: int) -> str:
+    """Who should answer, and what comes of it if nobody does."""
+    if not leader:
+        return "no sequencer leads (lakemq serve); this command tries to"
+    if leader.startswith(f"{socket.gethostname()}-{os.getpid()}-"):
+        return "this command's own sequencer is at work, and slow"
+    takeover = f"if it stays so for its lease of {lease_ms / 1000:g} s, this command takes over"
+    return f"{leader} leads (epoch {epoch}) and is silent; {takeover}"

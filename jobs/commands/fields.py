@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -36,15 +37,44 @@ class Columns:
         return {part: field for part, field in vars(self).items() if field is not None}
 
 
+class FieldCounts:
+    """How many lines of a file have had each field that was named, and how many have not.
+
+    A field that no line has had so far is a mistyped name, and is refused; a field that is there and null is had.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self._named = columns.named()
+        self._having, self._lacking = Counter[str](), Counter[str]()
+
+    def add(self, objects: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
+        """Count these lines. Raises InvalidRecord for a field that none has had."""
+        for field in {field for part, field in self._named.items() if part != "value"}:
+            having = sum(field in one or f"{field}_base64" in one for one in objects)
+            self._having[field] += having
+            self._lacking[field] += len(objects) - having
+            if objects and not self._having[field]:
+                raise InvalidRecord(
+                    f"No line up to line {numbers[-1]} has a field {field!r}.",
+                    found=sorted(objects[0])[:10],
+                    expected="the name of a field (null where a message has none)",
+                )
+
+    def lacking(self) -> dict[str, int]:
+        """Field -> lines without it, of those that some lines lack."""
+        return {field: count for field, count in sorted(self._lacking.items()) if count}
+
+
 def lines_table(lines: Sequence[bytes]) -> pa.Table:
     """Each line a value."""
     return pa.table({"value": pa.array(lines, pa.binary())})
 
 
-def json_table(lines: Sequence[bytes], first: int, columns: Columns) -> pa.Table:
+def json_table(lines: Sequence[bytes], first: int, columns: Columns, counts: FieldCounts) -> pa.Table:
     """A message for each line of JSON; `first` is the number of the first one. Blank lines are passed over.
 
-    Raises InvalidRecord naming the line: not JSON, no object, no such field, a field of the wrong type.
+    counts: of all lines of the file. Raises InvalidRecord naming the line: not JSON, no object, no such field, a field
+    of the wrong type.
     """
     decode, named = msgspec.json.Decoder().decode, columns.named()
     kept: list[bytes] = []
@@ -57,11 +87,14 @@ def json_table(lines: Sequence[bytes], first: int, columns: Columns) -> pa.Table
             found = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRecord(f"Line {number} is not JSON: {error}") from None
+        except RecursionError:
+            raise InvalidRecord(f"Line {number} is nested too deeply.") from None
         if named and not isinstance(found, dict):
             raise InvalidRecord(f"Line {number} has no fields.", found=type(found).__name__, expected="a JSON object")
         kept.append(line)
         objects.append(found)
         numbers.append(number)
+    counts.add(objects if named else (), numbers)
     fields = {
         part: [_field(o, field, n, part) for o, n in zip(objects, numbers, strict=True)]
         for part, field in named.items()
@@ -121,7 +154,7 @@ def _without_text(part: str, values: list[Any]) -> list[Any]:
 def _json_or(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 
@@ -148,13 +181,16 @@ class _Places:
 
 def _texts(values: Sequence[Any], places: _Places) -> pa.Array:
     """Keys and values: text as it is, anything else as its JSON."""
-    return pa.array([_as_bytes(v) for v in values], pa.binary())
+    return pa.array([_as_bytes(v, i, places) for i, v in enumerate(values)], pa.binary())
 
 
-def _as_bytes(value: Any) -> bytes | None:
+def _as_bytes(value: Any, index: int, places: _Places) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
-    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    try:
+        return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+    except RecursionError:
+        raise InvalidRecord(f"{places.name(index)} is nested too deeply.") from None
 
 
 def _times(values: Sequence[Any], places: _Places) -> pa.Array:
@@ -193,10 +229,11 @@ def _partitions(values: Sequence[Any], places: _Places) -> pa.Array:
 
 def _header_lists(values: Sequence[Any], places: _Places) -> pa.Array:
     """Headers: an object of texts, or a list of {"key": ..., "value": ...} as `lakemq fetch` prints them."""
-    return pa.array([_header_list(v, places.name(i)) for i, v in enumerate(values)], HEADERS)
+    return pa.array([_header_list(v, i, places) for i, v in enumerate(values)], HEADERS)
 
 
-def _header_list(value: Any, place: str) -> list[dict[str, Any]] | None:
+def _header_list(value: Any, index: int, places: _Places) -> list[dict[str, Any]] | None:
+    place = places.name(index)
     if value is None:
         return None
     if isinstance(value, dict):
@@ -207,7 +244,7 @@ def _header_list(value: Any, place: str) -> list[dict[str, Any]] | None:
                 "key": header["key"],
                 "value": _from_base64(header["value_base64"], place)
                 if "value_base64" in header
-                else _as_bytes(header.get("value")),
+                else _as_bytes(header.get("value"), index, places),
             }
             for header in value
         ]

@@ -11,7 +11,10 @@ from typing import Any
 import typer
 
 from lakemq.jobs.cli import app
+from lakemq.jobs.exits import MEANINGS
 from lakemq.jobs.logs import TRACE_VARIABLE
+
+_EXIT_CODES = "\n".join(f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items())
 
 _INTRODUCTION = f"""# The command
 
@@ -28,10 +31,18 @@ lakemq fetch flights --limit 5
 lakemq serve                       # in another terminal, for as long as there is work
 ```
 
-Data goes to stdout, all else to stderr. Exit codes: 0 success; 1 refused or failed, with one line `NAME: message` on
-stderr; 2 wrong usage. NAME is one of the [errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERNAL_ERROR` (a bug:
-with `{TRACE_VARIABLE}=1` there is a stack trace to report). A command whose reader has enough (`lakemq fetch t | head`)
-ends with 141.
+Data goes to stdout, all else to stderr; what is refused or fails is one line `NAME: message`. NAME is one of the
+[errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERNAL_ERROR` (a bug: with `{TRACE_VARIABLE}=1` there is a
+stack trace to report).
+
+| exit code | what it says |
+|---|---|
+{_EXIT_CODES}
+| 130, 143 | interrupted by SIGINT or SIGTERM, within two seconds; `serve` finishes its step and ends with 0 |
+| 141 | whoever read the output had enough, as in a pipe into `head` |
+
+A command that waits for an answer for more than two seconds says on stderr for whom. One that is interrupted meanwhile
+says so, and that the outcome is unknown: what it asked for may still be decided.
 
 `--output table` is for eyes: control characters are shown escaped, and a key or value that is not UTF-8 as
 `base64:...`. `--output json` prints one object a line, `--output csv` a header and a line per record. In both, what is

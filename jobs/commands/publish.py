@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
+from lakemq.jobs.exits import Exit
 from lakemq.jobs.output import note, show
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 The value is the column --value-column, else all of it: the JSON line, the CSV or Parquet row as a JSON object.
 Text goes as UTF-8, anything else as its JSON; for a missing column x, x_base64 is taken and decoded.
 The file is read and sent in pieces, each of which is published whole or not at all, and only once.
+
+A column that the file does not have is refused; of JSON lines, a field that no line so far has had. Lines without a
+field that others have are published without it, and counted on stderr. Where rows were refused, the exit code is
+{Exit.DATA_REFUSED.value}.
 
 {NEEDS_ANSWER}"""
 
@@ -63,27 +68,35 @@ def publish(
 ) -> None:
     if on_error not in ("dead_letter", "fail"):
         raise typer.BadParameter(f"{on_error!r} is neither dead_letter nor fail", param_hint="--on-error")
-    from lakemq.jobs.commands.fields import Columns
+    from lakemq.jobs.commands.fields import Columns, FieldCounts
     from lakemq.jobs.commands.rows import read
 
     session, chosen = session_of(ctx), _format(format, file)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
+    sent, counts = _Sent(), FieldCounts(columns)
     with ExitStack() as stack:
         mq = stack.enter_context(session.connect())
         stream, fraction = stack.enter_context(_opened(file))
-        stack.enter_context(answered(mq))
         producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
+        # before the producer ends: it waits for its answers, and who waits for them says so
+        stack.enter_context(answered(mq))
         tell = stack.enter_context(progress("published", fraction))
-        sent = _Sent()
         try:
-            _send_all(producer, topic, read(stream, chosen, columns), sent, tell)
-        except BaseException:
+            _send_all(producer, topic, read(stream, chosen, columns, counts), sent, tell)
+        except BaseException as error:
+            # who is interrupted waits for no answer any more
+            if isinstance(error, Exception) or mq.requester.waited_ms() is None:
+                with suppress(Exception):
+                    sent.add(producer.flush())
             if sent.count:
                 note(f"messages published before it ended: {sent.count}")
             raise
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
+    for field, count in counts.lacking().items():
+        note(f"lines without a field {field!r}: {count}; they were published without it")
     if sent.refused_count:
         note(f"rows refused: {sent.refused_count}; the table dead_letters has the reasons")
+        raise typer.Exit(Exit.DATA_REFUSED)
 
 
 def _format(given: str | None, file: str) -> Any:
@@ -159,19 +172,14 @@ def _send_all(
 ) -> None:
     """While a piece is on its way the next one is read; not more than these two are held.
 
-    `sent` holds exactly what was acknowledged, also when this raises.
+    `sent` holds what was acknowledged and looked at, also when this raises.
     """
-    try:
-        for table in tables:
-            sent.add(producer.flush())
-            tell(sent.count)
-            producer.send_arrow(topic, table)
+    for table in tables:
         sent.add(producer.flush())
         tell(sent.count)
-    except BaseException:
-        with suppress(Exception):
-            sent.add(producer.flush())
-        raise
+        producer.send_arrow(topic, table)
+    sent.add(producer.flush())
+    tell(sent.count)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lakemq.engine.errors import InvalidRequest
 from lakemq.jobs.commands.context import session_of
 from lakemq.jobs.output import show
 
@@ -20,17 +21,34 @@ def sql(
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
     ],
+    allow_files: Annotated[
+        bool,
+        typer.Option(
+            "--allow-files",
+            help="The statements may read and write any file, load extensions and change DuckDB's settings.",
+        ),
+    ] = False,
 ) -> None:
     """Query the tables and views (log, log_committed, open_transactions, ...) with DuckDB, without a JVM.
 
     Everything is as of the last projection, at most a second old while a sequencer serves. "offset" is a reserved
     word in DuckDB: quote it, as in SELECT "offset", value FROM log_committed. Keys and values are blobs: decode(value)
     is their text.
+
+    The statements reach the tables and views, and nothing else: no file (COPY, ATTACH, read_csv, ...), no network, no
+    extension, no setting of DuckDB, unless --allow-files is given.
     """
     from lakemq.jobs.sql import run_query
 
     session = session_of(ctx)
-    text = sys.stdin.read() if query == "-" else query
+    text = _from_stdin() if query == "-" else query
     with session.connect() as mq:
-        columns, rows = run_query(mq.namespace, text)
-    show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
+        columns, rows = run_query(mq.namespace, text, allow_files)
+        show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The statements are not UTF-8: {error}.") from None

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from lakemq.engine.errors import InvalidRecord
-from lakemq.jobs.commands.fields import Columns, json_table, lines_table, rows_table
+from lakemq.jobs.commands.fields import Columns, FieldCounts, json_table, lines_table, rows_table
 
 PIECE_BYTES = 4 << 20
 PIECE_ROWS = 100_000
@@ -54,10 +54,10 @@ def format_of(name: str) -> Format | None:
     return _BY_ENDING.get(name.removesuffix(".gz").rpartition(".")[2].lower())
 
 
-def read(stream: BinaryIO, format: Format, columns: Columns) -> Iterator[pa.Table]:
-    """The messages of a file, in order. Raises InvalidRecord naming the line or row."""
+def read(stream: BinaryIO, format: Format, columns: Columns, counts: FieldCounts) -> Iterator[pa.Table]:
+    """The messages of a file, in order. counts: of its lines, if JSON. Raises InvalidRecord naming the place."""
     readers: dict[Format, Callable[[BinaryIO, Columns], Iterator[pa.Table]]] = {
-        Format.jsonl: _read_json,
+        Format.jsonl: lambda given, named: _read_json(given, named, counts),
         Format.lines: _read_lines,
         Format.csv: _read_csv,
         Format.parquet: _read_parquet,
@@ -68,9 +68,9 @@ def read(stream: BinaryIO, format: Format, columns: Columns) -> Iterator[pa.Tabl
         raise InvalidRecord(f"The file cannot be unpacked: {error}") from None
 
 
-def _read_json(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
+def _read_json(stream: BinaryIO, columns: Columns, counts: FieldCounts) -> Iterator[pa.Table]:
     for number, lines in _lines(stream):
-        table = json_table(lines, number, columns)
+        table = json_table(lines, number, columns, counts)
         if table.num_rows:
             yield table
 

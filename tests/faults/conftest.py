@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.commands import LAKEMQ, LEASE_MS, Process, lakemq, where
 from faults.processes import QUICK, Processes, make_template, processes
 
 
@@ -22,3 +23,25 @@ def family(tmp_path: Path, template: Path) -> Iterator[Processes]:
     with processes(tmp_path, template, QUICK) as children:
         yield children
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def start(path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts a command on the namespace; whatever still runs in the end is killed."""
+    started: list[Process] = []
+
+    def start(*arguments: str, command: list[str] = LAKEMQ) -> Process:
+        started.append(Process(*command, *where(path), *arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An empty namespace, with short leases."""
+    (tmp_path / "lakemq.yaml").write_text(f"lease.ms: {LEASE_MS}\n")
+    lakemq(tmp_path / "mq", "init")
+    return tmp_path / "mq"

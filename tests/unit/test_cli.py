@@ -195,7 +195,7 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     mq.topics.create("refusing")
     options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
     lines = b'{"p": 0, "v": "good"}\n{"p": 9, "v": "bad"}\n'
-    result = lake("publish", *options, stdin=lines)
+    result = lake("publish", *options, stdin=lines, code=5)
     assert result.stderr == "rows refused: 1; the table dead_letters has the reasons\n"
     failed = lake("publish", *options, "--on-error", "fail", stdin=lines, code=1)
     assert failed.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
@@ -219,7 +219,7 @@ def test_what_was_published_before_an_error_is_said(
 ) -> None:
     monkeypatch.setattr("lakemq.jobs.commands.rows.PIECE_ROWS", 2)
     mq.topics.create("half")
-    result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=1)
+    result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=5)
     told = result.stderr.splitlines()
     assert told[1].startswith("INVALID_RECORD: Line 5 is not JSON")
     assert told[0] == "messages published before it ended: 4"
@@ -319,8 +319,8 @@ def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pyt
 
 
 def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
-    assert lake("step", code=1).stderr.startswith("NOT_LEADER: Another sequencer leads.")
-    assert lake("step", "--until-idle", "--wait-ms", "1", code=1).stderr.startswith("NOT_LEADER: ")
+    assert lake("step", code=4).stderr.startswith("NOT_LEADER: Another sequencer leads.")
+    assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")
 
 
 def test_catalog_prints_the_tables_and_views(lake: Lakemq) -> None:

@@ -1,4 +1,4 @@
-"""Bad input at the command line: one clear line on stderr, nothing on stdout, exit code 1, and nothing half done."""
+"""Bad input at the command line: one clear line on stderr, nothing on stdout, its exit code, and nothing half done."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ from lakemq.tables.store import NewerTable, NotATable
 pytestmark = pytest.mark.slow
 
 
+EXIT_CODES = {
+    "INVALID_CONFIG": 3,
+    "NOT_A_NAMESPACE": 3,
+    "NEWER_FORMAT": 3,
+    "NOT_LEADER": 4,
+    "INVALID_RECORD": 5,
+    "INVALID_TIMESTAMP": 5,
+    "MESSAGE_TOO_LARGE": 5,
+}
+"""All else that is refused or fails: 1."""
+
+
 def run(path: Path | str, *arguments: str, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["--path", str(path), *arguments], input=stdin)
 
@@ -33,8 +45,9 @@ def run(path: Path | str, *arguments: str, stdin: bytes = b"") -> Result:
 def refusal(path: Path | str, *arguments: str, stdin: bytes = b"") -> str:
     """The one line a refused command says."""
     result = run(path, *arguments, stdin=stdin)
-    assert (result.exit_code, result.stdout) == (1, ""), (result.stdout, result.stderr, result.exception)
+    assert result.stdout == "", (result.stdout, result.stderr, result.exception)
     (line,) = result.stderr.splitlines()
+    assert result.exit_code == EXIT_CODES.get(line.partition(":")[0], 1), line
     assert line.isprintable()
     name, colon, message = line.partition(": ")
     assert name.isupper() and colon and message, line  # noqa: PT018

@@ -46,7 +46,7 @@ def test_a_read_only_namespace_can_be_read_but_not_written(read_only: Path, capf
     assert run(read_only, "topics", "list", "--output", "json").stdout.startswith('{"topic":"t",')
     assert run(read_only, "fetch", "t", "--output", "json").stdout.endswith('"value":"1","headers":[]}\n')
     refused = run(read_only.with_name("new"), "init")
-    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert (refused.exit_code, refused.stdout) == (3, "")
     assert refused.stderr.startswith("NOT_A_NAMESPACE: ")
     for command in (["topics", "create", "new"], ["publish", "--topic", "t"], ["step", "--until-idle"], ["serve"]):
         result = run(read_only, *command, stdin=b"1\n")

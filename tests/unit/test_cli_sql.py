@@ -131,7 +131,7 @@ def test_what_duckdb_refuses_is_one_line(mq: Connection, query: str, expected: s
 
 
 def test_duckdb_neither_installs_nor_loads_an_extension_by_itself(mq: Connection) -> None:
-    connection = connected(mq.namespace)
+    connection = connected(mq.namespace, allow_files=True)
     connection.execute("SELECT count(*) FROM log").fetchall()
     outside = "SELECT extension_name FROM duckdb_extensions() WHERE loaded AND install_mode <> 'STATICALLY_LINKED'"
     assert connection.execute(outside).fetchall() == []

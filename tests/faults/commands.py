@@ -1,0 +1,103 @@
+"""The real command: in processes that can be stopped and killed, and in this one, which is quicker."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from lakemq.jobs.cli import app
+
+LAKEMQ = [sys.executable, "-m", "lakemq.jobs.cli"]
+LEASE_MS = 1000
+PATIENCE_S = 30
+
+
+def _hear_interrupts() -> None:
+    # a shell makes what it starts in the background deaf to them, and the tests may have been started so
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Process:
+    """A command that runs, with the lines it has said so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1, preexec_fn=_hear_interrupts
+        )
+        assert self._process.stdin
+        self.stdin = self._process.stdin
+        self.out: list[str] = []
+        self.err: list[str] = []
+        streams = ((self._process.stdout, self.out), (self._process.stderr, self.err))
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line.rstrip("\n"))
+
+    def says(self, pattern: str, where: str = "err") -> str:
+        """The first line, of stderr unless said otherwise, in which the pattern is found; waits for it."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            found = next((line for line in getattr(self, where) if re.search(pattern, line)), None)
+            if found is not None:
+                return found
+            time.sleep(0.01)
+        raise AssertionError(f"{pattern!r} was not said: {self.out[-5:]} {self.err[-5:]}")
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        """The exit code, once the process has ended and all it said is read."""
+        code = self._process.wait(PATIENCE_S)
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def where(path: Path) -> list[str]:
+    return ["--path", str(path), "--conf", str(path.with_name("lakemq.yaml"))]
+
+
+def lakemq(path: Path, *arguments: str, stdin: str = "") -> list[dict[str, Any]]:
+    """What a command prints that must succeed; run in this process, which is quicker."""
+    done = CliRunner().invoke(app, [*where(path), *arguments, "--output", "json"], input=stdin)
+    assert (done.exit_code, done.stderr) == (0, ""), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def values(path: Path, topic: str = "t") -> list[str]:
+    return [message["value"] for message in lakemq(path, "fetch", topic)]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def leader(path: Path) -> str:
+    """What the doctor says of the sequencer."""
+    done = CliRunner().invoke(app, [*where(path), "doctor", "--no-spark", "--output", "json"])
+    findings = map(json.loads, done.stdout.splitlines())
+    return next(str(f["found"]) for f in findings if f["check"] == "sequencer")

@@ -1,0 +1,73 @@
+"""A command whose answer does not come: it says who does not give it, and a signal ends it within two seconds."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.commands import LEASE_MS, Process, lakemq, values
+
+UNKNOWN = "interrupted while waiting for an answer: the outcome is unknown, it may still be decided"
+
+
+@pytest.fixture
+def stuck(path: Path, start: Callable[..., Process]) -> Process:
+    """A leader that stands still, with a lease of minutes."""
+    lakemq(path, "topics", "create", "t")
+    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
+    serving = start("serve")
+    serving.says("leads with")
+    serving.signal(signal.SIGSTOP)
+    return serving
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [("publish", "--topic", "t"), ("topics", "create", "new")])
+def test_it_says_who_is_waited_for_and_a_signal_ends_it(
+    path: Path, start: Callable[..., Process], stuck: Process, command: tuple[str, ...], number: int
+) -> None:
+    name = stuck.says("leads with").split()[2]
+    waiting = start(*command)
+    waiting.stdin.write("1\n")
+    waiting.stdin.close()
+    began_s = time.monotonic()
+    line = waiting.says("^no answer for ")
+    assert time.monotonic() - began_s < 10
+    assert f"{name} leads (epoch " in line
+    assert "this command takes over" in line
+    assert f"lakemq --path {path} doctor" in line
+    waiting.signal(number)
+    signalled_s = time.monotonic()
+    assert waiting.ended() == 128 + number
+    assert time.monotonic() - signalled_s < 3
+    assert UNKNOWN in waiting.err
+    assert waiting.out == []
+
+
+def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callable[..., Process]) -> None:
+    serving = start("serve")
+    serving.says("leads with")
+    lakemq(path, "topics", "create", "t")
+    serving.signal(signal.SIGSTOP)
+    publish = start("publish", "--topic", "t")
+    publish.stdin.write("1\n")
+    publish.stdin.close()
+    began_s = time.monotonic()
+    assert publish.ended() == 0
+    assert time.monotonic() - began_s < LEASE_MS / 1000 + 10
+    assert values(path) == ["1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], number: int) -> None:
+    endless = (
+        "SELECT count(*) FROM range(100000) a, range(100000) b, range(100000) c WHERE a.range * b.range % 7 = c.range"
+    )
+    query = start("sql", f"SELECT 1; {endless}")
+    time.sleep(2)  # nothing tells that DuckDB is at work
+    query.signal(number)
+    assert query.ended() == 128 + number
+    assert query.err == [f"INTERRUPTED: by {signal.Signals(number).name}"]

@@ -1,0 +1,82 @@
+"""`lakemq publish` of what cannot be what was meant: refused, or counted on stderr, and seen in the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_topic, served
+
+from lakemq.engine.connection import Connection
+from lakemq.jobs.cli import app
+from lakemq.jobs.commands import rows
+
+DEEP = 10_000
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("refused")) as connection:
+        yield connection
+
+
+def publish(mq: Connection, topic: str, *options: str, lines: bytes) -> Result:
+    return CliRunner().invoke(app, ["--path", mq.namespace.path, "publish", "--topic", topic, *options], input=lines)
+
+
+def keys(mq: Connection, topic: str) -> list[bytes | None]:
+    return [message.key for message in mq.fetch(topic)]
+
+
+@pytest.mark.parametrize("part", ["key", "headers", "timestamp", "partition", "value"])
+def test_a_field_that_no_line_has_is_refused(mq: Connection, part: str) -> None:
+    topic = new_topic(mq)
+    result = publish(mq, topic, f"--{part}-column", "usre", lines=b'{"user":"ann"}\n{"user":"bob"}\n')
+    assert (result.exit_code, result.stdout) == (5, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("INVALID_RECORD: ")
+    assert "'usre'" in line
+    assert "['user']" in line
+    assert keys(mq, topic) == []
+
+
+def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Connection) -> None:
+    topic = new_topic(mq)
+    lines = b'{"user":"ann"}\n{"uesr":"bob"}\n{"user":null}\n{"user_base64":"eA=="}\n{}\n'
+    result = publish(mq, topic, "--key-column", "user", lines=lines)
+    assert result.exit_code == 0
+    assert result.stderr == "lines without a field 'user': 2; they were published without it\n"
+    assert keys(mq, topic) == [b"ann", None, None, b"x", None]
+
+
+def test_lines_are_counted_over_the_whole_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PIECE_ROWS", 2)
+    topic = new_topic(mq)
+    result = publish(mq, topic, "--key-column", "k", lines=b'{"k":1}\n{"k":2}\n{}\n{}\n{}\n')
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "lines without a field 'k': 3; they were published without it\n",
+    )
+
+
+def test_refused_rows_are_exit_code_5_and_counted(mq: Connection) -> None:
+    topic = new_topic(mq)
+    options = ["--partition-column", "p", "--value-column", "v"]
+    result = publish(mq, topic, *options, lines=b'{"p":0,"v":"good"}\n{"p":7,"v":"bad"}\n')
+    assert result.exit_code == 5
+    assert result.stderr == "rows refused: 1; the table dead_letters has the reasons\n"
+    assert [message.value for message in mq.fetch(topic)] == [b"good"]
+
+
+@pytest.mark.parametrize("options", [[], ["--value-column", "v"], ["--headers-column", "v"]])
+@pytest.mark.parametrize(("left", "right"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_json_that_is_nested_too_deeply_is_refused_with_its_line(
+    mq: Connection, options: list[str], left: bytes, right: bytes
+) -> None:
+    topic = new_topic(mq)
+    deep = left * DEEP + b"1" + right * DEEP
+    result = publish(mq, topic, *options, lines=b'{"v":{"a":"1"}}\n{"v":' + deep + b"}\n")
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert result.stderr.splitlines() == ["INVALID_RECORD: Line 2 is nested too deeply."]
+    assert keys(mq, topic) == []

@@ -1,0 +1,152 @@
+"""`lakemq sql` reaches the tables and views of its namespace and nothing else, unless it is told so."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_topic, served
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs.cli import app
+from lakemq.jobs.sql import connected
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("files")) as connection:
+        topic = new_topic(connection)
+        connection.publish(topic, pa.table({"value": ["there"]}))
+    # all of it was projected when the lease was handed over
+    with lakemq.connect(connection.namespace.path) as again:
+        yield again
+
+
+def sql(path: str | Path, query: str, *options: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, ["--path", str(path), "sql", *options, "--output", "csv", "--", query], input=stdin)
+
+
+OUTSIDE = [
+    "SELECT * FROM read_csv('{file}')",
+    "SELECT * FROM read_text('{file}')",
+    "SELECT * FROM read_blob('{file}')",
+    "SELECT * FROM read_json('{file}')",
+    "SELECT * FROM read_parquet('{file}')",
+    "SELECT * FROM sniff_csv('{file}')",
+    "SELECT * FROM glob('{folder}/*')",
+    "SELECT * FROM '{file}'",
+    "CREATE TABLE t(a VARCHAR); COPY t FROM '{file}'",
+    "COPY (SELECT 1) TO '{folder}/out.csv'",
+    "COPY (SELECT 1) TO 'out.csv'",
+    "COPY (SELECT 1) TO '{namespace}/journal/out.parquet'",
+    "SELECT * FROM read_parquet('{namespace}/journal/*.parquet')",
+    "EXPORT DATABASE '{folder}/out'",
+    "IMPORT DATABASE '{folder}'",
+    "ATTACH '{folder}/out.db'",
+    "ATTACH '{file}' AS other (READ_ONLY)",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "LOAD '{file}'",
+    "CREATE PERSISTENT SECRET (TYPE http)",
+    "PRAGMA profiling_output = '{folder}/out.json'",
+    "CALL enable_logging(storage = 'file', storage_config = {{'path': '{folder}/out'}})",
+    "SELECT * FROM 'https://example.invalid/x.csv'",
+]
+
+SETTINGS = [
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "RESET lock_configuration",
+    "SET temp_directory = '{folder}'",
+    "SET python_enable_replacements = true",
+]
+
+
+@pytest.mark.parametrize("query", [*OUTSIDE, *SETTINGS])
+def test_nothing_outside_the_tables_is_read_or_written(
+    mq: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    file, folder, working = tmp_path / "mine.csv", tmp_path / "folder", tmp_path / "working"
+    file.write_text("mine\nhush\n")
+    for one in (folder, working):
+        one.mkdir()
+    monkeypatch.chdir(working)
+    before = sorted(os.listdir(Path(mq.namespace.path, "journal")))
+    result = sql(mq.namespace.path, query.format(file=file, folder=folder, namespace=mq.namespace.path))
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("SQL_ERROR: ")
+    assert "hush" not in line
+    assert file.read_text() == "mine\nhush\n"
+    assert os.listdir(folder) == os.listdir(working) == []
+    assert {n for n in os.listdir(Path(mq.namespace.path, "journal")) if "out" in n} <= set(before)
+
+
+def test_what_is_closed_names_the_switch_that_opens_it(mq: Connection) -> None:
+    assert sql(mq.namespace.path, "SELECT * FROM read_text('/etc/passwd')").stderr.endswith(
+        "(--allow-files opens it.)\n"
+    )
+
+
+def test_the_switch_opens_it(mq: Connection, tmp_path: Path) -> None:
+    query = f"SET threads = 1; COPY (SELECT decode(value) AS v FROM log) TO '{tmp_path}/out.csv'"
+    assert sql(mq.namespace.path, query, "--allow-files").exit_code == 0
+    assert (tmp_path / "out.csv").read_text() == "v\nthere\n"
+    again = sql(mq.namespace.path, f"SELECT * FROM read_csv('{tmp_path}/out.csv')", "--allow-files")
+    assert again.stdout == "v\nthere\n"
+
+
+def test_what_needs_no_file_works_as_before(mq: Connection) -> None:
+    query = "CREATE TABLE x AS SELECT * FROM log; SET VARIABLE n = 2; SELECT count(*) * getvariable('n') AS n FROM x"
+    assert sql(mq.namespace.path, query).stdout == "n\n2\n"
+
+
+@pytest.mark.parametrize("shape", ["relative", "trailing", "linked", "odd", "uri"])
+def test_the_tables_are_there_whatever_the_path_looks_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    name = "o'd \u00fc; d" if shape == "odd" else "mq"
+    root = tmp_path / name
+    with served(root) as connection:
+        connection.publish(new_topic(connection), pa.table({"value": ["there"]}))
+    (tmp_path / "link").symlink_to(root)
+    monkeypatch.chdir(root)
+    paths = {
+        "relative": "./../mq/mq",
+        "trailing": f"{root}/mq//",
+        "linked": f"{tmp_path}/link/mq",
+        "odd": f"{root}/mq",
+        "uri": f"file://{root}/mq",
+    }
+    assert sql(paths[shape], "SELECT decode(value) AS v FROM log").stdout == "v\nthere\n"
+
+
+@pytest.mark.parametrize("query", ["", ";", " \n", "-- only a comment"])
+def test_no_statement_at_all_is_said(mq: Connection, query: str) -> None:
+    for result in (sql(mq.namespace.path, query), sql(mq.namespace.path, "-", stdin=query.encode())):
+        (line,) = result.stderr.splitlines()
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert line.startswith("INVALID_REQUEST: There is no statement to run.")
+
+
+def test_statements_that_are_no_text_are_said(mq: Connection) -> None:
+    result = sql(mq.namespace.path, "-", stdin=b"SELECT '\xff'")
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("INVALID_REQUEST: The statements are not UTF-8: ")
+
+
+def test_the_folder_it_spills_to_goes_with_it(mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    connection = connected(mq.namespace)
+    (folder,) = os.listdir(tmp_path)
+    assert os.stat(tmp_path / folder).st_mode & 0o077 == 0
+    connection.execute("SET VARIABLE x = 1")
+    del connection
+    assert os.listdir(tmp_path) == []
