@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
@@ -14,6 +17,7 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.jobs.sql import run_query
 from lakemq.tables.journal import JOURNAL
+from lakemq.tables.registry import TABLES
 
 
 class Acknowledged(NamedTuple):
@@ -81,6 +85,15 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
         assert Counter(rows) == Counter(fetched)
         assert mq.namespace.mailbox.waiting(10) == []
         return messages
+
+
+def assert_whole(path: str) -> None:
+    """No table misses a file that it names, whatever its leader is doing."""
+    for spec in TABLES:
+        folder = Path(path, spec.name)
+        named = DeltaTable(folder).file_uris()
+        missing = [uri for uri in named if not Path(unquote(uri.removeprefix("file://"))).exists()]
+        assert not missing, f"{spec.name} misses {len(missing)} of {len(named)} files, {Path(missing[0]).name} first"
 
 
 def check_projections(mq: Connection) -> None:

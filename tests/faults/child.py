@@ -5,11 +5,11 @@ It lives until it is stopped or killed, or has done its work. A line on stdout s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,26 @@ ROWS = 4
 
 
 def connect(path: str, config: dict[str, Any], stop_at: str | None = None) -> Connection:
-    """stop_at: where the process stops itself, once (SIGSTOP); it dies where LAKEMQ_CRASH_AT says."""
-    reached = _stopping_at(stop_at) if stop_at else None
+    """stop_at: where the process stops itself, once (SIGSTOP); it dies where LAKEMQ_CRASH_AT says.
+
+    `point` or `point:n`, the n-th arrival there; `point:name`, the first one at which the namespace has that file.
+    """
+    reached = _stopping_at(stop_at, Path(path)) if stop_at else None
     return Connection(open_namespace(path, load_config(overrides=config)), reached=reached)
 
 
-def _stopping_at(place: str) -> crash.Reached:
-    point, _, count = place.partition(":")
+def _stopping_at(place: str, folder: Path) -> crash.Reached:
+    point, _, when = place.partition(":")
     assert point in crash.POINTS, point
-    arrivals: Counter[str] = Counter()
+    arrivals, has_stopped = itertools.count(1), False
+
+    def is_time() -> bool:
+        return next(arrivals) == int(when or 1) if when.isdigit() or not when else (folder / when).exists()
 
     def reached(name: str) -> None:
-        arrivals[name] += 1
-        if name == point and arrivals[name] == int(count or 1):
+        nonlocal has_stopped
+        if name == point and not has_stopped and is_time():
+            has_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)
 
     return reached

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from faults.commands import LAKEMQ, LEASE_MS, Process, lakemq, where
 from faults.processes import QUICK, Processes, make_template, processes
+from faults.shims import ShiftedClock, compiled
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +46,14 @@ def path(tmp_path: Path) -> Path:
     (tmp_path / "lakemq.yaml").write_text(f"lease.ms: {LEASE_MS}\n")
     lakemq(tmp_path / "mq", "init")
     return tmp_path / "mq"
+
+
+@pytest.fixture(scope="session")
+def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("clock_shim", tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def clock(clock_shim: Path, tmp_path: Path) -> ShiftedClock:
+    """Of the children that are given its `environ`; right until it is shifted."""
+    return ShiftedClock(clock_shim, tmp_path)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -37,13 +37,19 @@ QUICK: dict[str, Any] = {
 """Settings with which a second sees what else takes hours."""
 
 
-def start(role: str, log: IO[str], crash_at: str | None = None, **arguments: Any) -> subprocess.Popen[str]:
-    """A child process that has begun its work; what it says goes to `log`."""
-    environ = {k: v for k, v in os.environ.items() if k != crash.VARIABLE}
+def start(
+    role: str,
+    log: IO[str],
+    crash_at: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> subprocess.Popen[str]:
+    """A child process that has begun its work; what it says goes to `log`. environ: added to the environment."""
+    variables = {**{k: v for k, v in os.environ.items() if k != crash.VARIABLE}, **(environ or {})}
     if crash_at:
-        environ[crash.VARIABLE] = crash_at
+        variables[crash.VARIABLE] = crash_at
     command = [sys.executable, str(CHILD), role, json.dumps(arguments)]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 class Processes:
@@ -55,9 +61,15 @@ class Processes:
         self._log = (folder / "children.log").open("w")
         self._children: list[subprocess.Popen[str]] = []
 
-    def serve(self, crash_at: str | None = None, stop_at: str | None = None, **config: Any) -> subprocess.Popen[str]:
+    def serve(
+        self,
+        crash_at: str | None = None,
+        stop_at: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        **config: Any,
+    ) -> subprocess.Popen[str]:
         """A sequencer that is at work."""
-        return self._start("serve", crash_at, config, stop_at=stop_at)
+        return self._start("serve", crash_at, config, environ, stop_at=stop_at)
 
     def publish(
         self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any
@@ -104,8 +116,16 @@ class Processes:
                 child.stdout.close()
         self._log.close()
 
-    def _start(self, role: str, crash_at: str | None, config: dict[str, Any], **arguments: Any) -> Any:
-        child = start(role, self._log, crash_at, path=self.path, config={**self.config, **config}, **arguments)
+    def _start(
+        self,
+        role: str,
+        crash_at: str | None,
+        config: dict[str, Any],
+        environ: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        given = {**self.config, **config}
+        child = start(role, self._log, crash_at, environ, path=self.path, config=given, **arguments)
         self._children.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n", self.said()
@@ -191,6 +211,11 @@ def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"no {what} within {timeout_s} s"
         time.sleep(0.005)
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:

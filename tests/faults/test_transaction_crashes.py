@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from faults.checks import check_projections, value_of
 from faults.child import ROWS
-from faults.processes import QUICK, TOPIC, Processes, assert_killed, until
+from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, until
 
 import lakemq
 from lakemq.engine.clock import SystemClock
@@ -149,7 +147,7 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
         zombie = family.transact("p", 2, stop_at=f"publish.letter_put:{2 if letter == 'messages' else 3}")
-        until(lambda: is_stopped(zombie), 30, "stop")
+        until(lambda: is_stopped(zombie.pid), 30, "stop")
         until(lambda: not mq.namespace.files.list("mailbox"), 10, "decision")
         assert mq.end_offsets(TOPIC, "read_uncommitted")[0] >= 2
         assert family.transact("q", 1).wait(30) == 0
@@ -168,10 +166,6 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
         assert told[1][1] in ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
     committed = [3] if letter == "messages" else [0, 3]
     check_all(family.path, {"p": committed, "q": [0]})
-
-
-def is_stopped(child: subprocess.Popen[str]) -> bool:
-    return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def commit_until_answered(producer: TransactionalProducer) -> None:

@@ -6,11 +6,10 @@ import itertools
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from faults.checks import check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until
 
 import lakemq
 from lakemq.engine.clock import SystemClock
@@ -155,7 +154,3 @@ def test_sigterm_hands_over_at_once(family: Processes):
     terminate(serving[0])
     assert len(check_terms(family.path)) == 5
     check_all(family.path, TOPIC, publishing.acknowledged)
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,80 @@
+"""Sequencers whose idea of age is wrong, or of what is live is old: no file that is needed is deleted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from faults.ageing import HOUR_S, age_data, age_log
+from faults.checks import assert_whole, check_all
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until
+from faults.shims import ShiftedClock
+
+from lakemq.tables.registry import TABLES
+
+WAIT_S = 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_ms", [2 * HOUR_S * 1000, -2 * HOUR_S * 1000], ids=["ahead", "behind"])
+def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, clock: ShiftedClock):
+    """It tends tables that leaders before it have checkpointed and merged; who comes after it finds them whole."""
+    with Publishing(family.path, "p", QUICK) as publishing:
+        before = family.serve()
+        publishing.wait_for(40, WAIT_S)
+        terminate(before)
+        clock.shift(ahead_ms)
+        off = family.serve(environ=clock.environ)
+        publishing.wait_for(40, WAIT_S)
+        assert_whole(family.path)
+        publishing.wait_for(40, WAIT_S)
+        terminate(off)
+        after = family.serve()
+        publishing.wait_for(10, WAIT_S)
+    terminate(after)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedClock):
+    """While it leads, forth and back."""
+    with Publishing(family.path, "p", QUICK) as publishing:
+        serving = family.serve(environ=clock.environ)
+        for ahead_s in (2 * HOUR_S, -2 * HOUR_S, 0):
+            publishing.wait_for(30, WAIT_S)
+            assert_whole(family.path)
+            clock.shift(ahead_s * 1000)
+        publishing.wait_for(30, WAIT_S)
+    terminate(serving)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["journal", "segments", "producers"])
+def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, family: Processes):
+    """Another one has led meanwhile: what that one wrote is unknown to it, looks old, and is live."""
+    with Publishing(family.path, "p", QUICK) as publishing:
+        stopped = family.serve(stop_at=f"housekeeping.checkpointed:{table}/_delta_log/_last_checkpoint")
+        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        successor = family.serve()
+        publishing.wait_for(80, WAIT_S)
+        for spec in TABLES:
+            age_data(Path(family.path, spec.name))
+            age_log(Path(family.path, spec.name))
+        os.kill(stopped.pid, signal.SIGCONT)
+        until(lambda: stands_by(family, stopped.pid), WAIT_S, "standby")
+        assert_whole(family.path)
+        publishing.wait_for(20, WAIT_S)
+        terminate(successor)
+        publishing.wait_for(10, WAIT_S)
+    terminate(stopped)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def stands_by(family: Processes, pid: int) -> bool:
+    """Whether the sequencer of this process has said so."""
+    return any(
+        f"-{pid}-" in line.partition(" stands by")[0] for line in family.said().splitlines() if "stands by" in line
+    )
