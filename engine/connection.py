@@ -90,7 +90,7 @@ class Connection:
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
         with self._lock:
-            return self._reader.refresh().with_own_topics()
+            return self._reader.refresh().snapshot()
 
     @cached_property
     def _reader(self) -> Reader:
@@ -273,8 +273,7 @@ class Connection:
         **options: Any,
     ) -> Consumer:
         """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
-        places = [*self._bounds(topics, "read_committed"), *assign]
-        return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, places, **options)
+        return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""

@@ -60,7 +60,7 @@ class Topics:
 
     def list(self) -> list[TopicDescription]:
         """All topics, by name."""
-        return [_description(t) for t in sorted(self._state().active_topics(), key=lambda t: t.topic)]
+        return [_description(t) for t in sorted(self._state().topics.values(), key=lambda t: t.topic)]
 
     def describe(self, topic: str) -> TopicDescription:
         """One topic. Raises UnknownTopicOrPartition."""

@@ -162,7 +162,7 @@ def check_data_files(mq: Connection) -> Finding:
     """Every data file that holds messages of a topic is there."""
     reader = Reader(mq.namespace.store, SystemClock())
     needed: set[str] = set()
-    for topic in list(reader.refresh().active_topics()):
+    for topic in list(reader.refresh().topics.values()):
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
         segments = reader.segments(topic, ranges, committed=False)

@@ -88,7 +88,7 @@ class ConsumerOffsetRow:
     )
     metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
     committed_at_ms: int = column(INT64, "When.")
-    removed: bool = column(BOOL, "Expired.")
+    removed: bool = column(BOOL, "Deleted with its topic.")
 
 
 CONSUMER_OFFSETS = TableSpec(

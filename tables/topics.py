@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .spec import INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
 
@@ -20,7 +20,7 @@ class TopicRow:
     partition_count: int = column(INT32, "Number of partitions.")
     config: str = column(TEXT, "What was set, as a JSON object; the rest are defaults.")
     subscriptions: list[str] = column(pa.list_(TEXT), "Destinations it also receives.")
-    state: str = column(TEXT, "active or deleted.")
+    removed: bool = column(BOOL, "Deleted.")
 
 
 TOPICS = TableSpec(
@@ -42,6 +42,7 @@ class PartitionRow:
     high_watermark: int = column(INT64, "Offset the next message gets.")
     last_stable_offset: int = column(INT64, "Where read_committed ends: before the first open transaction.")
     open_transactions: list[Any] = column(OPEN_TRANSACTIONS, "Transactions that are open here, and where they begin.")
+    removed: bool = column(BOOL, "Deleted with its topic.")
 
 
 PARTITIONS = TableSpec(

@@ -74,12 +74,7 @@ JOIN (
   FROM {database}.partitions
 ) p
   ON p.topic_id = c.topic_id AND p.partition = c.partition
-JOIN (
-  SELECT topic_id, state, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
-  FROM {database}.topics
-) t
-  ON t.topic_id = c.topic_id
-WHERE c.age = 1 AND p.age = 1 AND t.age = 1 AND NOT c.removed AND t.state = 'active'"""
+WHERE c.age = 1 AND p.age = 1 AND NOT c.removed AND NOT p.removed"""
 
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),

@@ -211,7 +211,7 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    shallow = {name: value for name, value in vars(state).items() if name not in ("topics", "producers")}
+    shallow = {name: value for name, value in vars(state).items() if name not in ("topics", "producers", "lent")}
     return {
         **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
         "topics": topics,

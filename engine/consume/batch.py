@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ..fetch.arrow import FETCHED
 from ..fetch.fetched import Fetched, Message
+from .offsets import ConsumedOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,9 +22,9 @@ class ConsumerBatch:
     offsets: (topic, partition) -> the offset to go on from, of every partition that moved, also past what is not shown.
     """
 
-    def __init__(self, group: str, parts: list[Fetched], offsets: Mapping[tuple[str, int], int]) -> None:
+    def __init__(self, group: str, parts: list[Fetched], offsets: ConsumedOffsets) -> None:
         """parts: one per topic, at least one, so that a batch without messages is a table and a DataFrame as well."""
-        self.group, self._parts, self.offsets = group, parts, dict(offsets)
+        self.group, self._parts, self.offsets = group, parts, offsets
 
     @property
     def record_count(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..clock import Clock
@@ -20,21 +21,33 @@ from ..protocol.errors import (
 from ..protocol.requests import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from ..requester import Requester
 from .batch import ConsumerBatch
+from .offsets import ConsumedOffsets, Place, offset_commits
 from .shares import shares
-
-Place = tuple[str, int]
-"""Topic and partition."""
 
 Reset = Literal["earliest", "latest", "none"]
 
 _UNSTABLE_WAIT_MS = 20
 
 
+@dataclass
+class _Position:
+    """Where to read on in a partition of the topic with this id; None: not known yet.
+
+    is_new: the partition came after the consumer began. All that it ever held is for the consumer, so that without a
+    committed offset it is read from its start.
+    """
+
+    topic_id: int
+    offset: int | None = None
+    is_new: bool = False
+
+
 class Consumer:
     """Reads the partitions it was assigned. Thread-safe; close it, or use it as a context manager.
 
     A position is the next offset to read. It begins where the group committed last; where it has committed nothing, or
-    what it wanted is deleted, at `auto_offset_reset`.
+    what it wanted is deleted, at `auto_offset_reset`; in a partition that is added, or of a topic that is made anew
+    under its old name, at the start. Of its topics it reads all partitions, also those added later.
     """
 
     def __init__(
@@ -44,6 +57,7 @@ class Consumer:
         fetch: Callable[..., Fetched],
         clock: Clock,
         group: str,
+        topics: Sequence[str],
         assign: Sequence[Place],
         auto_offset_reset: Reset = "earliest",
         isolation: Isolation = "read_committed",
@@ -56,16 +70,17 @@ class Consumer:
             raise InvalidRequest(
                 "Unknown auto_offset_reset.", found=auto_offset_reset, expected="earliest, latest or none"
             )
-        if not assign:
+        if not topics and not assign:
             raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
         self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
         self._timeout_ms = default_timeout_ms
         self._lock = threading.RLock()
-        self._positions: dict[Place, int | None] = dict.fromkeys(assign)
+        self._topics, self._assigned = frozenset(topics), frozenset(assign)
+        self._positions: dict[Place, _Position] = {}
         """The one that was read longest ago comes first."""
-        self._closed = False
-        self._bounds()
+        self._begun = self._closed = False
+        self._look()
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -78,58 +93,93 @@ class Consumer:
         if max_records < 1:
             raise InvalidRequest("max_records is not positive.", found=max_records, expected="at least 1")
         deadline_ms = self._clock.steady_ms() + timeout_ms
-        passed: dict[Place, int] = {}
+        passed = ConsumedOffsets({}, {})
         while True:
             with self._lock:
                 if self._closed:
                     raise IllegalState("The consumer is closed.")
-                batch = self._next(max_records)
+                while (batch := self._next(max_records)) is None:
+                    pass  # something was deleted since it looked
             moved = bool(batch.offsets)
             # also where there was nothing to show
-            batch.offsets = passed = {**passed, **batch.offsets}
+            batch.offsets = passed = passed.then(batch.offsets)
             if batch or self._clock.steady_ms() >= deadline_ms:
                 return batch
             if not moved:
                 self._clock.sleep(poll_ms)
 
-    def _next(self, max_records: int) -> ConsumerBatch:
-        bounds, positions = self._settled(list(self._positions))
+    def _next(self, max_records: int) -> ConsumerBatch | None:
+        bounds, positions = self._settled()
         taken = shares({place: bounds[place].end - at for place, at in positions.items()}, max_records)
         moved = {place: positions[place] + count for place, count in taken.items() if count}
+        topic_ids = {topic: position.topic_id for (topic, _), position in self._positions.items()}
         parts = []
         # of one topic an empty part, so that a batch without messages is a table and a DataFrame as well
         for topic in sorted({topic for topic, _ in moved}) or [next(iter(positions))[0]]:
             mine = {partition: end for (name, partition), end in moved.items() if name == topic}
             start = {partition: positions[topic, partition] for partition in mine}
-            try:
-                parts.append(self._fetch(topic, isolation=self._isolation, start=start, end=mine))
-            except OffsetOutOfRange:  # deleted since we looked
-                return self._next(max_records)
+            part = self._fetched(topic, topic_ids[topic], start, mine)
+            if part is None:
+                return None
+            parts.append(part)
         for place, at in moved.items():
+            self._positions[place] = replace(self._positions.pop(place), offset=at)
+        return ConsumerBatch(self.group, parts, ConsumedOffsets(moved, topic_ids))
+
+    def _fetched(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched | None:
+        """None: these messages, or all of the topic, were deleted since we looked."""
+        try:
+            fetched = self._fetch(topic, isolation=self._isolation, start=start, end=end)
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            return None
+        return fetched if fetched.plan.topic_id == topic_id else None
+
+    def _look(self) -> dict[Place, Bounds]:
+        """The bounds of all partitions that are read, as of now; positions are of these partitions from here on."""
+        known = self._topic_bounds(sorted({*self._topics, *(topic for topic, _ in self._assigned)}), self._isolation)
+        for topic, partition in self._assigned - known.keys():
+            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        bounds = {place: one for place, one in known.items() if place[0] in self._topics or place in self._assigned}
+        for place in self._positions.keys() - bounds.keys():
             del self._positions[place]
-            self._positions[place] = at
-        return ConsumerBatch(self.group, parts, moved)
+        for place, one in bounds.items():
+            position = self._positions.get(place)
+            if position is None or position.topic_id != one.topic_id:
+                self._positions[place] = _Position(one.topic_id, is_new=self._begun)
+        self._begun = True
+        return bounds
 
-    def _bounds(self) -> dict[Place, Bounds]:
-        """Of the assigned partitions, as of now."""
-        known = self._topic_bounds(sorted({topic for topic, _ in self._positions}), self._isolation)
-        for topic, partition in self._positions:
-            if (topic, partition) not in known:
-                raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
-        return {place: known[place] for place in self._positions}
+    def _settled(self, only: Place | None = None) -> tuple[dict[Place, Bounds], dict[Place, int]]:
+        """The bounds of all, and where to read on in all or one: at the start or reset if there is nothing (any more).
 
-    def _settled(self, places: Sequence[Place]) -> tuple[dict[Place, Bounds], dict[Place, int]]:
-        """The bounds of all, and where to read on in these: where the reset says if there is nothing (any more)."""
-        if any(self._positions[place] is None for place in places):
-            for place, committed in self.committed().items():
-                if self._positions[place] is None:
-                    self._positions[place] = committed.offset
-        bounds = self._bounds()  # not before: somebody may have read on and committed meanwhile
-        settled = {place: self._reset_if_lost(place, self._positions[place], bounds[place]) for place in places}
-        self._positions.update(settled)
-        return bounds, settled
+        Raises IllegalState: `only` is not assigned.
+        """
+        bounds, asked = self._look(), dict[Place, int]()
+        while any(asked.get(place) != self._positions[place].topic_id for place in self._unknown(only)):
+            asked = {place: position.topic_id for place, position in self._positions.items()}
+            for place, told in self.committed().items():
+                position = self._positions[place]
+                if position.offset is None and told.topic_id == position.topic_id:
+                    position.offset = told.offset
+            bounds = self._look()  # not before: somebody may have read on and committed meanwhile
+        places = bounds if only is None else [only]
+        settled = {place: self._start(place, self._positions[place], bounds[place]) for place in places}
+        for place, at in settled.items():
+            self._positions[place].offset = at
+        return bounds, {place: settled[place] for place in self._positions if place in settled}
 
-    def _reset_if_lost(self, place: Place, at: int | None, bounds: Bounds) -> int:
+    def _unknown(self, only: Place | None = None) -> list[Place]:
+        """Those of all, or of one, in which it is not known yet where to read on."""
+        if only is not None:
+            self._check_assigned(only)
+        return [
+            place for place in (self._positions if only is None else [only]) if self._positions[place].offset is None
+        ]
+
+    def _start(self, place: Place, position: _Position, bounds: Bounds) -> int:
+        at = position.offset
+        if at is None and position.is_new:
+            return bounds.first
         if at is not None and bounds.first <= at <= bounds.high_watermark:
             return at
         if self._reset == "none" and at is None:
@@ -145,47 +195,53 @@ class Consumer:
     def position(self, topic: str, partition: int) -> int:
         """The next offset to read."""
         with self._lock:
-            self._check_assigned((topic, partition))
-            _, positions = self._settled([(topic, partition)])
+            _, positions = self._settled((topic, partition))
             return positions[topic, partition]
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read on from this offset. Raises OffsetOutOfRange, UnknownTopicOrPartition, IllegalState."""
         with self._lock:
+            looked = self._look()
             self._check_assigned((topic, partition))
-            bounds = self._bounds()[topic, partition]
+            bounds = looked[topic, partition]
             if not bounds.first <= offset <= bounds.high_watermark:
                 raise OffsetOutOfRange(
                     f"{topic}-{partition} does not hold this offset.",
                     found=offset,
                     expected=f"{bounds.first} to {bounds.high_watermark}",
                 )
-            self._positions[topic, partition] = offset
+            self._positions[topic, partition].offset = offset
 
     def lag(self) -> dict[Place, int]:
         """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
         with self._lock:
-            bounds, positions = self._settled(list(self._positions))
+            bounds, positions = self._settled()
             return {place: max(0, bounds[place].end - at) for place, at in positions.items()}
 
     # -- saying how far ---------------------------------------------------------------------------------
 
     def commit(
         self, what: ConsumerBatch | Mapping[Place, int] | None = None, metadata: str | None = None
-    ) -> dict[Place, int]:
+    ) -> ConsumedOffsets:
         """Note for the group how far it has come: past a batch, at these offsets, or all positions. Returns them.
 
-        Raises OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge.
+        Raises OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge; UnknownTopicId: the topic that was
+        read is deleted, and nothing is noted.
         """
         with self._lock:
-            if what is None:
-                offsets = {place: at for place, at in self._positions.items() if at is not None}
-            else:
-                offsets = dict(what.offsets if isinstance(what, ConsumerBatch) else what)
+            offsets = self._consumed(what)
         if offsets:
-            commits = [OffsetCommit(topic, partition, at, metadata) for (topic, partition), at in offsets.items()]
-            self._requester.ask(CommitOffsets(self.group, commits))
+            self._requester.ask(CommitOffsets(self.group, offset_commits(offsets, metadata)))
         return offsets
+
+    def _consumed(self, what: ConsumerBatch | Mapping[Place, int] | None) -> ConsumedOffsets:
+        given = what.offsets if isinstance(what, ConsumerBatch) else what
+        if isinstance(given, ConsumedOffsets):
+            return given
+        if given is None:
+            given = {place: one.offset for place, one in self._positions.items() if one.offset is not None}
+        # names stand for the topics that this one has seen; of others the sequencer knows best
+        return ConsumedOffsets(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
 
     def committed(self) -> dict[Place, OffsetCommit]:
         """What the group has committed of the assigned partitions; waits while a transaction holds some back.

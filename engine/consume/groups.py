@@ -49,8 +49,7 @@ class Groups:
         committed, pending = state.offsets.get(group, {}), pending_offsets(state, group)
         if not committed and not pending:
             raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
-        places = [place for place in {*committed, *pending} if state.topics[place[0]].active]
-        rows = [_row(state, group, place, pending.get(place)) for place in places]
+        rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]
         return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 

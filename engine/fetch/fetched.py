@@ -149,7 +149,7 @@ def _for_times(
         candidates = segments.filter(late)
         found[one.partition] = None
         for i in range(candidates.num_rows):
-            plan = FetchPlan(topic.topic, reader.state.step, candidates.slice(i, 1), (one,))
+            plan = FetchPlan(topic.topic, topic.topic_id, reader.state.step, candidates.slice(i, 1), (one,))
             if at := first_at_or_after(files, plan, time_ms):
                 found[one.partition] = at
                 break

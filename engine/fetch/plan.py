@@ -23,6 +23,7 @@ class FetchPlan:
     """Row ranges in the order of partition and offset (columns of PLANNED), as of one step."""
 
     topic: str
+    topic_id: int
     step: int
     segments: pa.Table
     ranges: tuple[OffsetRange, ...]
@@ -59,7 +60,7 @@ def plan_fetch(
                 expected=f"{first} to {last}",
             )
     wanted = [r for r in ranges if r.end > r.start]
-    return FetchPlan(topic.topic, reader.state.step, reader.segments(topic, wanted, committed), ranges)
+    return FetchPlan(topic.topic, topic.topic_id, reader.state.step, reader.segments(topic, wanted, committed), ranges)
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:
@@ -77,6 +78,7 @@ def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
 class Bounds:
     """Of a partition: the first offset that is still there, where a fetch ends, and where the next message will be."""
 
+    topic_id: int
     first: int
     end: int
     high_watermark: int
@@ -85,7 +87,7 @@ class Bounds:
 def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
     """By partition; a fetch of this isolation."""
     firsts, ends = beginning_offsets(topic), end_offsets(topic, isolation)
-    return [Bounds(firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
+    return [Bounds(topic.topic_id, firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
 
 
 def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:

@@ -19,7 +19,7 @@ from lakemq.tables.store import Follower, LogGone, Store, TableHandle
 from ..clock import Clock
 from ..protocol import machine
 from ..protocol.codec import decode_steps
-from ..protocol.errors import LakeMQError, StepTooOld
+from ..protocol.errors import LakeMQError, StepTooOld, UnknownTopicOrPartition
 from ..protocol.records import StepDecisions
 from ..protocol.segments import table_of
 from ..protocol.state import State, Topic
@@ -137,6 +137,8 @@ class Reader:
                 return self._overlaid(topic, ranges, committed)
             except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
                 self._load()
+                if topic.topic_id not in self.state.topics:
+                    raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
                 return self._overlaid(topic, ranges, committed)
 
     def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:

@@ -96,6 +96,10 @@ class UnknownTopicOrPartition(LakeMQError, name="UNKNOWN_TOPIC_OR_PARTITION", co
     """There is no such topic or partition."""
 
 
+class UnknownTopicId(LakeMQError, name="UNKNOWN_TOPIC_ID", code=100):
+    """The topic was deleted: one made anew under its name is another one, whose offsets are its own."""
+
+
 class MessageTooLarge(LakeMQError, name="MESSAGE_TOO_LARGE", code=10):
     """A message is larger than the topic's max.message.bytes."""
 

@@ -158,7 +158,7 @@ def _current_topics(state: State, request: Produce) -> list[Topic]:
 
 def _current_topic(state: State, ref: TopicRef) -> Topic:
     topic = state.topics.get(ref.topic_id)
-    if topic is None or not topic.active:
+    if topic is None:
         raise StaleTopicMetadata(f"Topic {shown(ref.topic)} with id {ref.topic_id} is gone.")
     if topic.partition_count != ref.partition_count:
         raise StaleTopicMetadata(
@@ -262,7 +262,7 @@ def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
     if len(segments):
         names = ("topic_id", "partition", "base_offset", "record_count")
         for topic_id, partition, offset, count in zip(*(segments.column(n) for n in names), strict=True):
-            topic = state.topics[topic_id]
+            topic = state.own(topic_id)
             # those of a partition stand in the order of their offsets: the last one is the furthest
             topic.high_watermarks[partition] = offset + count
             if record.transactional_id is not None and record.producer_id is not None:

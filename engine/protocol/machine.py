@@ -54,6 +54,7 @@ _EVOLVE: dict[str, Callable[[State, Any], None]] = {
     "transaction_moved": transactions.evolve_moved,
     "transaction_failed": transactions.evolve_failed,
     "offsets_committed": offsets.evolve_committed,
+    "offsets_removed": offsets.evolve_removed,
     "answered": clients.evolve_answered,
     "client_removed": clients.evolve_removed,
 }

@@ -9,13 +9,14 @@ from .errors import (
     InvalidGroupId,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
+    UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
 from .names import MAX_LENGTH, is_name, shown
-from .records import Decided, OffsetsCommitted
+from .records import Decided, OffsetsCommitted, OffsetsRemoved
 from .requests import CommitOffsets, Done, FetchOffsets, OffsetCommit, OffsetsFetched
-from .state import CommittedOffset, State
+from .state import CommittedOffset, State, Topic
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
@@ -26,8 +27,9 @@ Place = tuple[int, int]
 def decide_commit(state: State, request: CommitOffsets) -> Decision:
     """The offsets, at once or with the transaction.
 
-    Raises InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange (beyond the high watermark),
-    OffsetMetadataTooLarge; of a transaction InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    Raises InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId (offsets of a topic that is gone, whatever has its
+    name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge; of a transaction
+    InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
     """
     ref = request.transaction
     if ref is not None:
@@ -46,7 +48,7 @@ def decide_fetch(state: State, request: FetchOffsets) -> Decision:
     _check_group(request.group)
     committed, pending = state.offsets.get(request.group, {}), pending_offsets(state, request.group)
     if request.partitions is None:
-        wanted = sorted(place for place in {*committed, *pending} if state.topics[place[0]].active)
+        wanted = sorted({*committed, *pending})
     else:
         wanted = [_place(state, topic, partition) for topic, partition in request.partitions]
     unstable = [place for place in wanted if place in pending] if request.require_stable else []
@@ -63,11 +65,12 @@ def pending_offsets(state: State, group: str) -> dict[Place, str]:
         (topic_id, one.partition): name
         for name in sorted(state.ongoing)
         for topic_id, one in state.transactions[name].offsets.get(group, ())
+        if topic_id in state.topics
     }
 
 
 def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
-    return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata)
+    return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
 
 
 def _check_group(group: str) -> None:
@@ -76,17 +79,23 @@ def _check_group(group: str) -> None:
 
 
 def _place(state: State, topic: str, partition: int) -> Place:
-    known = state.topic(topic)
+    return _partition_of(state.topic(topic), partition)
+
+
+def _partition_of(known: Topic, partition: int) -> Place:
     if not 0 <= partition < known.partition_count:
         raise UnknownTopicOrPartition(
-            f"{topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
+            f"{known.topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
         )
     return known.topic_id, partition
 
 
 def _checked(state: State, one: OffsetCommit) -> int:
     """The topic's id."""
-    topic_id, partition = _place(state, one.topic, one.partition)
+    known = state.topic(one.topic) if one.topic_id is None else state.topics.get(one.topic_id)
+    if known is None:
+        raise UnknownTopicId(found=f"{shown(one.topic)} with id {one.topic_id}")
+    topic_id, partition = _partition_of(known, one.partition)
     high_watermark = int(state.topics[topic_id].high_watermarks[partition])
     if not 0 <= one.offset <= high_watermark:
         raise OffsetOutOfRange(
@@ -109,6 +118,14 @@ def evolve_committed(state: State, record: OffsetsCommitted) -> None:
         # a group counts once: asked again, its offsets must not stand in for a part that was refused
         transaction.part_count += not transaction.offsets.get(record.group)
         transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), new)
+
+
+def evolve_removed(state: State, record: OffsetsRemoved) -> None:
+    committed = state.offsets.get(record.group, {})
+    for partition in record.partitions:
+        committed.pop((record.topic_id, partition), None)
+    if not committed:
+        state.offsets.pop(record.group, None)
 
 
 def _replaced(

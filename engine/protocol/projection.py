@@ -26,6 +26,7 @@ from .records import (
     FilesAdded,
     MarkersWritten,
     OffsetsCommitted,
+    OffsetsRemoved,
     Produced,
     ProducerExpired,
     ProducerInitialized,
@@ -96,11 +97,16 @@ def _records(steps: Sequence[StepDecisions]) -> Iterator[tuple[StepDecisions, An
 
 def _topics(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
     changed = {
-        record.topic_id
+        record.topic_id: record.topic
         for _, record in _records(steps)
         if isinstance(record, TopicCreated | TopicAltered | TopicDeleted)
     }
-    return TOPICS.table(_topic_row(state.step, state.topics[topic_id]) for topic_id in sorted(changed))
+    return TOPICS.table(
+        _topic_row(state.step, state.topics[topic_id])
+        if topic_id in state.topics
+        else _no_topic_row(state.step, topic_id, name)
+        for topic_id, name in sorted(changed.items())
+    )
 
 
 def _topic_row(step: int, topic: Topic) -> TopicRow:
@@ -111,7 +117,13 @@ def _topic_row(step: int, topic: Topic) -> TopicRow:
         partition_count=topic.partition_count,
         config=encode_config(topic.config),
         subscriptions=topic.subscriptions,
-        state="active" if topic.active else "deleted",
+        removed=False,
+    )
+
+
+def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
+    return TopicRow(
+        step=step, topic_id=topic_id, topic=name, partition_count=0, config="{}", subscriptions=[], removed=True
     )
 
 
@@ -126,9 +138,12 @@ def _partitions(state: State, steps: Sequence[StepDecisions]) -> pa.Table:
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
             elif isinstance(record, Produced | MarkersWritten):
                 _add_touched(changed, one.segments)
+    there = [(state.topics[t], sorted(p)) for t, p in sorted(changed.items()) if t in state.topics]
+    gone = [record for _, record in _records(steps) if isinstance(record, TopicDeleted)]
     return pa.concat_tables(
         [PARTITIONS.empty()]
-        + [_partition_rows(state.step, state.topics[t], sorted(p)) for t, p in sorted(changed.items())]
+        + [_partition_rows(state.step, topic, partitions) for topic, partitions in there]
+        + [_no_partition_rows(state.step, record) for record in gone]
     )
 
 
@@ -148,8 +163,16 @@ def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
         topic.high_watermarks[chosen],
         topic.last_stable_offsets[chosen],
         pa.array([_open(topic, partition) for partition in partitions], OPEN_TRANSACTIONS),
+        pa.repeat(False, n),
     ]
     return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
+
+
+def _no_partition_rows(step: int, record: TopicDeleted) -> pa.Table:
+    zeros = np.zeros(record.partitions, np.int64)
+    none_open = Topic(record.topic_id, record.topic, {}, [], zeros, zeros)
+    rows = _partition_rows(step, none_open, list(range(record.partitions)))
+    return rows.set_column(rows.column_names.index("removed"), "removed", pa.repeat(True, record.partitions))
 
 
 def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
@@ -234,6 +257,8 @@ def _transactional_ids(state: State, steps: Sequence[StepDecisions]) -> Iterator
 
 
 def _transactions(state: State, steps: Sequence[StepDecisions]) -> Iterator[TransactionRow]:
+    names = {topic_id: topic.topic for topic_id, topic in state.topics.items()}
+    names |= {record.topic_id: record.topic for _, record in _records(steps) if isinstance(record, TopicDeleted)}
     for step in steps:
         for position, one in enumerate(step.decisions):
             record = one.record
@@ -249,7 +274,7 @@ def _transactions(state: State, steps: Sequence[StepDecisions]) -> Iterator[Tran
                 timeout_ms=record.timeout_ms,
                 started_at_ms=record.started_at_ms,
                 updated_at_ms=step.decided_at_ms,
-                topics=[f"{state.topics[topic_id].topic}-{partition}" for topic_id, partition in record.partitions],
+                topics=[f"{names[topic_id]}-{partition}" for topic_id, partition in record.partitions],
                 groups=record.groups,
                 reason=record.reason,
                 batch_id=record.batch_id,
@@ -277,24 +302,26 @@ def _control_markers(steps: Sequence[StepDecisions]) -> pa.Table:
 
 
 def _consumer_offsets(state: State, steps: Sequence[StepDecisions]) -> Iterator[ConsumerOffsetRow]:
-    changed = {
-        (record.group, topic_id, one.partition)
-        for _, record in _records(steps)
-        if isinstance(record, OffsetsCommitted) and record.transactional_id is None
-        for topic_id, one in zip(record.topic_ids, record.offsets, strict=True)
-    }
-    for group, topic_id, partition in sorted(changed):
-        committed = state.offsets[group][topic_id, partition]
+    changed: dict[tuple[str, int, int], tuple[str, int]] = {}
+    for step, record in _records(steps):
+        if isinstance(record, OffsetsCommitted) and record.transactional_id is None:
+            for topic_id, one in zip(record.topic_ids, record.offsets, strict=True):
+                changed[record.group, topic_id, one.partition] = one.topic, step.decided_at_ms
+        elif isinstance(record, OffsetsRemoved):
+            for partition in record.partitions:
+                changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
+    for (group, topic_id, partition), (topic, at_ms) in sorted(changed.items()):
+        committed = state.offsets.get(group, {}).get((topic_id, partition))
         yield ConsumerOffsetRow(
             step=state.step,
             group=group,
             topic_id=topic_id,
-            topic=state.topics[topic_id].topic,
+            topic=topic,
             partition=partition,
-            committed_offset=committed.offset,
-            metadata=committed.metadata,
-            committed_at_ms=committed.committed_at_ms,
-            removed=False,
+            committed_offset=committed.offset if committed else 0,
+            metadata=committed.metadata if committed else None,
+            committed_at_ms=committed.committed_at_ms if committed else at_ms,
+            removed=committed is None,
         )
 
 

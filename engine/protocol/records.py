@@ -63,8 +63,11 @@ class TopicAltered(Record, frozen=True, tag="topic_altered"):
 
 
 class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
+    """partitions: how many it had."""
+
     topic_id: int
     topic: str
+    partitions: int
 
     @property
     def subject(self) -> str:
@@ -218,6 +221,19 @@ class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
         return self.group
 
 
+class OffsetsRemoved(Record, frozen=True, tag="offsets_removed"):
+    """What a group had committed in these partitions is forgotten."""
+
+    group: str
+    topic_id: int
+    topic: str
+    partitions: list[int]
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
 class Answered(Record, frozen=True, tag="answered"):
     """A letter was decided with these results; the client's last ones are kept for a repeat."""
 
@@ -256,6 +272,7 @@ AnyRecord = (
     | TransactionFailed
     | MarkersWritten
     | OffsetsCommitted
+    | OffsetsRemoved
     | Answered
     | ClientRemoved
 )

@@ -158,12 +158,16 @@ class Produce(Request, frozen=True, tag="produce"):
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
-    """How far a group has consumed a partition: `offset` is the next one it wants."""
+    """How far a group has consumed a partition: `offset` is the next one it wants.
+
+    topic_id: of the topic that was read; None: whichever has the name when it is decided.
+    """
 
     topic: str
     partition: int
     offset: int
     metadata: str | None = None
+    topic_id: Number | None = None
 
 
 class CommitOffsets(Request, frozen=True, tag="commit_offsets"):

@@ -38,8 +38,9 @@ def restore(
         subscriptions_step=watermark.subscriptions_step,
     )
     for row in topics:
-        _restore_topic(state, row)
-    _restore_partitions(state, partitions)
+        if not row.removed:
+            _restore_topic(state, row)
+    _restore_partitions(state, partitions.filter(~pc.field("removed")))
     for producer in producers:
         if not producer.removed:
             _restore_producer(state, producer)
@@ -47,6 +48,8 @@ def restore(
         holder = Producer(transaction.producer_epoch, transaction.seen_at_ms)
         state.producers.setdefault(transaction.producer_id, holder).transactional_id = name
     for one in offsets:
+        if one.removed:
+            continue
         committed = CommittedOffset(one.committed_offset, one.metadata, one.committed_at_ms)
         state.offsets.setdefault(one.group, {})[one.topic_id, one.partition] = committed
     return state
@@ -54,11 +57,9 @@ def restore(
 
 def _restore_topic(state: State, row: TopicRow) -> None:
     zeros = np.zeros(row.partition_count, np.int64)
-    active = row.state == "active"
     config, subscriptions = decode_config(row.config), list(row.subscriptions)
-    state.topics[row.topic_id] = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy(), active)
-    if active:
-        state.topic_ids[row.topic] = row.topic_id
+    state.topics[row.topic_id] = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
+    state.topic_ids[row.topic] = row.topic_id
 
 
 def _restore_partitions(state: State, partitions: pa.Table) -> None:

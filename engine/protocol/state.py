@@ -6,7 +6,6 @@ nothing per segment or message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,8 +34,17 @@ class Topic:
     subscriptions: list[str]
     high_watermarks: Offsets
     log_starts: Offsets
-    active: bool = True
     open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def copy(self) -> Topic:
+        """The same, with partitions of its own."""
+        open_transactions = {p: dict(firsts) for p, firsts in self.open_transactions.items()}
+        return replace(
+            self,
+            high_watermarks=self.high_watermarks.copy(),
+            log_starts=self.log_starts.copy(),
+            open_transactions=open_transactions,
+        )
 
     @property
     def partition_count(self) -> int:
@@ -134,7 +142,9 @@ class Application:
 class State:
     """`now_ms` is the time of the last decision; `step` the last step folded in.
 
-    ongoing: transactional ids with an open transaction; offsets: group -> (topic_id, partition) -> how far it has come.
+    topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
+    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; lent: topics that a snapshot
+    has as well, to be replaced (`own`) instead of changed.
     """
 
     step: int = 0
@@ -153,33 +163,30 @@ class State:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     ongoing: set[str] = field(default_factory=set)
     offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
+    lent: set[int] = field(default_factory=set)
 
     def topic(self, name: str) -> Topic:
-        """The active topic of this name; raises UnknownTopicOrPartition."""
+        """The topic of this name; raises UnknownTopicOrPartition."""
         topic_id = self.topic_ids.get(name)
         if topic_id is None:
             raise UnknownTopicOrPartition("There is no such topic.", found=name[:MAX_SHOWN])
         return self.topics[topic_id]
 
-    def with_own_topics(self) -> State:
-        """The same, with topics and partitions that stay as they are while this one goes on; the rest is shared."""
-        topics = {
-            topic_id: replace(
-                topic,
-                high_watermarks=topic.high_watermarks.copy(),
-                log_starts=topic.log_starts.copy(),
-                open_transactions={p: dict(firsts) for p, firsts in topic.open_transactions.items()},
-            )
-            for topic_id, topic in self.topics.items()
-        }
-        return replace(self, topics=topics, topic_ids=dict(self.topic_ids))
+    def own(self, topic_id: int) -> Topic:
+        """The topic, to be changed: a copy takes its place first where a snapshot has it as well."""
+        if topic_id in self.lent:
+            self.lent.discard(topic_id)
+            self.topics[topic_id] = self.topics[topic_id].copy()
+        return self.topics[topic_id]
 
-    def active_topics(self) -> Iterator[Topic]:
-        return (self.topics[topic_id] for topic_id in self.topic_ids.values())
+    def snapshot(self) -> State:
+        """The same, with topics that stay as they are while this one goes on; the rest is shared."""
+        self.lent = set(self.topics)
+        return replace(self, topics=dict(self.topics), topic_ids=dict(self.topic_ids), lent=set(self.topics))
 
     def subscriptions(self) -> dict[str, list[str]]:
-        """Topic name -> subscriptions, for every active topic."""
-        return {topic.topic: topic.subscriptions for topic in self.active_topics()}
+        """Topic name -> subscriptions, for every topic."""
+        return {topic.topic: topic.subscriptions for topic in self.topics.values()}
 
 
 MAX_SHOWN = 60

@@ -17,7 +17,7 @@ from .errors import (
 )
 from .names import check_subscription, check_topic_name, clashes
 from .parameters import TOPIC
-from .records import Decided, RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
+from .records import Decided, OffsetsRemoved, RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
 from .requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Done, TopicDone
 from .state import State, Topic
 
@@ -90,9 +90,17 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def decide_delete(state: State, request: DeleteTopic) -> Decision:
-    """The topic and all it holds are gone; its id is never used again. Raises UnknownTopicOrPartition."""
+    """The topic and all it holds are gone, and what groups have committed of it; its id is never used again.
+
+    Raises UnknownTopicOrPartition.
+    """
     topic = state.topic(request.topic)
-    return Decision(Done(), (Decided(TopicDeleted(topic.topic_id, topic.topic)),))
+    removed = [
+        Decided(OffsetsRemoved(group, topic.topic_id, topic.topic, sorted(partitions)))
+        for group, committed in sorted(state.offsets.items())
+        if (partitions := [p for topic_id, p in committed if topic_id == topic.topic_id])
+    ]
+    return Decision(Done(), (*removed, Decided(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
 
 
 def decide_delete_records(state: State, request: DeleteRecords) -> Decision:
@@ -139,12 +147,12 @@ def evolve_created(state: State, record: TopicCreated) -> None:
     state.topic_ids[record.topic] = record.topic_id
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
     # its name is a destination now, which others may have reached by their subscriptions
-    if any(topic.subscriptions for topic in state.active_topics()):
+    if any(topic.subscriptions for topic in state.topics.values()):
         state.subscriptions_step = state.step
 
 
 def evolve_altered(state: State, record: TopicAltered) -> None:
-    topic = state.topics[record.topic_id]
+    topic = state.own(record.topic_id)
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
@@ -154,12 +162,13 @@ def evolve_altered(state: State, record: TopicAltered) -> None:
 
 
 def evolve_deleted(state: State, record: TopicDeleted) -> None:
-    # the entry stays until the projection has told of it; nothing finds it by name any more
-    state.topics[record.topic_id].active = False
+    # an open transaction may name it still: whoever ends that one asks what is there
+    state.topics.pop(record.topic_id, None)
     state.topic_ids.pop(record.topic, None)
+    state.lent.discard(record.topic_id)
 
 
 def evolve_records_deleted(state: State, record: RecordsDeleted) -> None:
-    topic = state.topics[record.topic_id]
+    topic = state.own(record.topic_id)
     for partition, offset in record.log_starts.items():
         topic.log_starts[partition] = max(int(topic.log_starts[partition]), offset)

@@ -110,10 +110,15 @@ def joined(
         "Ongoing",
         transaction.timeout_ms,
         started_at_ms,
-        sorted(all_partitions),
+        there(state, all_partitions),
         sorted(all_groups),
     )
     return [Decided(moved)]
+
+
+def there(state: State, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of topics that were not deleted meanwhile, in order."""
+    return sorted(place for place in places if place[0] in state.topics)
 
 
 def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Decided]:
@@ -219,7 +224,7 @@ def _end(
 ) -> list[Decided]:
     """All that a commit or an abort does, in one step; nothing of it is to be seen before the others."""
     outcome, kind = ("Commit", "commit") if committed else ("Abort", "abort")
-    partitions, groups = sorted(transaction.partitions), sorted(transaction.offsets)
+    partitions, groups = there(state, transaction.partitions), sorted(transaction.offsets)
     about = (transaction.timeout_ms, transaction.started_at_ms, partitions, groups, reason, batch_id)
     current = (transaction.producer_id, transaction.producer_epoch)
     decided = [Decided(TransactionMoved(name, *current, f"Prepare{outcome}", *about))]  # type: ignore[arg-type]
@@ -228,7 +233,7 @@ def _end(
         decided.append(Decided(MarkersWritten(name), markers))
     if committed:
         for group in groups:
-            offsets = transaction.offsets[group]
+            offsets = [(topic_id, one) for topic_id, one in transaction.offsets[group] if topic_id in state.topics]
             record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
             decided.append(Decided(record))
     following = _next_identity(state, *current)
@@ -239,12 +244,8 @@ def _end(
 
 
 def _markers(state: State, transaction: Transaction, kind: str) -> Segments:
-    """One marker per partition that holds rows of the transaction; a topic deleted meanwhile gets none."""
-    places = [
-        (state.topics[topic_id], partition)
-        for topic_id, partition in sorted(transaction.partitions)
-        if state.topics[topic_id].active
-    ]
+    """One marker per partition that holds rows of the transaction."""
+    places = [(state.topics[topic_id], partition) for topic_id, partition in there(state, transaction.partitions)]
     producer_id = transaction.producer_id
     return marker_segments(
         kind,
@@ -313,7 +314,7 @@ def evolve_failed(state: State, record: TransactionFailed) -> None:
 def evolve_markers(state: State, segments: Segments = NO_SEGMENTS) -> None:
     names = ("topic_id", "partition", "base_offset", "producer_id")
     for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
-        topic = state.topics[topic_id]
+        topic = state.own(topic_id)
         topic.high_watermarks[partition] = offset + 1
         firsts = topic.open_transactions.get(partition, {})
         firsts.pop(producer_id, None)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from ..clock import Clock
+from ..consume.offsets import offset_commits
 from ..protocol.errors import (
     IllegalState,
     InvalidProducerEpoch,
@@ -138,8 +139,7 @@ class TransactionManager:
         self.ref()
         with self._lock:
             mine = self._offsets.setdefault(group, {})
-            for (topic, partition), offset in offsets.items():
-                mine[topic, partition] = OffsetCommit(topic, partition, offset, metadata)
+            mine.update({(one.topic, one.partition): one for one in offset_commits(offsets, metadata)})
 
     # -- ending -----------------------------------------------------------------------------------------
 

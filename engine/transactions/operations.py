@@ -9,6 +9,7 @@ from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ..protocol.names import shown
 from ..protocol.requests import AbortTransaction
 from ..protocol.state import State, Transaction
+from ..protocol.transactions import there
 from ..requester import Requester
 
 
@@ -116,7 +117,7 @@ def _info(state: State, name: str, known: Transaction, now_ms: int) -> Transacti
         known.seen_at_ms,
         started_at_ms,
         None if started_at_ms is None else max(0, now_ms - started_at_ms),
-        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in sorted(known.partitions)),
+        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in there(state, known.partitions)),
         tuple(sorted(known.offsets)),
         known.error,
         known.batch_id,

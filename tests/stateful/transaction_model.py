@@ -162,7 +162,7 @@ class Model:
         if any(one.open and group in one.open.offsets for one in self.ids.values()):
             return "UNSTABLE_OFFSET_COMMIT"
         committed = sorted(self.offsets.get(group, {}).items())
-        return OffsetsFetched([OffsetCommit(self.names[t], p, offset) for (t, p), offset in committed])
+        return OffsetsFetched([OffsetCommit(self.names[t], p, offset, None, t) for (t, p), offset in committed])
 
     def end(self, ref: TransactionRef, commit: bool, parts: int, batch_id: int | None) -> Result:
         one = self.ids.get(ref.transactional_id)

@@ -201,7 +201,7 @@ def test_nothing_of_an_ended_transaction_is_held(mq: Harness) -> None:
     mq.one(EndTransaction(ref, True, 2))
     known = mq.state.transactions["etl"]
     assert (known.partitions, known.offsets, known.part_count, known.started_at_ms) == (set(), {}, 0, None)
-    assert [topic.open_transactions for topic in mq.state.active_topics()] == [{}, {}]
+    assert [topic.open_transactions for topic in mq.state.topics.values()] == [{}, {}]
     assert mq.state.ongoing == set()
 
 
@@ -393,11 +393,11 @@ def test_a_transaction_is_the_same_text_however_it_came_about() -> None:
     assert encode_transaction(one) == encode_transaction(other)
 
 
-def test_a_topic_deleted_meanwhile_stays_in_the_rows(mq: Harness) -> None:
+def test_of_a_topic_deleted_meanwhile_a_transaction_leaves_nothing(mq: Harness) -> None:
     ref = mq.begin("etl")
     publish(mq, ref, ("t", 0), ("u", 0))
     mq.one(DeleteTopic("u"))
     mq.one(EndTransaction(ref, True, 1))
     assert [row["topic"] for row in rows(mq, "control_markers")] == ["t"]
-    assert rows(mq, "transactions")[-1]["topics"] == ["t-0", "u-0"]
+    assert [row["topics"] for row in rows(mq, "transactions")] == [["t-0"], ["t-0"]]
     assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)

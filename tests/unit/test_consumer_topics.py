@@ -1,0 +1,134 @@
+"""Topics change under a consumer: partitions are added, a topic is deleted and another made under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import committed, new_name, new_topic, served
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("consumer_topics")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def group() -> str:
+    return new_name("group")
+
+
+def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
+    mq.publish(topic, pa.table({"value": list(messages), "partition": [partition] * len(messages)}))
+
+
+def make_anew(mq: Connection, topic: str, *messages: str, partitions: int = 1) -> None:
+    """All between two looks of a consumer, who sees no moment without the topic."""
+    mq.topics.delete(topic)
+    mq.topics.create(topic, partitions)
+    add(mq, topic, *messages)
+
+
+def texts(batch: Any) -> list[str]:
+    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, reset: Any) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, "old 0", "old 1")
+    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+        consumer.commit({(topic, 0): 0})
+        assert texts(consumer.poll()) == ["old 0", "old 1"]
+        consumer.commit()
+        make_anew(mq, topic, "new 0", "new 1", "new 2")
+        assert committed(mq, group, topic) is None
+        assert (consumer.lag(), consumer.position(topic, 0)) == ({(topic, 0): 3}, 0)
+        assert texts(consumer.poll()) == ["new 0", "new 1", "new 2"]
+        consumer.commit()
+    assert committed(mq, group, topic) == 3
+
+
+def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group: str) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, "old 0", "old 1")
+    with mq.consumer(group, topics=[topic]) as consumer:
+        batch = consumer.poll()
+        make_anew(mq, topic, "new 0", "new 1", "new 2")
+        for what in (None, batch, batch.offsets, {(topic, 0): 1}):
+            with pytest.raises(UnknownTopicId, match=f"{topic} with id"):
+                consumer.commit(what)
+        with mq.producer(new_name("id")) as producer:
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction(batch.offsets, group)
+            with pytest.raises(TransactionAbortable, match="UNKNOWN_TOPIC_ID"):
+                producer.commit_transaction()
+            producer.abort_transaction()
+        with pytest.raises(TransactionAbortable), mq.transaction(new_name("id")) as txn:
+            txn.send_offsets(batch)
+        assert committed(mq, group, topic) is None
+        # who gives names only means what has the name now
+        with mq.transaction(new_name("id")) as txn:
+            txn.send_offsets({(topic, 0): 1}, group)
+        assert texts(consumer.poll()) == ["new 1", "new 2"]
+
+
+def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> None:
+    topic = new_topic(mq, 2)
+    add(mq, topic, "old 0", "old 1", partition=1)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        fetch = consumer._fetch
+
+        def making_anew(*args: Any, **how: Any) -> Any:
+            consumer._fetch = fetch
+            make_anew(mq, topic, "new 0", "new 1")
+            return fetch(*args, **how)
+
+        consumer.poll(max_records=1)
+        consumer._fetch = making_anew
+        batch = consumer.poll()
+        assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
+
+
+def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, group: str) -> None:
+    topic = new_topic(mq)
+    with (
+        mq.consumer(group, topics=[topic], auto_offset_reset="latest") as consumer,
+        mq.consumer(new_name("group"), assign=[(topic, 0)]) as assigned,
+    ):
+        assert (consumer.lag(), texts(consumer.poll())) == ({(topic, 0): 0}, [])
+        mq.topics.alter(topic, partitions=3)
+        for partition in range(3):
+            add(mq, topic, f"{partition}.0", f"{partition}.1", partition=partition)
+        assert consumer.position(topic, 2) == 0
+        batch = consumer.poll()
+        assert texts(batch) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
+        assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 2, (topic, 2): 2}
+        assert texts(assigned.poll()) == ["0.0", "0.1"]
+
+
+def test_an_added_partition_is_read_from_where_the_group_is(mq: Connection, group: str) -> None:
+    """Another consumer of the group was there first."""
+    topic = new_topic(mq)
+    with mq.consumer(group, topics=[topic]) as consumer:
+        consumer.poll()
+        mq.topics.alter(topic, partitions=2)
+        add(mq, topic, "1.0", "1.1", partition=1)
+        with mq.consumer(group, assign=[(topic, 1)]) as other:
+            other.commit(other.poll(max_records=1))
+        assert texts(consumer.poll()) == ["1.1"]
+
+
+def test_an_assigned_partition_that_the_new_topic_lacks_is_said(mq: Connection, group: str) -> None:
+    topic = new_topic(mq, 2)
+    with mq.consumer(group, assign=[(topic, 1)]) as consumer:
+        consumer.poll()
+        make_anew(mq, topic, "new")
+        with pytest.raises(UnknownTopicOrPartition, match="no such partition"):
+            consumer.poll()

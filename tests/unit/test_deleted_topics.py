@@ -1,0 +1,99 @@
+"""Of a deleted topic nothing stays: in the state, in the tables, in what groups have committed, in transactions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from protocol_harness import Harness, plain
+from protocol_tables import add_pass, mark_of, restored
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.requests import (
+    AlterTopic,
+    CommitOffsets,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    Done,
+    EndTransaction,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsFetched,
+    TransactionEnded,
+)
+from lakemq.engine.protocol.state import State
+from lakemq.engine.sequencer.housekeeping import _kept
+from lakemq.tables.registry import BY_NAME
+
+
+@pytest.fixture
+def mq() -> Harness:
+    harness = Harness()
+    harness.create("t", 2)
+    harness.create("u")
+    return harness
+
+
+def commit(mq: Harness, group: str, topic: str, partition: int = 0) -> None:
+    assert mq.one(CommitOffsets(group, [OffsetCommit(topic, partition, 0)])) == Done()
+
+
+def test_a_deleted_topic_leaves_the_state(mq: Harness) -> None:
+    mq.one(mq.produce({0: 3, 1: 1}))
+    mq.one(DeleteTopic("t"))
+    assert (list(mq.state.topics), mq.state.topic_ids) == ([2], {"u": 2})
+    assert mq.create("t") == 3
+
+
+def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
+    for group, topic, partition in (("g", "t", 0), ("g", "t", 1), ("g", "u", 0), ("h", "t", 1)):
+        commit(mq, group, topic, partition)
+    mq.one(DeleteTopic("t"))
+    assert {group: list(places) for group, places in mq.state.offsets.items()} == {"g": [(2, 0)]}
+    assert mq.one(FetchOffsets("g")) == OffsetsFetched([OffsetCommit("u", 0, 0, topic_id=2)])
+
+
+def test_a_transaction_that_touched_it_commits_the_rest(mq: Harness) -> None:
+    ref = mq.begin("etl")
+    mq.one(mq.produce_to({("t", 0): 1, ("u", 0): 1}, "f", ref))
+    mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0), OffsetCommit("u", 0, 0)], ref))
+    mq.one(DeleteTopic("t"))
+    assert mq.one(FetchOffsets("g", require_stable=False)) == OffsetsFetched([])
+    assert isinstance(mq.one(EndTransaction(ref, True, 2)), TransactionEnded)
+    assert mq.state.offsets == {"g": {(2, 0): mq.state.offsets["g"][2, 0]}}
+    assert mq.state.topic("u").last_stable_offsets.tolist() == [2]
+    assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_the_tables_forget_it_with_their_next_whole_merge(mq: Harness, size: int) -> None:
+    commit(mq, "g", "t")
+    commit(mq, "g", "u")
+    mq.one(DeleteTopic("t"))
+    mq.one(CreateTopic("v", 1))
+    mq.one(DeleteTopic("v"))
+    state, tables = State(), dict[str, pa.Table]()
+    for at in range(0, len(mq.steps), size):
+        machine.replay(state, mq.steps[at : at + size])
+        add_pass(tables, state, mq.steps[at : at + size])
+    assert plain(restored(mark_of(state), tables)) == plain(mq.state)
+    kept = {
+        name: _kept(BY_NAME[name], tables[name], state.step, whole=True)
+        for name in ("topics", "partitions", "consumer_offsets")
+    }
+    assert {name: table.column("topic_id").to_pylist() for name, table in kept.items()} == {name: [2] for name in kept}
+    assert plain(restored(mark_of(state), {**tables, **kept})) == plain(mq.state)
+
+
+def test_a_snapshot_shares_topics_and_stays_as_it_is(mq: Harness) -> None:
+    seen = mq.state.snapshot()
+    assert all(seen.topics[topic_id] is topic for topic_id, topic in mq.state.topics.items())
+    before = plain(seen)["topics"]
+    ref = mq.begin("etl")
+    mq.one(mq.produce({0: 2}, "u", transaction=ref))
+    mq.one(DeleteRecords("u", {0: 1}))
+    mq.one(AlterTopic("u", {"retention.ms": 1}, 3, ["x/>"]))
+    mq.one(EndTransaction(ref, True, 1))
+    assert plain(seen)["topics"] == before
+    assert seen.topics[1] is mq.state.topics[1]
+    assert seen.topics[2] is not mq.state.topics[2]
