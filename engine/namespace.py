@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deltalake.exceptions import DeltaError
+
 from lakemq.tables.files import Files, open_files
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
 from lakemq.tables.migrations import migrate
+from lakemq.tables.registry import TABLES
+from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import NewerTable, NotATable, OlderTable, Store
 
 from .config import EngineConfig
@@ -42,24 +46,71 @@ def open_namespace(
         files = open_files(path, storage_options)
         store = Store(files, storage_options)
         if create and not store.exists(JOURNAL):
-            if files.list("_delta_log", 1):
-                raise NamespaceError(f"{path} is itself a Delta table, and no place for a namespace.")
+            _check_free(path, files, store)
             migrate(store, 0)
-        store.open(JOURNAL)
-    except NewerTable as error:
-        raise NewerFormat(str(error)) from error
-    except OlderTable as error:
-        raise NamespaceError(
-            f"{path} was written by an older LakeMQ ({error}), and no command of this one migrates it: "
-            "open it with the version that wrote it"
-        ) from error
-    except NotATable as error:
-        raise NamespaceError(
-            f"{path} is not a LakeMQ namespace ({error}). Make one with: lakemq --path {path} init"
-        ) from error
+        _open_journal(path, files, store)
     except OSError as error:
-        raise NamespaceError(f"{path} cannot be used: {error.strerror or error}") from error
+        raise NamespaceError(f"{path} cannot be used: {error.strerror or error}", expected=_USABLE) from error
     except ValueError as error:
-        raise NamespaceError(f"{path!r} cannot be used: {error}") from error
+        raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
     return Namespace(path, files, store, mailbox, config, dict(storage_options or {}))
+
+
+_USABLE = "a folder that this user may read and write, or the URI of an object store"
+_RESTORED = "a copy of it from a backup"
+
+
+def _check_free(path: str, files: Files, store: Store) -> None:
+    """What an interrupted init has left is completed; a journal that was lost is not replaced by an empty one."""
+    if files.list("_delta_log", 1):
+        found = f"{path} is itself a Delta table, and no place for a namespace."
+        raise NamespaceError(found, expected="another path")
+    if written := _written(store):
+        raise _without_journal(path, written)
+
+
+def _open_journal(path: str, files: Files, store: Store) -> None:
+    """Raises NamespaceError, NewerFormat, saying what is there and what helps."""
+    try:
+        store.open(JOURNAL)
+    except NewerTable as error:
+        raise NewerFormat(str(error), expected="the version of LakeMQ that wrote it, or a later one") from error
+    except OlderTable as error:
+        raise NamespaceError(
+            f"{path} was written by an older LakeMQ ({error}), and no command of this one migrates it.",
+            expected="the version that wrote it",
+        ) from error
+    except NotATable as error:
+        raise _no_journal(path, files, store, error) from error
+
+
+def _no_journal(path: str, files: Files, store: Store, error: NotATable) -> NamespaceError:
+    try:
+        if store.exists(JOURNAL) or files.list(f"{JOURNAL.name}/_delta_log", 1):
+            return NamespaceError(f"{path} has a journal that cannot be used ({error}).", expected=_RESTORED)
+        if written := _written(store):
+            return _without_journal(path, written)
+    except DeltaError as unreadable:
+        return NamespaceError(f"{path} cannot be read: {unreadable}", expected=_USABLE)
+    found = f"{path} is not a LakeMQ namespace ({error})."
+    return NamespaceError(found, expected=f"the path of one, or one made by: lakemq --path {path} init")
+
+
+def _without_journal(path: str, written: list[str]) -> NamespaceError:
+    tables = ", ".join(written[:3])
+    found = f"{path} is a namespace without its journal: {tables} were written to."
+    return NamespaceError(found, expected=_RESTORED)
+
+
+def _written(store: Store) -> list[str]:
+    """The tables, but the journal, that are not as init leaves them."""
+    others = (spec for spec in TABLES if spec is not JOURNAL and store.exists(spec))
+    return [spec.name for spec in others if not _is_new(store, spec)]
+
+
+def _is_new(store: Store, spec: TableSpec) -> bool:
+    try:
+        return store.open(spec).version == 0
+    except (NotATable, NewerTable):
+        return False

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import MsgspecError
 
 from lakemq.tables.changelog import newest
+from lakemq.tables.foreign import foreign_commits
 from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
 from lakemq.tables.producers import PRODUCERS, ProducerRow
 from lakemq.tables.spec import TableSpec
@@ -14,11 +20,13 @@ from lakemq.tables.store import Store
 from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
 from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
-from .protocol.errors import StepTooOld
+from .protocol.errors import StepTooOld, TableDamaged
 from .protocol.snapshot import restore
 from .protocol.state import State
 
 T = TypeVar("T")
+
+_SHOWN = 3
 
 BEGINNING = WatermarkRow(
     step=0,
@@ -39,23 +47,56 @@ def read_watermark(store: Store) -> WatermarkRow:
     """The newest watermark."""
     handle = store.open(WATERMARKS)
     files = handle.files()
-    if not files:
-        return BEGINNING
-    last = max(f.statistics["max.step"] for f in files)
-    return _rows(WatermarkRow, handle.read(step=(last, None)))[-1]
+    last = max((f.statistics["max.step"] for f in files), default=0)
+    if last < handle.last_step():
+        raise _damaged(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
+    return _rows(WatermarkRow, handle.read(step=(last, None)))[-1] if files else BEGINNING
 
 
 def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> State:
     """The state at the watermark. A reader leaves out what clients have: producers, transactions, offsets of groups.
 
-    Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again.
+    Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again; TableDamaged.
     """
-    return restore(
+    topics = _rows(TopicRow, _newest(store, TOPICS, watermark.step))
+    # of a deleted topic a row may be left in one table, and none in the other
+    partitions = _newest(store, PARTITIONS, watermark.step).filter(~pc.field("removed"))
+    counts = _partition_counts(partitions)
+    if unnamed := counts.keys() - {row.topic_id for row in topics}:
+        raise _damaged(store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions")
+    state = restore(
         watermark,
-        _rows(TopicRow, _newest(store, TOPICS, watermark.step)),
-        _newest(store, PARTITIONS, watermark.step),
+        topics,
+        partitions,
         _rows(ProducerRow, _newest(store, PRODUCERS, watermark.step)) if with_clients else [],
         _rows(ConsumerOffsetRow, _newest(store, CONSUMER_OFFSETS, watermark.step)) if with_clients else [],
+    )
+    for topic in state.topics.values():
+        found, expected = counts.get(topic.topic_id, 0), topic.partition_count
+        if found < expected:  # their offsets would be given out again
+            raise _damaged(store, f"{PARTITIONS.name} has {found} partitions of {topic.topic}, expected {expected}")
+    return state
+
+
+def _partition_counts(partitions: pa.Table) -> dict[int, int]:
+    counted = pc.value_counts(partitions.column("topic_id").combine_chunks())
+    return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+
+
+@contextmanager
+def damage_told(store: Store) -> Iterator[None]:
+    """What goes wrong in reading the state because the tables hold something else than was written is TableDamaged."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, MsgspecError) as error:
+        raise _damaged(store, f"{type(error).__name__}: {error}") from error
+
+
+def _damaged(store: Store, what: str) -> TableDamaged:
+    foreign = [str(one) for one in islice(foreign_commits(store), _SHOWN)]
+    return TableDamaged(
+        f"{what}. Commits of somebody else: {'; '.join(foreign) or 'none that the logs still have'}.",
+        expected="what LakeMQ wrote: restore the namespace from a backup",
     )
 
 

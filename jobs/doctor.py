@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from lakemq.jobs.output import one_line
+
+if TYPE_CHECKING:
+    from lakemq.engine.errors import LakeMQError
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def examine(
     try:
         mq = Connection(open_namespace(path, EngineConfig(), storage_options))
     except LakeMQError as error:
-        yield Finding("namespace", False, one_line(str(error)), f"Is the path right? Else: lakemq --path {path} init")
+        yield _refused("namespace", error, "Is the path right? What helps")
         return
     with mq:
         for name, check in CHECKS.items():
@@ -56,11 +60,21 @@ def examine(
 
 def _checked(name: str, check: Callable[[], Finding]) -> Finding:
     """What the check finds; that it cannot be made is a finding too."""
+    from lakemq.engine.errors import TableDamaged
+
     try:
         return check()
+    except TableDamaged as error:
+        return Finding(
+            name, False, one_line(f"{error.name}: {error.detail}"), one_line(f"What helps: {error.expected}")
+        )
     except Exception as error:  # a doctor that dies of the illness helps nobody
         text = one_line(f"{type(error).__name__}: {error}")[:300]
         return Finding(name, False, text, "The check could not be made: mend what it says, then run doctor again.")
+
+
+def _refused(check: str, error: LakeMQError, ask: str) -> Finding:
+    return Finding(check, False, one_line(f"{error.name}: {error.detail}"), one_line(f"{ask}: {error.expected}."))
 
 
 # -- the machine ----------------------------------------------------------------------------------------

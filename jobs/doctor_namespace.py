@@ -7,10 +7,10 @@ be done and what time the store gives it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.clock import SystemClock
@@ -20,8 +20,9 @@ from lakemq.engine.fetch.reader import OffsetRange, Reader
 from lakemq.jobs.doctor import Finding
 from lakemq.jobs.output import iso, one_line
 from lakemq.jobs.probe import probe
-from lakemq.tables.inbox import INBOX
+from lakemq.tables.foreign import foreign_commits
 from lakemq.tables.journal import JOURNAL
+from lakemq.tables.mailbox import LETTERS
 from lakemq.tables.registry import TABLES
 from lakemq.tables.spec import SCHEMA_VERSION
 from lakemq.tables.store import NewerTable, NotATable
@@ -35,25 +36,34 @@ WAITING_MS = 10_000
 _SOME = 5
 _MOST_LETTERS = 10_000
 
-# The tables' own words for what LakeMQ does to them; anything else was somebody else.
-_OUR_ENGINE = "delta-rs"
-_OUR_OPERATIONS = ("CREATE TABLE", "WRITE")
-
 
 def check_tables(mq: Connection) -> Finding:
     """All tables are there, ours, and of a version we know."""
     wrong: list[str] = []
+    mends: list[str] = []
     for spec in TABLES:
         try:
             mq.namespace.store.open(spec)
-        except (NotATable, NewerTable) as error:
+        except NewerTable as error:
             wrong.append(one_line(str(error)))
+            mends.append("upgrade LakeMQ to the version that wrote what is newer, or a later one")
+        except NotATable as error:
+            wrong.append(one_line(str(error)))
+            mends.append("restore what is missing or damaged from a backup; nothing else brings it back")
     if wrong:
-        mend = (
-            f"Restore the table from a backup; one that is missing is made by: lakemq --path {mq.namespace.path} init"
-        )
-        return Finding("namespace", False, "; ".join(wrong), mend)
+        return Finding("namespace", False, "; ".join(wrong), _sentence(mends))
     return Finding("namespace", True, f"{mq.namespace.path}: {len(TABLES)} tables, schema version {SCHEMA_VERSION}")
+
+
+def _sentence(parts: list[str]) -> str:
+    told = "; ".join(dict.fromkeys(parts))
+    return f"{told[:1].upper()}{told[1:]}."
+
+
+def check_state(mq: Connection) -> Finding:
+    """What the tables say makes a state; raises TableDamaged."""
+    state = Reader(mq.namespace.store, SystemClock(), with_clients=True).refresh()
+    return Finding("state", True, f"{len(state.topic_ids)} topics as of step {state.step}")
 
 
 def check_writable(mq: Connection) -> Finding:
@@ -93,7 +103,7 @@ def check_sequencer(mq: Connection) -> Finding:
     state = mq.state()
     version = mq.namespace.store.open(JOURNAL).version
     moved_ms = mq.namespace.files.modified_ms(f"journal/_delta_log/{version:020d}.json") or state.now_ms
-    silent_ms = max(0, _now_ms() - moved_ms)
+    silent_ms = max(0, _store_now_ms(mq) - moved_ms)
     last = f"the journal last moved at {_at(moved_ms)} (step {state.step}), {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"
     if not state.leader:
@@ -112,7 +122,10 @@ def check_mailbox(mq: Connection) -> Finding:
     if not waiting:
         return Finding("mailbox", True, "no letter waits")
     count = f"letters that wait: {len(waiting)}{' or more' if len(waiting) == _MOST_LETTERS else ''}"
-    oldest_ms = _now_ms() - int(waiting[0].name.partition("-")[0])
+    put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{waiting[0].name}")
+    if put_ms is None:
+        return Finding("mailbox", True, f"{count}, and they are being taken")
+    oldest_ms = max(0, _store_now_ms(mq) - put_ms)
     found = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:
         return Finding("mailbox", True, found)
@@ -131,49 +144,58 @@ def check_aliens(mq: Connection) -> Finding:
 
 def check_foreign_commits(mq: Connection) -> Finding:
     """Nobody but LakeMQ has committed to an engine table, as far back as the tables' logs go."""
-    foreign = []
-    for spec in TABLES:
-        if spec.name == INBOX.name:
-            continue
-        for commit in mq.namespace.store.open(spec).commits_after(-1):
-            what = _foreign(commit)
-            if what:
-                foreign.append(f"{spec.name} version {commit.get('version')}: {what}")
+    foreign = list(foreign_commits(mq.namespace.store))
     if not foreign:
         return Finding("foreign commits", True, "none")
     more = f"; and {len(foreign) - _SOME} more" if len(foreign) > _SOME else ""
-    mend = (
+    stop = (
         "Leave maintenance to LakeMQ: stop whatever runs OPTIMIZE, VACUUM, UPDATE, DELETE or INSERT on these tables"
-        " (only inbox is for that). While no VACUUM has run, no message is lost."
+        " (only inbox is for that)."
     )
-    return Finding("foreign commits", False, one_line("; ".join(foreign[:_SOME]) + more), mend)
-
-
-def _foreign(commit: Mapping[str, Any]) -> str:
-    """What a commit was and who made it; empty if it may be LakeMQ's own, which only ever adds."""
-    engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
-    mode = str((commit.get("operationParameters") or {}).get("mode", ""))
-    if engine.startswith(_OUR_ENGINE) and operation in _OUR_OPERATIONS and mode != "Overwrite":
-        return ""
-    return f"{operation}{f' ({mode})' if mode else ''} by {engine} at {_at(int(commit.get('timestamp', 0)))}"
+    if all(one.keeps_rows for one in foreign):
+        after = "Nothing else is to be done unless a file is gone; this is told for as long as the log has it."
+    else:
+        after = "Rows were changed: restore the namespace from a backup of before."
+    return Finding("foreign commits", False, one_line("; ".join(map(str, foreign[:_SOME])) + more), f"{stop} {after}")
 
 
 def check_data_files(mq: Connection) -> Finding:
     """Every data file that holds messages of a topic is there."""
     reader = Reader(mq.namespace.store, SystemClock())
-    needed: set[str] = set()
+    needed: dict[str, pa.Table] = {}
     for topic in list(reader.refresh().topics.values()):
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
-        segments = reader.segments(topic, ranges, committed=False)
-        needed |= set(pc.unique(segments.column("batch_id")).to_pylist())
+        needed[topic.topic] = reader.segments(topic, ranges, committed=False)
+    batches = {batch for segments in needed.values() for batch in segments.column("batch_id").to_pylist()}
     there = {name.rpartition("/")[2] for name in mq.namespace.files.list("messages")}
-    gone = sorted(batch_id for batch_id in needed if f"{batch_id}.parquet" not in there)
+    gone = sorted(batch for batch in batches if f"{batch}.parquet" not in there)
     if not gone:
-        return Finding("data files", True, f"all {len(needed)} are there")
+        return Finding("data files", True, f"all {len(batches)} are there")
     names = ", ".join(f"{b}.parquet" for b in gone[:_SOME]) + (", ..." if len(gone) > _SOME else "")
-    mend = "Put them back into messages/ from a backup, or delete their records: lakemq topics delete-records"
-    return Finding("data files", False, f"{len(gone)} of {len(needed)} are gone: {names}", mend)
+    commands = [_deletion(mq.namespace.path, name, segments, gone) for name, segments in needed.items()]
+    mend = "Put them back into messages/ from a backup; or give up their messages and all before them: " + " && ".join(
+        filter(None, commands)
+    )
+    return Finding("data files", False, f"{len(gone)} of {len(batches)} are gone: {names}", mend)
+
+
+def _deletion(path: str, topic: str, segments: pa.Table, gone: list[str]) -> str:
+    """The command that deletes the records of a topic up to the last one in a file that is gone, if there is any."""
+    lost = segments.filter(pc.is_in(segments.column("batch_id"), pa.array(gone, pa.string())))
+    last = lost.group_by("partition").aggregate([("last_offset", "max")])
+    pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
+    before = " ".join(f"--before {partition}={offset + 1}" for partition, offset in pairs)
+    return f"lakemq --path {path} topics delete-records {topic} {before}" if pairs else ""
+
+
+def _store_now_ms(mq: Connection) -> int:
+    """The store's time, by which its objects are old or new; this machine's where the store tells none."""
+    try:
+        found = probe(mq.namespace.files)
+    except OSError:
+        found = None
+    return _now_ms() if found is None else found
 
 
 def _now_ms() -> int:
@@ -186,6 +208,7 @@ def _at(ms: int) -> str:
 
 CHECKS: dict[str, Callable[[Connection], Finding]] = {
     "namespace": check_tables,
+    "state": check_state,
     "writable": check_writable,
     "clock": check_clock,
     "sequencer": check_sequencer,

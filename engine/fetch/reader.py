@@ -23,7 +23,7 @@ from ..protocol.errors import LakeMQError, StepTooOld, UnknownTopicOrPartition
 from ..protocol.records import StepDecisions
 from ..protocol.segments import table_of
 from ..protocol.state import State, Topic
-from ..recovery import load_state, read_watermark
+from ..recovery import damage_told, load_state, read_watermark
 from ..store_errors import store_errors
 
 REBASE_MS = 15_000
@@ -86,10 +86,10 @@ class Reader:
     def refresh(self) -> State:
         """Topics and partitions as of the newest step. Cheap while little has happened since the last call.
 
-        Raises StorageError, NewerFormat.
+        Raises StorageError, NewerFormat, TableDamaged.
         """
         stale = self._loaded_at_ms is None or self._clock.steady_ms() - self._loaded_at_ms > REBASE_MS
-        with store_errors():
+        with store_errors(), damage_told(self._store):
             if stale or not self._view.follow():
                 self._load()
         return self.state

@@ -245,6 +245,10 @@ class FileTruncated(LakeMQError, name="FILE_TRUNCATED"):
     """A data file holds fewer rows than the log says."""
 
 
+class TableDamaged(LakeMQError, name="TABLE_DAMAGED"):
+    """A table does not hold what was written to it: somebody else has changed it, or a file of it is damaged."""
+
+
 class NamespaceError(LakeMQError, name="NOT_A_NAMESPACE"):
     """The path holds no LakeMQ namespace, or one this version cannot open."""
 

@@ -29,7 +29,7 @@ from ..protocol.patience import Patience
 from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
 from ..protocol.requests import Answer, AnyResult
 from ..protocol.state import State
-from ..recovery import load_state, read_watermark
+from ..recovery import damage_told, load_state, read_watermark
 from ..store_errors import store_errors
 from .aside import Aside
 from .backstage import Backstage
@@ -142,7 +142,8 @@ class Sequencer:
 
     def _take_over(self) -> _Term | None:
         """A new term; None: the journal has moved meanwhile. Raises NotLeader, StepTooOld where others go on."""
-        term = self._recover()
+        with damage_told(self._ns.store):
+            term = self._recover()
         if term is not None:
             lease_ms = self._ns.config.ms("lease.ms")
             self._decide(term, Intake(), [leader.decide_take_over(term.state, self.name, lease_ms)])

@@ -146,7 +146,7 @@ def test_a_bad_storage_option_is_refused_without_showing_what_may_be_secret(path
 def test_a_path_with_nothing_there_says_how_to_make_a_namespace(tmp_path: Path) -> None:
     line = refusal(tmp_path / "none", "topics", "list")
     assert line.startswith("NOT_A_NAMESPACE: ")
-    assert line.endswith(f"lakemq --path {tmp_path}/none init")
+    assert line.endswith(f"lakemq --path {tmp_path}/none init.")
     assert not (tmp_path / "none").exists()
 
 

@@ -159,8 +159,9 @@ def test_a_newer_journal(path: Path) -> None:
 
 
 def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
-    old_ms = int(time.time() * 1000) - 60_000
-    mq.namespace.mailbox.put("client", 1, b"letter", old_ms)
+    name = mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
+    long_ago_s = time.time() - 60
+    os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
     found = ill(path)
     assert set(found) == {"sequencer", "mailbox"}
     assert "nobody leads" in found["sequencer"].found

@@ -1,0 +1,230 @@
+"""What the doctor advises helps: each advice is followed as it stands, and the namespace is well afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from typer.testing import CliRunner, Result
+from unit.served import served
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import NamespaceError, TableDamaged
+from lakemq.engine.namespace import open_namespace
+from lakemq.jobs.cli import app
+from lakemq.jobs.doctor import Finding, examine
+from lakemq.tables.spec import VERSION_PROPERTY
+
+pytestmark = pytest.mark.slow
+
+COMMAND = re.compile(r"lakemq --path .*?(?=[.;]*$|[.;] | && |\))")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A namespace with two topics and messages in files, all of it projected."""
+    folder = tmp_path_factory.mktemp("advice")
+    with served(folder) as mq:
+        for topic in ("t", "u"):
+            mq.topics.create(topic, partitions=2)
+            for _ in range(2):
+                mq.publish(topic, pa.table({"value": ["x" * 3000, "y" * 3000]}))
+    return folder / "mq"
+
+
+@pytest.fixture
+def path(healthy: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be made ill."""
+    return Path(shutil.copytree(healthy, tmp_path / "mq"))
+
+
+def ill(path: Path, **options: str) -> dict[str, Finding]:
+    return {f.check: f for f in examine(str(path), spark=False, **options) if not f.ok}
+
+
+def commands(finding: Finding) -> list[list[str]]:
+    """The arguments of the commands in an advice."""
+    return [shlex.split(found)[1:] for found in COMMAND.findall(finding.mend)]
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def restore(healthy: Path, path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(healthy, path)
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    (command,) = commands(ill(path)["namespace"])
+    assert command == ["--path", str(path), "init"]
+    run(*command)
+    assert not ill(path)
+
+
+def truncated(path: Path) -> None:
+    for entry in (path / "journal/_delta_log").glob("*.json"):
+        os.truncate(entry, 10)
+
+
+def emptied(path: Path) -> None:
+    (path / "journal/_delta_log/00000000000000000000.json").unlink()
+
+
+def gone(path: Path) -> None:
+    shutil.rmtree(path / "journal")
+
+
+@pytest.mark.parametrize("damage", [truncated, emptied, gone])
+def test_a_journal_that_is_damaged_or_gone_is_restored_and_not_made_anew(
+    healthy: Path, path: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(path)
+    finding = ill(path)["namespace"]
+    assert "init" not in finding.mend
+    assert "backup" in finding.mend
+    before = sorted(path.rglob("*"))
+    for create in (False, True):
+        with pytest.raises(NamespaceError, match="backup"):
+            open_namespace(str(path), create=create)
+    assert sorted(path.rglob("*")) == before
+    restore(healthy, path)
+    assert not ill(path)
+
+
+def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    open_namespace(str(path), create=True)
+    for table in ("journal", "watermarks", "members"):
+        shutil.rmtree(path / table)
+    (command,) = commands(ill(path)["namespace"])
+    run(*command)
+    assert not ill(path)
+
+
+@pytest.mark.parametrize("table", ["segments", "delayed"])
+def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: str) -> None:
+    shutil.rmtree(path / table)
+    finding = ill(path)["namespace"]
+    assert f"{table}: " in finding.found
+    assert "init" not in finding.mend
+    assert "backup" in finding.mend
+    shutil.copytree(healthy / table, path / table)
+    assert not ill(path)
+
+
+@pytest.mark.parametrize("table", ["journal", "groups"])
+def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
+    entry = path / table / "_delta_log/00000000000000000000.json"
+    ours = entry.read_text()
+    entry.write_text(ours.replace(f'"{VERSION_PROPERTY}":"1"', f'"{VERSION_PROPERTY}":"9"'))
+    finding = ill(path)["namespace"]
+    assert "init" not in finding.mend
+    assert "version" in finding.mend
+    assert "schema version 9" in finding.found
+    entry.write_text(ours)
+    assert not ill(path)
+
+
+@pytest.mark.parametrize("table", ["topics", "partitions", "watermarks"])
+def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: Path, table: str) -> None:
+    DeltaTable(str(path / table)).delete()
+    with Connection(open_namespace(str(path))) as mq:
+        for call in (mq.topics.list, lambda: mq.fetch("t"), lambda: mq.groups.list(), mq.step_until_idle):
+            with pytest.raises(TableDamaged, match=rf"{table} .*Commits of somebody else: {table} version \d+: DELETE"):
+                call()
+    result = CliRunner().invoke(app, ["--path", str(path), "topics", "list"])
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"TABLE_DAMAGED: {table}")
+    found = ill(path)
+    for check in ("state", "foreign commits"):
+        assert table in found[check].found
+        assert "backup" in found[check].mend
+    restore(healthy, path)
+    assert not ill(path)
+
+
+def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
+    DeltaTable(str(path / "segments")).optimize.z_order(["topic_id"])
+    finding = ill(path)["foreign commits"]
+    assert "backup" not in finding.mend
+    assert set(ill(path)) == {"foreign commits"}
+
+
+def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
+    with Connection(open_namespace(str(path))) as mq:
+        sequencer = mq.sequencer()
+        assert sequencer.try_lead()
+        name = mq.namespace.mailbox.put("client", 1, b"no letter", int(time.time() * 1000))
+        journal = sorted((path / "journal/_delta_log").glob("*.json"))[-1]
+        for file in (path / "mailbox" / name, journal):
+            os.utime(file, (1e9, 1e9))
+    found = ill(path)
+    assert set(found) == {"sequencer", "mailbox"}
+    (command,), (same,) = commands(found["sequencer"]), commands(found["mailbox"])
+    assert command == same == ["--path", str(path), "serve"]
+    settings = path.with_name("quick.yaml")
+    settings.write_text("lease.ms: 500\n")
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "lakemq.jobs.cli", "--conf", str(settings), *command], stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline_s = time.monotonic() + 60
+        while ill(path):
+            assert time.monotonic() < deadline_s, ill(path)
+            time.sleep(0.2)
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(30) == 0
+    assert not ill(path)
+
+
+def test_aliens_are_deleted(path: Path) -> None:
+    (path / "mailbox").mkdir(exist_ok=True)
+    (path / "mailbox" / "notes.txt").write_text("hello")
+    finding = ill(path)["aliens"]
+    (name,) = re.findall(r"no letters: .*?([\w.]+)$", finding.found)
+    (path / "mailbox" / name).unlink()
+    assert not ill(path)
+
+
+@pytest.mark.parametrize("way", ["put back", "given up"])
+def test_data_files_that_are_gone(healthy: Path, path: Path, way: str) -> None:
+    files = sorted((path / "messages").glob("*.parquet"))
+    assert len(files) >= 4
+    for file in files[::2]:
+        file.unlink()
+    finding = ill(path)["data files"]
+    if way == "put back":
+        for file in files[::2]:
+            shutil.copy(healthy / "messages" / file.name, file)
+    else:
+        for command in commands(finding):
+            run(*command)
+    assert not ill(path)
+    with Connection(open_namespace(str(path))) as mq:
+        for topic in ("t", "u"):
+            assert len(list(mq.fetch(topic))) == mq.fetch(topic).record_count
+
+
+def test_a_bad_settings_file_is_mended(path: Path) -> None:
+    settings = path.with_name("lakemq.yaml")
+    settings.write_text("lease.m: 500\n")
+    assert "--conf" in ill(path, conf=str(settings))["settings"].mend
+    settings.write_text("lease.ms: 500\n")
+    assert not ill(path, conf=str(settings))
