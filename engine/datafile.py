@@ -5,6 +5,7 @@ Runs on Spark executors too, where only pyarrow, numpy and xxhash are at hand.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -12,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from lakemq.tables.files import Files
-from lakemq.tables.messages import BODY_SCHEMA, MESSAGES
+from lakemq.tables.messages import BODY_SCHEMA, MESSAGES, FileFacts
 
 ROW_GROUP_ROWS = 1 << 20
 
@@ -48,6 +50,7 @@ class WrittenFile(NamedTuple):
     record_count: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    footer_hash: int
 
 
 def file_name(batch_id: str) -> str:
@@ -80,11 +83,12 @@ class DataFileWriter:
         return first
 
     def written(self, files: Files) -> WrittenFile:
-        """What there is to say of the finished file."""
-        size = files.size(file_name(self.batch_id))
-        if size is None:
-            raise OSError(f"data file {self.batch_id} is gone")
-        return WrittenFile(self.batch_id, size, self.record_count, self.min_timestamp_ms, self.max_timestamp_ms)
+        """What there is to say of the finished file, as the store has it. Raises OSError."""
+        facts = look(files, self.batch_id)
+        if facts is None or facts.flaw:
+            raise OSError(f"data file {self.batch_id} was written and is gone, or {facts and facts.flaw}")
+        times_ms = (self.min_timestamp_ms, self.max_timestamp_ms)
+        return WrittenFile(self.batch_id, facts.size_bytes, facts.record_count, *times_ms, facts.footer_hash)
 
 
 @contextmanager
@@ -103,6 +107,8 @@ def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
         ) as writer,
     ):
         yield DataFileWriter(writer, batch_id)
+        # written anew with other values of the same length, it has another footer
+        writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
 
 
 def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:
@@ -110,3 +116,58 @@ def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:
     with new_data_file(files, batch_id) as writer:
         writer.write(body)
     return writer.written(files)
+
+
+# -- what is there ----------------------------------------------------------------------------------------
+
+_TAIL_BYTES = 1 << 14
+"""Read at once from the end of a file: the footers of most fit in."""
+
+_MAGIC = b"PAR1"
+
+
+class Footer(NamedTuple):
+    """Of a Parquet file; `hash` is of its bytes, seeded with the size of the file, as a signed number."""
+
+    size_bytes: int
+    hash: int
+    metadata: pq.FileMetaData
+
+
+def read_footer(source: pa.NativeFile) -> Footer:
+    """Raises ValueError for what is no Parquet file, OSError when it cannot be read."""
+    size = source.size()
+    tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES)) if size else b""
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < 12 or tail[-4:] != _MAGIC or length > size:
+        raise ValueError("no Parquet file")
+    if length > len(tail):
+        tail = source.read_at(length, size - length)
+    footer = tail[-length:]
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"no Parquet file: {error}") from error
+    unsigned = xxhash.xxh64_intdigest(footer, seed=size)
+    return Footer(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
+
+
+def look(files: Files, batch_id: str) -> FileFacts | None:
+    """What is there under the name of a data file, from one or two small reads; None: nothing.
+
+    What cannot be read, or holds no message rows, is told as its flaw.
+    """
+    name = file_name(batch_id)
+    size = files.size(name)
+    if size is None:
+        return None
+    try:
+        with files.open_input(name) as source:
+            footer = read_footer(source)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return FileFacts(size, flaw=" ".join(str(error).split()))
+    columns = footer.metadata.schema.to_arrow_schema()
+    flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
+    return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection
+from lakemq.engine.fetch.files import verify_files
 from lakemq.engine.fetch.plan import beginning_offsets
 from lakemq.engine.fetch.reader import OffsetRange, Reader
 from lakemq.jobs.doctor import Finding
@@ -160,24 +161,26 @@ def check_foreign_commits(mq: Connection) -> Finding:
 
 
 def check_data_files(mq: Connection) -> Finding:
-    """Every data file that holds messages of a topic is there."""
+    """Every data file that holds messages of a topic is there, and is what was written."""
     reader = Reader(mq.namespace.store, SystemClock())
     needed: dict[str, pa.Table] = {}
     for topic in list(reader.refresh().topics.values()):
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
         needed[topic.topic] = reader.segments(topic, ranges, committed=False)
-    batches = {batch for segments in needed.values() for batch in segments.column("batch_id").to_pylist()}
-    there = {name.rpartition("/")[2] for name in mq.namespace.files.list("messages")}
-    gone = sorted(batch for batch in batches if f"{batch}.parquet" not in there)
-    if not gone:
-        return Finding("data files", True, f"all {len(batches)} are there")
-    names = ", ".join(f"{b}.parquet" for b in gone[:_SOME]) + (", ..." if len(gone) > _SOME else "")
-    commands = [_deletion(mq.namespace.path, name, segments, gone) for name, segments in needed.items()]
+    pairs = [zip(one["batch_id"].to_pylist(), one["footer_hash"].to_pylist(), strict=True) for one in needed.values()]
+    footers = {batch: footer for of_topic in pairs for batch, footer in of_topic}
+    wrong = verify_files(mq.namespace.files, footers)
+    if not wrong:
+        return Finding("data files", True, f"all {len(footers)} are there, and as they were written")
+    some = [f"{batch}.parquet ({flaw})" for batch, flaw in sorted(wrong.items())][:_SOME]
+    names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
+    commands = [_deletion(mq.namespace.path, name, segments, list(wrong)) for name, segments in needed.items()]
     mend = "Put them back into messages/ from a backup; or give up their messages and all before them: " + " && ".join(
         filter(None, commands)
     )
-    return Finding("data files", False, f"{len(gone)} of {len(batches)} are gone: {names}", mend)
+    found = one_line(f"{len(wrong)} of {len(footers)} are gone or damaged: {names}")
+    return Finding("data files", False, found, mend)
 
 
 def _deletion(path: str, topic: str, segments: pa.Table, gone: list[str]) -> str:

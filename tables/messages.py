@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -37,6 +37,20 @@ MESSAGES = TableSpec(
     sort_by=("batch_id", "row"),
     comment="Message rows as they were published; segments say which of them are which offsets.",
 )
+
+
+class FileFacts(NamedTuple):
+    """What the store has under the name of a data file.
+
+    record_count, footer_hash: as its Parquet footer says, the hash as in `segments`; flaw: why it is no data file,
+    empty where it is one.
+    """
+
+    size_bytes: int
+    record_count: int = 0
+    footer_hash: int = 0
+    flaw: str = ""
+
 
 BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("batch_id", "row")])
 """A message before it has a place in a file."""

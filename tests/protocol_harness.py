@@ -35,6 +35,7 @@ from lakemq.engine.protocol.requests import (
     TransactionRef,
 )
 from lakemq.engine.protocol.state import State
+from lakemq.tables.messages import FileFacts
 
 HOUR_MS = 3_600_000
 
@@ -53,11 +54,11 @@ class Harness:
         self._letters += 1
         sent = Letter(client or f"client-{self._letters}", number or 1, list(requests), self.now_ms)
         letter = decode_letter(encode_letter(sent))[0]
-        named = {f.batch_id: f.size_bytes for r in letter.requests if isinstance(r, Produce) for f in r.files}
-        sizes = {batch_id: None if batch_id in self.missing else size for batch_id, size in named.items()}
+        named = [f for r in letter.requests if isinstance(r, Produce) for f in r.files]
+        facts = {f.batch_id: None if f.batch_id in self.missing else facts_of(f) for f in named}
         now_ms = machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
-        decided = machine.decide_letter(self.state, letter, now_ms, inline, sizes)
+        decided = machine.decide_letter(self.state, letter, now_ms, inline, facts)
         self.land(decided)
         return list(decided[-1].record.results)  # type: ignore[union-attr]
 
@@ -154,7 +155,7 @@ class Harness:
                 [2_000] * len(counts),
             ),
             self.state.step,
-            [DataFile(batch_id, 100, good + refused, 1_000, 2_000)],
+            [DataFile(batch_id, 100, good + refused, 1_000, 2_000, 7)],
             [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
             ProducerSequences(*producer, [0] * len(counts), list(counts), [sequence] * len(counts))
             if producer
@@ -189,15 +190,20 @@ class Harness:
                 [0] * len(rows),
             ),
             self.state.step,
-            [DataFile(batch_id, 100, sum(rows), 0, 0)],
+            [DataFile(batch_id, 100, sum(rows), 0, 0, 7)],
             producer=ProducerSequences(*producer, *columns, list(sequences)) if producer else None,
             transaction=transaction,
         )
 
 
+def facts_of(file: DataFile) -> FileFacts:
+    """What the store has of a file that is as its request says."""
+    return FileFacts(file.size_bytes, file.record_count, file.footer_hash)
+
+
 def inline_file(number: int, rows: int) -> InlineRows:
     """Rows of a letter, in a file in which they do not come first."""
-    return InlineRows(DataFile(f"inline-{number}", 1, rows + 20, 1_000, 2_000), 10, rows)
+    return InlineRows(DataFile(f"inline-{number}", 1, rows + 20, 1_000, 2_000, 7), 10, rows)
 
 
 def plain(state: State) -> dict[str, Any]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakemq.tables.files import Files
 from lakemq.tables.messages import HEADERS
 from lakemq.tables.spec import TIME
 
-from ..datafile import file_name
 from ..protocol.errors import FileTruncated
+from .files import data_file
 from .plan import FetchPlan
 
 FETCHED: pa.Schema = pa.schema(
@@ -41,6 +40,7 @@ class _Range:
     base_offset: int
     record_count: int
     batch_id: str
+    footer_hash: int
     first_row: int
     append_time_ms: int | None
 
@@ -52,7 +52,7 @@ def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
 
 
 def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
-    columns = ("partition", "base_offset", "record_count", "batch_id", "first_row", "append_time_ms")
+    columns = ("partition", "base_offset", "record_count", "batch_id", "footer_hash", "first_row", "append_time_ms")
     ranges = [_Range(*values) for values in zip(*(plan.segments.column(c).to_pylist() for c in columns), strict=True)]
     by_file: dict[str, list[int]] = {}
     for i, one in enumerate(ranges):
@@ -66,28 +66,18 @@ def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
 
 def _read_file(files: Files, batch_id: str, ranges: list[tuple[int, _Range]]) -> Iterator[tuple[int, pa.Table]]:
     """Rows of each range; only row groups that hold some of them are read."""
-    try:
-        source = files.open_input(file_name(batch_id))
-    except FileNotFoundError:
-        raise FileTruncated(f"Data file {batch_id} is gone.") from None
-    with source, pq.ParquetFile(source) as file:
+    with data_file(files, batch_id, ranges[0][1].footer_hash) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
         needed = sorted({g for _, r in ranges for g in _groups(starts, r)})
-        table = file.read_row_groups(needed, columns=_STORED) if needed else None
-        shift = np.cumsum([0, *(counts[g] for g in needed)])
-        for i, one in ranges:
-            groups = _groups(starts, one)
-            if table is None or one.first_row + one.record_count > int(starts[-1]):
-                raise FileTruncated(
-                    f"Data file {batch_id} is too short.",
-                    found=f"{int(starts[-1])} rows",
-                    expected=f"at least {one.first_row + one.record_count}",
-                )
-            at = needed.index(groups[0])
-            rows = table.slice(int(shift[at]) + one.first_row - int(starts[groups[0]]), one.record_count)
-            _check_rows(batch_id, rows.column("row"), one)
-            yield i, rows
+        table = file.read_row_groups(needed, columns=_STORED)
+    shift = np.cumsum([0, *(counts[g] for g in needed)])
+    for i, one in ranges:
+        groups = _groups(starts, one)
+        at = needed.index(groups[0])
+        rows = table.slice(int(shift[at]) + one.first_row - int(starts[groups[0]]), one.record_count)
+        _check_rows(batch_id, rows.column("row"), one)
+        yield i, rows
 
 
 def _groups(starts: np.ndarray, one: _Range) -> list[int]:
@@ -97,9 +87,8 @@ def _groups(starts: np.ndarray, one: _Range) -> list[int]:
 
 
 def _check_rows(batch_id: str, numbers: pa.ChunkedArray, one: _Range) -> None:
-    # a rewritten file would have its rows elsewhere: say so instead of delivering others
     if numbers[0].as_py() != one.first_row or numbers[-1].as_py() != one.first_row + one.record_count - 1:
-        raise FileTruncated(f"Data file {batch_id} was rewritten: its rows are not where they were.")
+        raise FileTruncated(f"Data file {batch_id} is damaged: its rows are not where they were.")
 
 
 def _message_table(topic: str, one: _Range, rows: pa.Table) -> pa.Table:

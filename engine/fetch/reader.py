@@ -43,6 +43,7 @@ PLANNED: pa.Schema = pa.schema(
             "record_count",
             "last_offset",
             "batch_id",
+            "footer_hash",
             "first_row",
             "file_partition",
             "min_timestamp_ms",

@@ -12,6 +12,7 @@ from lakemq.tables.messages import MESSAGES
 from ..datafile import file_name
 from ..namespace import Namespace
 from ..protocol.errors import FileTruncated
+from .files import verify_files
 from .plan import FetchPlan
 
 FETCHED_DDL = (
@@ -31,10 +32,16 @@ _SEGMENT = [
 
 
 def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
-    """The messages of the plan in the schema of Spark's Kafka source. Raises FileTruncated: a file is gone."""
+    """The messages of the plan in the schema of Spark's Kafka source.
+
+    Raises FileTruncated: a file is gone, or is not what was written.
+    """
     if plan.segments.num_rows == 0:
         return spark.createDataFrame([], FETCHED_DDL)
-    batch_ids = sorted(set(plan.segments.column("batch_id").to_pylist()))
+    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("batch_id", "footer_hash")), strict=True))
+    for batch_id, wrong in verify_files(namespace.files, needed).items():
+        raise FileTruncated(f"Data file {batch_id} is {wrong}.")
+    batch_ids = sorted(needed)
     paths = [namespace.files.uri(file_name(batch_id)) for batch_id in batch_ids]
     try:
         messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)

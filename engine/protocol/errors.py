@@ -153,7 +153,7 @@ class StaleApplicationVersion(LakeMQError, name="STALE_APPLICATION_VERSION", ret
 
 
 class FileMissing(LakeMQError, name="FILE_MISSING"):
-    """A data file the request names is not there, or not of the size named."""
+    """A data file the request names is not there, or is not the file it tells of: its size, its rows, its footer."""
 
 
 # -- idempotent producers -------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class StepTooOld(LakeMQError, name="STEP_TOO_OLD"):
 
 
 class FileTruncated(LakeMQError, name="FILE_TRUNCATED"):
-    """A data file holds fewer rows than the log says."""
+    """A data file is gone, or is not as it was written: put it back from a backup."""
 
 
 class TableDamaged(LakeMQError, name="TABLE_DAMAGED"):

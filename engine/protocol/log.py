@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lakemq.tables.messages import FileFacts
+
 from .decision import Decision
 from .errors import (
     FileMissing,
@@ -47,15 +49,15 @@ def decide_produce(
     request: Produce,
     now_ms: int,
     inline: InlineRows | None = None,
-    sizes: Mapping[str, int | None] | None = None,
+    facts: Mapping[str, FileFacts | None] | None = None,
 ) -> Decision:
     """Offsets for all ranges of the request, or a refusal of it as a whole.
 
     What was published before is answered as it was then, whatever became of its topics since: first by the
     application's version, then by the producer's sequences. But what belongs to a transaction that is over is refused.
 
-    inline: for a request without files, where its rows are; sizes: batch_id -> bytes of that file in the store, None
-    where it is not there, for every file the request names.
+    inline: for a request without files, where its rows are; facts: batch_id -> what the store has of that file, None
+    where there is nothing, for every file the request names.
     Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
     FileMissing; InvalidTopic (a target that is no destination); of a transaction InvalidProducerIdMapping,
     InvalidTxnState, InvalidRecord, TransactionAbortable.
@@ -73,7 +75,7 @@ def decide_produce(
         first = [appended[unit].base_offset for unit in range(len(units))]
         return Decision(Published(named_units(request, units, first), refused_count, duplicate=True))
     topics = _current_topics(state, request)
-    _check_files(request, sizes or {})
+    _check_files(request, facts or {})
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     decided: list[Decided] = []
@@ -169,15 +171,20 @@ def _current_topic(state: State, ref: TopicRef) -> Topic:
     return topic
 
 
-def _check_files(request: Produce, sizes: Mapping[str, int | None]) -> None:
+def _check_files(request: Produce, facts: Mapping[str, FileFacts | None]) -> None:
     for file in request.files:
-        size = sizes.get(file.batch_id)
-        if size != file.size_bytes:
+        found = facts.get(file.batch_id)
+        expected = FileFacts(file.size_bytes, file.record_count, file.footer_hash)
+        if found != expected:
             raise FileMissing(
                 f"Data file {file.batch_id} is not there as the request says.",
-                found="no file" if size is None else f"{size} bytes",
-                expected=f"{file.size_bytes} bytes",
+                found="no file" if found is None else _told(found),
+                expected=_told(expected),
             )
+
+
+def _told(file: FileFacts) -> str:
+    return f"{file.size_bytes} bytes, {file.flaw or f'{file.record_count} rows, footer {file.footer_hash}'}"
 
 
 def _produced(request: Produce, units: Units, base_offsets: Column, appended: Mapping[int, UnitAppended]) -> Produced:
@@ -230,6 +237,7 @@ def _segments(
         record_count=ranges.record_count.tolist(),
         last_offset=(base_offsets + ranges.record_count - 1).tolist(),
         batch_id=[files[f].batch_id for f in ranges.file.tolist()],
+        footer_hash=[files[f].footer_hash for f in ranges.file.tolist()],
         first_row=ranges.first_row.tolist(),
         file_partition=partition,
         min_timestamp_ms=_times(ranges.min_timestamp_ms, by_sequencer, now_ms),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lakemq.tables.messages import FileFacts
+
 from . import clients, leader, log, offsets, producers, topics, transactions
 from .decision import Decision
 from .errors import ClientEnded, LakeMQError
@@ -72,14 +74,14 @@ def decide_request(
     request: AnyRequest,
     now_ms: int,
     inline: log.InlineRows | None = None,
-    sizes: Mapping[str, int | None] | None = None,
+    facts: Mapping[str, FileFacts | None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     unforeseen: Unforeseen = _raised,
 ) -> Decision:
     """The decision on one request. A refusal changes nothing, but that a transaction it was part of must be aborted."""
     try:
         if isinstance(request, Produce):
-            return log.decide_produce(state, request, now_ms, inline, sizes)
+            return log.decide_produce(state, request, now_ms, inline, facts)
         if isinstance(request, InitProducer):
             named = request.transactional_id is not None
             return transactions.decide_init(state, request, limits) if named else producers.decide_init(state)
@@ -97,7 +99,7 @@ def decide_letter(
     letter: Letter,
     now_ms: int,
     inline: log.InlineRows | None = None,
-    sizes: Mapping[str, int | None] | None = None,
+    facts: Mapping[str, FileFacts | None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     unforeseen: Unforeseen = _raised,
 ) -> list[Decided]:
@@ -110,7 +112,7 @@ def decide_letter(
     decided: list[Decided] = []
     results: list[AnyResult] = []
     for request in letter.requests:
-        decision = decide_request(state, request, now_ms, inline, sizes, limits, unforeseen)
+        decision = decide_request(state, request, now_ms, inline, facts, limits, unforeseen)
         decided += fold(state, [Decided(one.record, one.segments, request_id) for one in decision.decided])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)

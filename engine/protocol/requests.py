@@ -22,6 +22,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
 """Epoch milliseconds; what a timestamp in microseconds can hold fits."""
 
+Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
@@ -86,13 +87,14 @@ class TopicRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file of message rows: `messages/<batch_id>.parquet`."""
+    """A file of message rows: `messages/<batch_id>.parquet`. footer_hash: as in `segments`."""
 
     batch_id: BatchId
     size_bytes: Count
     record_count: Count
     min_timestamp_ms: Millis
     max_timestamp_ms: Millis
+    footer_hash: Hash
 
 
 class Ranges(msgspec.Struct, frozen=True):

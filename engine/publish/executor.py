@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from lakemq.tables.files import open_files
 
-from ..datafile import BODY, BODY_SCHEMA, DataFileWriter, new_data_file, repeat_name
+from ..datafile import BODY, BODY_SCHEMA, DataFileWriter, WrittenFile, new_data_file, repeat_name
 from .arrange import Copy, Run, arrange
 
 FLUSH_ROWS = 1 << 18
@@ -32,6 +32,7 @@ RANGES = pa.schema(
         ("batch_id", pa.string()),
         ("size_bytes", pa.int64()),
         ("file_rows", pa.int64()),
+        ("footer_hash", pa.int64()),
         ("destination", pa.int32()),
         ("copy", pa.int32()),
         ("partition", pa.int32()),
@@ -42,8 +43,8 @@ RANGES = pa.schema(
     ]
 )
 RANGES_DDL = (
-    "task int, batch_id string, size_bytes bigint, file_rows bigint, destination int, copy int, partition int, "
-    "first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
+    "task int, batch_id string, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
+    "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
 )
 
 
@@ -96,7 +97,7 @@ class WriteMessages:
                     writer = stack.enter_context(new_data_file(files, batch_id))
                 placed += self._write(writer, table)
         if writer is not None and placed:
-            yield _ranges(task, batch_id, writer.written(files).size_bytes, writer.record_count, placed)
+            yield _ranges(task, writer.written(files), placed)
 
     def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[Placed]:
         # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
@@ -155,13 +156,14 @@ def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, lists.type), lists)
 
 
-def _ranges(task: int, batch_id: str, size_bytes: int, rows: int, placed: Sequence[Placed]) -> pa.RecordBatch:
+def _ranges(task: int, file: WrittenFile, placed: Sequence[Placed]) -> pa.RecordBatch:
     n = len(placed)
     columns = [
         [task] * n,
-        [batch_id] * n,
-        [size_bytes] * n,
-        [rows] * n,
+        [file.batch_id] * n,
+        [file.size_bytes] * n,
+        [file.record_count] * n,
+        [file.footer_hash] * n,
         [one.destination for one in placed],
         [one.copy for one in placed],
         *zip(*(one.run for one in placed), strict=True),

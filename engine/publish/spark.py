@@ -225,4 +225,5 @@ def _file(rows: list[Row]) -> WrittenFile:
         first.file_rows,
         min(row.min_timestamp_ms for row in rows),
         max(row.max_timestamp_ms for row in rows),
+        first.footer_hash,
     )

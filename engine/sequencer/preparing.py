@@ -13,8 +13,9 @@ from functools import partial
 import pyarrow as pa
 
 from lakemq.tables.files import Files
+from lakemq.tables.messages import FileFacts
 
-from ..datafile import file_name, write_data_file
+from ..datafile import look, write_data_file
 from ..protocol.errors import StorageError
 from ..protocol.requests import DataFile, Produce
 from .intake import Taken
@@ -27,12 +28,12 @@ _TURN_S = 0.1
 class Prepared:
     """inline: one data file with all rows that ride in letters; first_rows: per letter where its own begin in it.
 
-    sizes: what the store says of the files that requests name, None where there is none.
+    facts: what the store has of the files that requests name, None where there is nothing.
     """
 
     inline: DataFile | None = None
     first_rows: tuple[int, ...] = ()
-    sizes: dict[str, int | None] = field(default_factory=dict)
+    facts: dict[str, FileFacts | None] = field(default_factory=dict)
 
 
 class Preparing:
@@ -54,7 +55,7 @@ class Preparing:
             first_rows.append(total)
             total += 0 if one.rows is None else one.rows.num_rows
         named = sorted(_files_named(taken))
-        asked: list[Callable[[], object]] = [partial(self._files.size, file_name(name)) for name in named]
+        asked: list[Callable[[], object]] = [partial(look, self._files, name) for name in named]
         if tables:
             asked.append(partial(self._write, tables))
         answers = self._all(asked, alive)

@@ -271,7 +271,7 @@ class Sequencer:
             self._aside.keep(one.name, error)
 
         try:
-            return machine.decide_letter(state, one.letter, now_ms, inline, prepared.sizes, self._limits, unforeseen)
+            return machine.decide_letter(state, one.letter, now_ms, inline, prepared.facts, self._limits, unforeseen)
         except Exception as error:
             # the state may be half folded: it is thrown away
             unforeseen(error)

@@ -222,7 +222,7 @@ def test_a_data_file_that_is_gone(path: Path) -> None:
     file.unlink()
     found = ill(path)
     assert set(found) == {"data files"}
-    assert found["data files"].found == f"1 of 1 are gone: {file.name}"
+    assert found["data files"].found == f"1 of 1 are gone or damaged: {file.name} (gone)"
 
 
 def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection) -> None:

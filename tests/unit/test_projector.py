@@ -24,7 +24,7 @@ def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
     housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING, SystemClock().now_ms)
     (folder / "messages" / "f.parquet").write_bytes(b"!")
-    file = DataFile("f", 1, 7, low_ms, high_ms)
+    file = DataFile("f", 1, 7, low_ms, high_ms, 7)
     step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])
     Projector(namespace.store, housekeeping).write(plan_pass(State(step=1), [step], 0, 1))
     (stored,) = namespace.store.open(MESSAGES).files()

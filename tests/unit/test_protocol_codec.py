@@ -81,6 +81,7 @@ segment_rows = st.fixed_dictionaries(
         "batch_id": batch_ids | st.none(),
         "first_row": counts | st.none(),
         "file_partition": st.none(),
+        "footer_hash": st.none() | st.integers(-(2**63), 2**63 - 1),
         "min_timestamp_ms": millis | st.none(),
         "max_timestamp_ms": millis,
         "append_time_ms": st.none() | millis,
@@ -116,7 +117,9 @@ produces = st.builds(
     topics=st.lists(st.builds(TopicRef, st.sampled_from(["t", "u"]), small, small), max_size=3),
     ranges=st.builds(Ranges, *map(columns, RANGE)) | st.integers(0, 3).flatmap(even_ranges),
     metadata_step=counts,
-    files=st.lists(st.builds(DataFile, batch_ids, counts, counts, millis, millis), max_size=2),
+    files=st.lists(
+        st.builds(DataFile, batch_ids, counts, counts, millis, millis, st.integers(-(2**63), 2**63 - 1)), max_size=2
+    ),
     refused=st.lists(st.builds(RefusedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
     producer=st.none()
     | st.builds(ProducerSequences, small, epochs, columns(small), columns(small), columns(sequences)),
@@ -212,7 +215,7 @@ def letter_json(request: dict[str, Any]) -> bytes:
 
 PRODUCE: dict[str, Any] = {"request": "produce", "topics": [], "ranges": {}, "metadata_step": 0}
 NUMBERS = ("size_bytes", "record_count", "min_timestamp_ms", "max_timestamp_ms")
-FILE: dict[str, Any] = {"batch_id": "f", **dict.fromkeys(NUMBERS, 1)}
+FILE: dict[str, Any] = {"batch_id": "f", **dict.fromkeys(NUMBERS, 1), "footer_hash": 1}
 SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [], "partition": [], "base_sequence": []}
 
 
@@ -228,6 +231,7 @@ SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [],
         {**PRODUCE, "files": [{**FILE, "record_count": -1}]},
         {**PRODUCE, "files": [{**FILE, "record_count": 2**62}]},
         {**PRODUCE, "files": [{**FILE, "min_timestamp_ms": 2**63}]},
+        {**PRODUCE, "files": [{**FILE, "footer_hash": 2**63}]},
         {**PRODUCE, "ranges": {"topic": [-1]}},
         {**PRODUCE, "ranges": {"file": [-2]}},
         {**PRODUCE, "ranges": {"first_row": [2**63]}},

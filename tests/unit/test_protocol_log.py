@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
-from protocol_harness import Harness, inline_file
+from protocol_harness import Harness, facts_of, inline_file
 from stateful.model import Model
 
 from lakemq.engine.protocol import machine
@@ -28,6 +28,7 @@ from lakemq.engine.protocol.requests import (
     Unit,
 )
 from lakemq.engine.protocol.segments import Segments, table_of
+from lakemq.tables.messages import FileFacts
 
 
 @pytest.fixture
@@ -72,6 +73,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "record_count": 3,
         "last_offset": 6,
         "batch_id": "g",
+        "footer_hash": 7,
         "first_row": 2,
         "file_partition": 1,
         "min_timestamp_ms": 1_000,
@@ -110,7 +112,7 @@ def test_two_topics_share_the_rows_of_one_file(mq: Harness) -> None:
         mq.refs("t", "u"),
         Ranges([0, 1], [2, 1], [0, 0], [0, 0], [5, 5], [0, 0], [0, 0]),
         mq.state.step,
-        [DataFile("f", 9, 5, 0, 0)],
+        [DataFile("f", 9, 5, 0, 0, 7)],
     )
     assert mq.one(request) == Published([Unit("t", 2, 0, 5), Unit("u", 1, 0, 5)])
     segments = segments_of(mq)
@@ -167,7 +169,7 @@ ROW = {"topic": 0, "partition": 0, "file": 0, "first_row": 0, "record_count": 2}
 def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, int]) -> None:
     row = {**ROW, **wrong}
     ranges = Ranges(*([row[name]] for name in ROW), [0], [0])
-    request = Produce(mq.refs("t"), ranges, mq.state.step, [DataFile("f", 9, 5, 0, 0)])
+    request = Produce(mq.refs("t"), ranges, mq.state.step, [DataFile("f", 9, 5, 0, 0, 7)])
     refusal = mq.refused(request)
     assert refusal.error == "INVALID_REQUEST"
     assert str(row["record_count"]) in str(refusal.found)
@@ -193,7 +195,7 @@ def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, in
 def test_a_request_that_contradicts_itself(mq: Harness, change: dict[str, Any]) -> None:
     mq.producer()
     request = Produce(
-        mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile("f", 9, 5, 0, 0)]
+        mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile("f", 9, 5, 0, 0, 7)]
     )
     refusal = mq.refused(msgspec.structs.replace(request, **change))
     assert refusal.error in ("INVALID_REQUEST", "INVALID_TOPIC_EXCEPTION")
@@ -220,8 +222,16 @@ def test_another_shape_of_the_topic_is_stale(mq: Harness, refs: list[TopicRef]) 
 
 def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
     request = mq.produce({0: 1})
-    for sizes, found in [({}, "no file"), ({"f": None}, "no file"), ({"f": 99}, "99 bytes")]:
-        decision = machine.decide_request(mq.state, request, 0, None, sizes)
+    as_said = facts_of(request.files[0])
+    for facts, found in [
+        ({}, "no file"),
+        ({"f": None}, "no file"),
+        ({"f": as_said._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
+        ({"f": as_said._replace(record_count=2)}, "100 bytes, 2 rows, footer 7"),
+        ({"f": as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
+        ({"f": FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
+    ]:
+        decision = machine.decide_request(mq.state, request, 0, None, facts)
         assert isinstance(decision.result, Refusal)
         assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
         assert decision.decided == ()
@@ -267,7 +277,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
     for request in [*(CreateTopic(f"t{i}", n) for i, n in enumerate(SHAPES)), InitProducer()]:
         assert mq.one(request) == model.decide(request, [], mq.now_ms)
     for ranges, topics, producer in given_requests:
-        files = [DataFile("f", 9, 9, 0, 0), DataFile("g", 9, 9, 0, 0)]
+        files = [DataFile("f", 9, 9, 0, 0, 7), DataFile("g", 9, 9, 0, 0, 7)]
         request = Produce(mq.refs(*(f"t{i}" for i in topics)), ranges, mq.state.step, files, producer=producer)
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
@@ -286,6 +296,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
 
 def test_deciding_only_reads_the_state(mq: Harness) -> None:
     request = mq.produce({0: 3})
-    first = decide_produce(mq.state, request, 5, None, {"f": 100})
-    assert decide_produce(mq.state, request, 5, None, {"f": 100}) == first
+    facts = {"f": facts_of(request.files[0])}
+    first = decide_produce(mq.state, request, 5, None, facts)
+    assert decide_produce(mq.state, request, 5, None, facts) == first
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]

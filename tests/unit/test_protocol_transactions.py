@@ -151,7 +151,9 @@ def test_one_that_is_taken_over_ends_in_the_step_of_the_init(mq: Harness) -> Non
 
 def test_a_transaction_within_one_letter(mq: Harness) -> None:
     ref = mq.begin("etl")
-    results = mq.ask(mq.produce({0: 2}, transaction=ref), EndTransaction(ref, True, 1), mq.produce({0: 1}))
+    results = mq.ask(
+        mq.produce({0: 2}, transaction=ref), EndTransaction(ref, True, 1), mq.produce({0: 1}, batch_id="g")
+    )
     assert results == [Published([Unit("t", 0, 0, 2)]), TransactionEnded(0, 1), Published([Unit("t", 0, 3, 1)])]
 
 

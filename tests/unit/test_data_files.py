@@ -1,0 +1,218 @@
+"""Data files that are not what was written: never delivered as good, told by name, and given no offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from unit.served import new_topic, served, values
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.datafile import BODY, file_name, look, read_footer, write_data_file
+from lakemq.engine.errors import FileMissing, FileTruncated, StorageError
+from lakemq.engine.protocol.requests import DataFile, Produce, Published, Ranges, TopicRef
+from lakemq.jobs.doctor_namespace import check_data_files
+from lakemq.tables.files import LocalFiles
+from lakemq.tables.messages import MESSAGES
+
+ROWS = 500
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    with served(tmp_path) as connection:
+        yield connection
+
+
+def filled(mq: Connection) -> tuple[str, Path]:
+    """A topic, and the one file its messages are in."""
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": [f"message {i:06}" for i in range(ROWS)]}))
+    (batch_id,) = set(mq.fetch(topic).plan.segments["batch_id"].to_pylist())
+    return topic, Path(mq.namespace.files.root, file_name(batch_id))
+
+
+# -- what becomes of a file -----------------------------------------------------------------------------
+
+
+def rewritten(file: Path) -> None:
+    """With other values, by a tool that keeps all else."""
+    table = pq.read_table(file)
+    forged = pa.array([b"forged!" for _ in range(ROWS)])
+    file.unlink()
+    pq.write_table(table.set_column(table.column_names.index("value"), "value", forged), file)
+
+
+def written_anew(file: Path) -> None:
+    """By our own writer, under its own name, with values of the same length."""
+    forged = pq.read_table(file).to_pandas().assign(value=[f"Message {i:06}".encode() for i in range(ROWS)])
+    file.unlink()
+    body = pa.Table.from_pandas(forged, MESSAGES.stored_schema, preserve_index=False).select(BODY)
+    size = write_data_file(LocalFiles(str(file.parent.parent)), file.stem, body).size_bytes
+    assert size == file.stat().st_size
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def cut_to_nothing(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def of_another_kind(file: Path) -> None:
+    file.write_text("no Parquet at all, but long enough to have a footer " * 10)
+
+
+def another_one_s(file: Path) -> None:
+    """A valid file of message rows, under the wrong name."""
+    files = LocalFiles(str(file.parent.parent))
+    other = write_data_file(files, "other", pq.read_table(file).select(BODY))
+    file.write_bytes(Path(files.root, file_name(other.batch_id)).read_bytes())
+
+
+def with_a_footer_that_lies(file: Path) -> None:
+    """A footer as long as the file allows, that is none."""
+    data = bytearray(file.read_bytes())
+    data[-8:-4] = (len(data) - 8).to_bytes(4, "little")
+    file.write_bytes(data)
+
+
+MISHAPS = [
+    rewritten,
+    written_anew,
+    cut_short,
+    cut_to_nothing,
+    of_another_kind,
+    another_one_s,
+    with_a_footer_that_lies,
+    Path.unlink,
+]
+
+
+@pytest.mark.parametrize("mishap", MISHAPS, ids=lambda mishap: mishap.__name__)
+def test_what_was_not_written_is_not_delivered(mq: Connection, mishap: Callable[[Path], None]) -> None:
+    topic, file = filled(mq)
+    other, _ = filled(mq)
+    before = file.read_bytes()
+    mishap(file)
+    with pytest.raises(FileTruncated, match=file.stem) as told:
+        mq.fetch(topic).to_arrow()
+    assert not told.value.retriable
+    with pytest.raises(FileTruncated, match=file.stem):
+        list(mq.fetch(topic, start=10, end=20))
+    assert len(values(mq, other)) == ROWS
+    finding = check_data_files(mq)
+    assert not finding.ok
+    assert file.stem in finding.found
+    file.unlink(missing_ok=True)
+    file.write_bytes(before)
+    assert len(values(mq, topic)) == ROWS
+    assert check_data_files(mq).ok
+
+
+def test_pages_that_cannot_be_decoded_are_told_as_damage(mq: Connection) -> None:
+    topic, file = filled(mq)
+    data = bytearray(file.read_bytes())
+    data[4:2000] = bytes(1996)
+    file.write_bytes(data)
+    with pytest.raises(FileTruncated, match=f"{file.stem} is damaged") as told:
+        mq.fetch(topic).to_arrow()
+    assert not told.value.retriable
+
+
+def test_a_file_that_this_user_may_not_read_is_worth_another_try(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, file = filled(mq)
+
+    def denied(name: str) -> pa.NativeFile:
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr(mq.namespace.files, "open_input", denied)
+    with pytest.raises(StorageError, match=file.stem):
+        mq.fetch(topic).to_arrow()
+
+
+# -- what a request may name ----------------------------------------------------------------------------
+
+
+def publish(mq: Connection, topic: str, file: DataFile) -> Published:
+    info = mq.topics.describe(topic)
+    ranges = Ranges([0], [0], [0], [0], [file.record_count], [0], [0])
+    request = Produce([TopicRef(topic, info.topic_id, 1)], ranges, mq.state().step, [file])
+    result = mq.requester.ask(request)
+    assert isinstance(result, Published)
+    return result
+
+
+def a_file(mq: Connection, rows: int, batch_id: str) -> DataFile:
+    body = MESSAGES.stored_schema.empty_table().select(BODY)
+    one = pa.table(
+        [pa.array([0 if f.name in ("partition", "timestamp") else None], f.type) for f in body.schema], body.schema
+    )
+    return DataFile(*write_data_file(mq.namespace.files, batch_id, pa.concat_tables([one] * rows)))
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "0 bytes, no Parquet file"),
+        (b"PAR1" + b"x" * 92 + b"PAR1", "100 bytes, no Parquet file"),
+        (b"junk" * 25, "100 bytes, no Parquet file"),
+    ],
+)
+def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, found: str) -> None:
+    topic = new_topic(mq)
+    mq.namespace.files.put(file_name("junk"), content)
+    with pytest.raises(FileMissing, match=found):
+        publish(mq, topic, DataFile("junk", len(content), 5, 0, 0, 0))
+    assert mq.end_offsets(topic) == {0: 0}
+
+
+def test_a_file_of_other_rows_gets_no_offsets(mq: Connection) -> None:
+    topic, sink = new_topic(mq), pa.BufferOutputStream()
+    pq.write_table(pa.table({"value": [b"x"] * 5}), sink)
+    mq.namespace.files.put(file_name("alien"), sink.getvalue())
+    facts = look(mq.namespace.files, "alien")
+    assert facts is not None
+    with pytest.raises(FileMissing, match="no file of message rows"):
+        publish(mq, topic, DataFile("alien", facts.size_bytes, 5, 0, 0, facts.footer_hash))
+
+
+def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> None:
+    topic, file = new_topic(mq), a_file(mq, 3, "few")
+    more = DataFile(file.batch_id, file.size_bytes, 4, 0, 0, file.footer_hash)
+    with pytest.raises(FileMissing, match=r"3 rows.*Expected.*4 rows"):
+        publish(mq, topic, more)
+    assert publish(mq, topic, file).units[0].record_count == 3
+    assert mq.end_offsets(topic) == {0: 3}
+
+
+def test_a_file_that_cannot_be_read_refuses_its_own_request_only(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, file, other = new_topic(mq), a_file(mq, 1, "denied"), a_file(mq, 2, "fine")
+    opened = LocalFiles.open_input
+
+    def denied(self: LocalFiles, name: str) -> pa.NativeFile:
+        if "denied" in name:
+            raise PermissionError(13, "Permission denied", name)
+        return opened(self, name)
+
+    monkeypatch.setattr(LocalFiles, "open_input", denied)
+    with pytest.raises(FileMissing, match="Permission denied"):
+        publish(mq, topic, file)
+    assert publish(mq, topic, other).units[0].record_count == 2
+
+
+def test_a_footer_larger_than_the_first_read_is_read_whole(tmp_path: Path) -> None:
+    wide = pa.table({f"a column with a rather long name, the {i}th": [i] for i in range(400)})
+    pq.write_table(wide, tmp_path / "wide.parquet")
+    with pa.OSFile(str(tmp_path / "wide.parquet")) as source:
+        footer = read_footer(source)
+        assert (footer.metadata.num_columns, footer.size_bytes) == (400, source.size())
+        assert read_footer(source).hash == footer.hash
