@@ -138,8 +138,8 @@ class Harness:
     ) -> Produce:
         """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
 
-        producer: id and epoch, every partition from `sequence` on; version: application and version; transaction:
-        that it is a part of.
+        producer: id and epoch, every partition (and what is refused) from `sequence` on; version: application and
+        version; transaction: that it is a part of.
         """
         good = sum(counts.values())
         rows = list(counts.values())
@@ -157,7 +157,9 @@ class Harness:
             self.state.step,
             [DataFile(batch_id, 100, good + refused, 1_000, 2_000, 7)],
             [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
-            ProducerSequences(*producer, [0] * len(counts), list(counts), [sequence] * len(counts))
+            ProducerSequences(
+                *producer, [0] * len(counts), list(counts), [sequence] * len(counts), sequence if refused else None
+            )
             if producer
             else None,
             ApplicationVersion(*version, topic) if version else None,

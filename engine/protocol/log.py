@@ -29,7 +29,7 @@ from .requests import MAX_SEQUENCE, ApplicationVersion, DataFile, Produce, Publi
 from .segments import NO_SEGMENTS, Segments, segments
 from .state import Application, State, Topic
 from .transactions import joined, open_transaction
-from .units import Units, appended_before, named_units, units_of
+from .units import Units, appended_before, named_units, refused_unit, units_of, was_refused_before
 
 MAX_VERSION = 2**63 - 1
 MAX_APP_ID = 249
@@ -68,10 +68,12 @@ def decide_produce(
     source = _row_source(request, inline)
     ranges = RangeColumns.of(request.ranges, _partition_counts(request.topics), source)
     units = units_of(request, ranges)
-    appended = appended_before(state, request, units)
+    appended, refused = appended_before(state, request, units), refused_unit(request)
     dead = _dead_letters(request, source)
     refused_count = sum(record.record_count for record in dead)
-    if appended and len(appended) == len(units):
+    if was_refused_before(state, request, refused):
+        dead, refused = [], None
+    if len(appended) == len(units) and not dead and (appended or refused_count):
         first = [appended[unit].base_offset for unit in range(len(units))]
         return Decision(Published(named_units(request, units, first), refused_count, duplicate=True))
     topics = _current_topics(state, request)
@@ -85,9 +87,9 @@ def decide_produce(
         decided += joined(state, request.transaction, touched)
     if request.files and (len(fresh) or dead):
         decided.append(Decided(FilesAdded(request.files)))
-    if len(fresh) or request.application or request.transaction:
+    if len(fresh) or request.application or request.transaction or refused:
         added = _segments(request, topics, fresh, units, base_offsets, source.files, now_ms)
-        decided.append(Decided(_produced(request, units, base_offsets, appended), added))
+        decided.append(Decided(_produced(request, units, base_offsets, appended, refused), added))
     decided += [Decided(record) for record in dead]
     first = [
         appended[unit].base_offset if unit in appended else offset for unit, offset in enumerate(base_offsets.tolist())
@@ -187,7 +189,13 @@ def _told(file: FileFacts) -> str:
     return f"{file.size_bytes} bytes, {file.flaw or f'{file.record_count} rows, footer {file.footer_hash}'}"
 
 
-def _produced(request: Produce, units: Units, base_offsets: Column, appended: Mapping[int, UnitAppended]) -> Produced:
+def _produced(
+    request: Produce,
+    units: Units,
+    base_offsets: Column,
+    appended: Mapping[int, UnitAppended],
+    refused: UnitAppended | None,
+) -> Produced:
     producer, application = request.producer, request.application
     author = producer or request.transaction
     columns = (units.topic, units.partition, units.sequence, units.record_count, base_offsets)
@@ -203,7 +211,7 @@ def _produced(request: Produce, units: Units, base_offsets: Column, appended: Ma
         transactional_id=request.transaction.transactional_id if request.transaction else None,
         producer_id=author.producer_id if author else None,
         producer_epoch=author.producer_epoch if author else None,
-        units=added,
+        units=[*added, refused] if refused else added,
         txn_app_id=application.txn_app_id if application else None,
         txn_version=application.txn_version if application else None,
     )

@@ -80,6 +80,32 @@ def appended_before(state: State, request: Produce, units: Units) -> dict[int, U
     return again
 
 
+REFUSED = (0, -1)
+"""Where the rows that a producer had refused count, as if this were their topic_id and partition; no topic has it."""
+
+
+def refused_unit(request: Produce) -> UnitAppended | None:
+    """The refused rows of an idempotent producer as a unit, so that a repeat is told from new ones.
+
+    Raises InvalidRequest unless there is a sequence for them just where there are some.
+    """
+    if request.producer is None:
+        return None
+    count, sequence = sum(rows.record_count for rows in request.refused), request.producer.refused_sequence
+    if bool(count) != (sequence is not None):
+        raise InvalidRequest("The sequences and the refused rows do not go together.", found=sequence)
+    return None if sequence is None else UnitAppended(*REFUSED, sequence, count, 0)
+
+
+def was_refused_before(state: State, request: Produce, unit: UnitAppended | None) -> bool:
+    """Whether these very rows were refused before. Raises what `appended_before` raises."""
+    if unit is None or request.producer is None:
+        return False
+    epoch = request.producer.producer_epoch
+    producer = check_producer(state, request.producer.producer_id, epoch)
+    return find_duplicate(producer, epoch, *REFUSED, unit.base_sequence, unit.record_count) is not None
+
+
 def named_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
     """The units as a result tells them. base_offsets: per unit."""
     columns = (units.topic.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())

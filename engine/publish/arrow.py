@@ -138,7 +138,7 @@ class ArrowPublisher:
             return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
         if refused and on_error == "fail":
             raise refuse_all(refused)
-        producer = sequences.of(route, ranges) if sequences else None
+        producer = sequences.of(route, ranges, refused) if sequences else None
         request = produce_request(route, ranges, refused, written, producer, application, transaction)
         return Prepared(request, rows, route)
 
@@ -153,7 +153,7 @@ class ArrowPublisher:
                     continue
                 raise
             if sequences is not None:
-                sequences.advance(prepared.route, request.ranges)
+                sequences.advance(prepared.route, request.ranges, request.refused)
             return result
 
     def _placed(

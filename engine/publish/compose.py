@@ -143,15 +143,16 @@ def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
 
 
 class Sequences:
-    """A producer's next sequence per (topic_id, partition)."""
+    """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
 
     def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._advance = next_sequence
         self._next: dict[tuple[int, int], int] = {}
+        self._next_refused = 0
 
-    def of(self, route: Route, ranges: Ranges) -> ProducerSequences:
-        """The sequences a request with these ranges bears."""
+    def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
+        """The sequences a request with these ranges and refused rows bears."""
         units = list(self._units(ranges))
         return ProducerSequences(
             self.producer_id,
@@ -159,10 +160,12 @@ class Sequences:
             [topic for topic, _ in units],
             [partition for _, partition in units],
             [self._next.get((route.topics[topic].topic_id, partition), 0) for topic, partition in units],
+            self._next_refused if refused else None,
         )
 
-    def advance(self, route: Route, ranges: Ranges) -> None:
+    def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
         """The request was accepted: the next one goes on after it."""
+        self._next_refused = self._advance(self._next_refused, sum(rows.record_count for rows in refused))
         for (topic, partition), count in self._units(ranges).items():
             key = (route.topics[topic].topic_id, partition)
             self._next[key] = self._advance(self._next.get(key, 0), count)

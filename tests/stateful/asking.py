@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-from stateful.model import Model, ModelTopic
+from stateful.model import REFUSED, Model, ModelTopic
 from stateful.world import World
 
 from lakemq.engine.datafile import file_name
@@ -112,7 +112,10 @@ class Publisher:
             key = (request.topics[topic].topic_id, partition)
             last = known.appended.get(key, [])[-1:] if known and known.epoch == epoch else []
             bases.append(sum(last[0][:2]) + gap if last else gap)
-        return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases)
+        last = known.appended.get(REFUSED, [])[-1:] if known and known.epoch == epoch else []
+        of_refused = (sum(last[0][:2]) if last else 0) + data.draw(now_and_then(1, 0), label="gap in the refused")
+        refused = of_refused if request.refused else None
+        return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases, refused)
 
 
 def ranges_of(partition_counts: list[int], picks: list[int], file: int, long_runs: bool) -> Ranges:

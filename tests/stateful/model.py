@@ -18,12 +18,15 @@ from lakemq.engine.protocol.requests import (
     InitProducer,
     Produce,
     ProducerDone,
+    ProducerSequences,
     Published,
     TopicDone,
     Unit,
 )
 
 SEQUENCES = 2**31
+REFUSED = (0, -1)
+"""Where a producer's refused rows count, beside its (topic_id, partition) pairs."""
 
 
 class Refused(Exception):
@@ -143,8 +146,9 @@ class Model:
         messages = self._messages(request, rows)
         known = self._appended_before(request, messages)
         dead = [rows[r.file][r.first_row + i] for r in request.refused for i in range(r.record_count)]
+        refused_before = bool(dead) and self._is_refused_before(request, len(dead))
         units = {unit: known.get(unit) for unit in sorted(messages)}
-        if units and all(offset is not None for offset in units.values()):
+        if (units or dead) and all(offset is not None for offset in units.values()) and (refused_before or not dead):
             return Published(_units(request, units, messages), len(dead), duplicate=True)
         self._check_fresh(request)
         for (topic, partition), values in messages.items():
@@ -153,7 +157,12 @@ class Model:
                 units[topic, partition] = len(log)
                 log.extend(values)
                 self._remember(request, (topic, partition), len(values), len(log) - len(values), now_ms)
-        self.dead_letters += dead
+        if dead and not refused_before:
+            self.dead_letters += dead
+            if request.producer:
+                sequence = request.producer.refused_sequence
+                assert sequence is not None
+                self._note(request.producer, REFUSED, sequence, len(dead), 0, now_ms)
         if version:
             self.versions[version.txn_app_id, version.target] = version.txn_version
         return Published(_units(request, units, messages), len(dead))
@@ -189,26 +198,43 @@ class Model:
         known = {}
         for unit in sorted(messages):
             key = (request.topics[unit[0]].topic_id, unit[1])
-            last = producer.appended.get(key, []) if named.producer_epoch == producer.epoch else []
-            sequence, count = self._sequence(request, unit), len(messages[unit])
-            for s, n, offset in last:
-                if (s, n) == (sequence, count):
-                    known[unit] = offset
-            expected = (last[-1][0] + last[-1][1]) % SEQUENCES if last else 0
-            if unit not in known and sequence != expected:
-                raise Refused("OUT_OF_ORDER_SEQUENCE_NUMBER")
+            found = self._found(named, key, self._sequence(request, unit), len(messages[unit]))
+            if found is not None:
+                known[unit] = found
         return known
 
-    def _remember(self, request: Produce, unit: tuple[int, int], count: int, offset: int, now_ms: int) -> None:
+    def _is_refused_before(self, request: Produce, count: int) -> bool:
         named = request.producer
         if named is None:
-            return
+            return False
+        assert named.refused_sequence is not None
+        return self._found(named, REFUSED, named.refused_sequence, count) is not None
+
+    def _found(self, named: ProducerSequences, key: tuple[int, int], sequence: int, count: int) -> int | None:
+        """The offset of what was appended before under this sequence; None: it is the next."""
+        producer = self.producers[named.producer_id]
+        last = producer.appended.get(key, []) if named.producer_epoch == producer.epoch else []
+        for s, n, offset in last:
+            if (s, n) == (sequence, count):
+                return offset
+        if sequence != ((last[-1][0] + last[-1][1]) % SEQUENCES if last else 0):
+            raise Refused("OUT_OF_ORDER_SEQUENCE_NUMBER")
+        return None
+
+    def _remember(self, request: Produce, unit: tuple[int, int], count: int, offset: int, now_ms: int) -> None:
+        if request.producer is not None:
+            key = (request.topics[unit[0]].topic_id, unit[1])
+            self._note(request.producer, key, self._sequence(request, unit), count, offset, now_ms)
+
+    def _note(
+        self, named: ProducerSequences, key: tuple[int, int], sequence: int, count: int, offset: int, now_ms: int
+    ) -> None:
         producer = self.producers[named.producer_id]
         if named.producer_epoch > producer.epoch:
             producer.epoch, producer.appended = named.producer_epoch, {}
         producer.seen_at_ms = now_ms
-        last = producer.appended.setdefault((request.topics[unit[0]].topic_id, unit[1]), [])
-        last.append((self._sequence(request, unit), count, offset))
+        last = producer.appended.setdefault(key, [])
+        last.append((sequence, count, offset))
         del last[:-5]
 
     def _check_fresh(self, request: Produce) -> None:

@@ -1,0 +1,119 @@
+"""Rows that are refused: a dead letter each, once, whatever is asked again (I10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from protocol_harness import Harness, plain
+from unit.served import new_topic, served
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import RequestTimedOut
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.requests import Published, Unit
+from lakemq.engine.protocol.state import State
+
+
+@pytest.fixture
+def mq() -> Harness:
+    harness = Harness()
+    harness.create("t", 2)
+    harness.producer()
+    return harness
+
+
+def dead_letters(mq: Harness) -> list[tuple[str, int, int]]:
+    table = project(mq.state, mq.steps).get("dead_letters")
+    rows = [] if table is None else table.to_pylist()
+    return [(row["batch_id"], row["first_row"], row["record_count"]) for row in rows]
+
+
+def test_a_repeat_of_refused_rows_adds_no_dead_letters(mq: Harness) -> None:
+    request = mq.produce({}, producer=(0, 0), refused=3)
+    assert mq.one(request) == Published([], refused_count=3)
+    for _ in range(3):  # each in a letter of its own, as after an answer that was lost
+        assert mq.one(request) == Published([], refused_count=3, duplicate=True)
+    assert dead_letters(mq) == [("f", 0, 3)]
+    assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
+
+
+def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
+    request = mq.produce({0: 2, 1: 1}, producer=(0, 0), refused=2)
+    units = [Unit("t", 0, 0, 2), Unit("t", 1, 0, 1)]
+    assert mq.one(request) == Published(units, refused_count=2)
+    assert mq.one(request) == Published(units, refused_count=2, duplicate=True)
+    assert dead_letters(mq) == [("f", 3, 2)]
+
+
+def test_what_is_refused_next_is_new(mq: Harness) -> None:
+    first, good = mq.produce({}, producer=(0, 0), refused=3), mq.produce({0: 1}, producer=(0, 0), batch_id="g")
+    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, refused=3, batch_id="h")
+    assert then.producer is not None
+    then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, refused_sequence=3))
+    for request in (first, good, then, then, first):
+        mq.one(request)
+    assert dead_letters(mq) == [("f", 0, 3), ("h", 1, 3)]
+    assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]
+
+
+def test_a_gap_in_what_is_refused_is_refused(mq: Harness) -> None:
+    assert mq.refused(mq.produce({}, producer=(0, 0), sequence=1, refused=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+@pytest.mark.parametrize("refused", [0, 2])
+def test_sequences_name_refused_rows_where_there_are_some(mq: Harness, refused: int) -> None:
+    request = mq.produce({0: 1}, producer=(0, 0), refused=refused)
+    assert request.producer is not None
+    other = msgspec.structs.replace(request.producer, refused_sequence=None if refused else 0)
+    assert mq.refused(msgspec.structs.replace(request, producer=other)).error == "INVALID_REQUEST"
+
+
+def test_without_a_producer_id_each_request_is_a_new_one(mq: Harness) -> None:
+    for _ in range(2):
+        assert mq.one(mq.produce({}, refused=1)) == Published([], refused_count=1)
+    assert dead_letters(mq) == [("f", 0, 1)] * 2
+
+
+# -- the producer's side --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served_mq(tmp_path: Path) -> Iterator[Connection]:
+    with served(tmp_path) as connection:
+        yield connection
+
+
+def test_a_producer_whose_answer_is_lost_has_each_row_dead_lettered_once(
+    served_mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(served_mq)
+    served_mq.topics.alter(topic, {"max.message.bytes": 100})
+    submit, lost = served_mq.requester.submit, []
+
+    def losing(request: Any, rows: pa.Table | None = None) -> Any:
+        future = submit(request, rows)
+        if len(lost) % 2 == 0 and getattr(request, "refused", None):
+            future.result()
+            lost.append(request)
+            future = type(future)()
+            future.set_exception(RequestTimedOut())
+        elif getattr(request, "refused", None):
+            lost.append(request)
+        return future
+
+    monkeypatch.setattr(served_mq.requester, "submit", losing)
+    with served_mq.producer(linger_ms=0) as producer:
+        for rows in (["x" * 200] * 2, ["fine", "y" * 200], ["z" * 200]):
+            producer.send_arrow(topic, pa.table({"value": rows}))
+            producer.flush()
+    assert len(lost) == 6
+    state = served_mq._whole_state()
+    (units,) = (p.units[0, -1] for p in state.producers.values() if (0, -1) in p.units)
+    assert sum(unit.record_count for unit in units) == 4
+    assert served_mq.end_offsets(topic) == {0: 1}
