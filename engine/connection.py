@@ -18,8 +18,8 @@ from . import crash
 from .clock import Clock, SystemClock
 from .consume.consumer import Consumer
 from .consume.groups import Groups
-from .fetch.fetched import Fetched, offsets_for_times, plan_positions
-from .fetch.plan import Bounds, Isolation, Position, bounds_of, end_offsets
+from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
+from .fetch.plan import Bounds, Isolation, Position, bounds_of
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
@@ -322,23 +322,23 @@ class Connection:
         isolation: Isolation = "read_committed",
         poll_ms: int = 20,
     ) -> Iterator[pa.Table]:
-        """Messages as they come, without an end: one table for each time there are any."""
-        files = self.namespace.files
+        """Messages as they come, without an end: one table for each time there are any.
+
+        Where records are deleted before it came to them, it goes on at the log start. Raises what `fetch` raises;
+        UnknownTopicOrPartition also when the topic is deleted later.
+        """
         with self._lock:
             self._reader.refresh()
-            first = plan_positions(self._reader, files, topic, isolation, start, "latest", None)
+            first = plan_positions(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
         position = {r.partition: r.start for r in first.ranges}
         while True:
             with self._lock:
-                ends = end_offsets(self._reader.refresh().topic(topic), isolation)
-                moved = {p: e for p, e in ends.items() if e > position.get(p, 0)}
-                begin = {p: position.get(p, 0) for p in moved}
-                plan = plan_positions(self._reader, files, topic, isolation, begin, moved, None) if moved else None
-            if plan is None:
+                self._reader.refresh()
+                plan = plan_tail(self._reader, topic, first.topic_id, isolation, position)
+            position.update({r.partition: r.end for r in plan.ranges})
+            if not plan.ranges:
                 self._clock.sleep(poll_ms)
-                continue
-            position.update(moved)
-            if plan.record_count:  # else it was markers, or messages that were aborted
+            elif plan.record_count:  # else it was markers, or messages that were aborted
                 yield Fetched(self.namespace, plan, self._spark).to_arrow()
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:

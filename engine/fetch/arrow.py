@@ -109,11 +109,11 @@ def _message_table(topic: str, one: _Range, rows: pa.Table) -> pa.Table:
     return pa.table(columns, schema=FETCHED)
 
 
-def first_at_or_after(files: Files, plan: FetchPlan, time_ms: int) -> tuple[int, int] | None:
-    """Offset and timestamp (ms) of the first message of a one-partition plan that is not before `time_ms`."""
+def first_at_or_after(files: Files, plan: FetchPlan, time_us: int) -> tuple[int, int] | None:
+    """Offset and timestamp (ms) of the first message of a one-partition plan that is not before `time_us`."""
     for piece in _pieces(files, plan):
-        stamps = pc.cast(pc.cast(piece.column("timestamp"), pa.int64()), pa.int64())
-        late = pc.greater_equal(stamps, time_ms * 1000)
+        stamps = pc.cast(piece.column("timestamp"), pa.int64())
+        late = pc.greater_equal(stamps, time_us)
         index = pc.index(late, True).as_py()
         if index >= 0:
             return piece.column("offset")[index].as_py(), stamps[index].as_py() // 1000

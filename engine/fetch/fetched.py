@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, SupportsIndex
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from lakemq.tables.files import Files
 
 from ..namespace import Namespace
-from ..protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
+from ..protocol.errors import IllegalState, InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 from ..protocol.state import Topic
 from .arrow import fetch_arrow, first_at_or_after
 from .plan import (
@@ -22,6 +22,7 @@ from .plan import (
     Position,
     beginning_offsets,
     check_isolation,
+    checked_offset,
     end_offsets,
     explicit_offsets,
     plan_fetch,
@@ -30,6 +31,9 @@ from .reader import OffsetRange, Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -112,17 +116,36 @@ def _positions(reader: Reader, files: Files, topic: Topic, isolation: Isolation,
     if position == "latest":
         return last
     if isinstance(position, datetime):
-        found = _for_times(reader, files, topic, {p: _ms(position) for p in first})
+        found = _for_times(reader, files, topic, dict.fromkeys(first, _us(position)))
         return {p: last[p] if at is None else min(at[0], last[p]) for p, at in found.items()}
-    if isinstance(position, bool) or not isinstance(position, int | Mapping):
+    if isinstance(position, Mapping):
+        return explicit_offsets(topic, position, last)
+    if isinstance(position, bool) or not isinstance(position, SupportsIndex):
         raise InvalidRequest(
             "This is no position.",
-            found=position,
+            found=repr(position),
             expected="earliest, latest, an offset, partition -> offset, or a time",
         )
-    if isinstance(position, int):
-        return {p: min(max(position, first[p]), last[p]) for p in first}
-    return explicit_offsets(topic, position, last)
+    offset = checked_offset(position)
+    if offset < 0:  # for all partitions at once there are words
+        raise OffsetOutOfRange("An offset is not negative.", found=offset, expected="0 or more, earliest, or latest")
+    return {p: min(max(offset, first[p]), last[p]) for p in first}
+
+
+def plan_tail(
+    reader: Reader, topic_name: str, topic_id: int, isolation: Isolation, position: Mapping[int, int]
+) -> FetchPlan:
+    """What a tail at this position has not seen yet, without a range where nothing has come.
+
+    Where records were deleted under it, it goes on at the log start; a partition it has no position in is new. Raises
+    UnknownTopicOrPartition: the topic is gone, though another one may have its name.
+    """
+    topic = reader.state.topics.get(topic_id)
+    if topic is None:
+        raise UnknownTopicOrPartition("The topic was deleted while it was followed.", found=topic_name)
+    starts = {p: max(position.get(p, 0), first) for p, first in beginning_offsets(topic).items()}
+    ends = {p: end for p, end in end_offsets(topic, isolation).items() if end > starts[p]}
+    return plan_fetch(reader, topic, isolation, starts, ends)
 
 
 def offsets_for_times(
@@ -133,31 +156,35 @@ def offsets_for_times(
     unknown = [p for p in times if not 0 <= p < topic.partition_count]
     if unknown:
         raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
-    return _for_times(reader, files, topic, {p: _ms(t) for p, t in times.items()})
+    return _for_times(reader, files, topic, {p: _us(t) for p, t in times.items()})
 
 
 def _for_times(
-    reader: Reader, files: Files, topic: Topic, times_ms: Mapping[int, int]
+    reader: Reader, files: Files, topic: Topic, times_us: Mapping[int, int]
 ) -> dict[int, tuple[int, int] | None]:
     """The first segment with a late enough message is found by its bounds; only its rows are read."""
-    ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_ms]
+    ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_us]
     segments = reader.segments(topic, [r for r in ranges if r.end > r.start], committed=False)
     found: dict[int, tuple[int, int] | None] = {}
     for one in ranges:
-        time_ms = times_ms[one.partition]
-        late = (pc.field("partition") == one.partition) & (pc.field("max_timestamp_ms") >= time_ms)
+        time_us = times_us[one.partition]
+        # bounds are whole milliseconds, rounded down
+        late = (pc.field("partition") == one.partition) & (pc.field("max_timestamp_ms") >= time_us // 1000)
         candidates = segments.filter(late)
         found[one.partition] = None
         for i in range(candidates.num_rows):
             plan = FetchPlan(topic.topic, topic.topic_id, reader.state.step, candidates.slice(i, 1), (one,))
-            if at := first_at_or_after(files, plan, time_ms):
+            if at := first_at_or_after(files, plan, time_us):
                 found[one.partition] = at
                 break
     return found
 
 
-def _ms(time: int | datetime) -> int:
-    if isinstance(time, int):
-        return time
+def _us(time: int | datetime) -> int:
+    """Microseconds of a time, or of milliseconds."""
+    if isinstance(time, int) and not isinstance(time, bool):
+        return time * 1000
+    if not isinstance(time, datetime):
+        raise InvalidRequest("This is no time.", found=time, expected="milliseconds, or a datetime")
     aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
-    return int(aware.timestamp() * 1000)
+    return (aware - _EPOCH) // timedelta(microseconds=1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import pyarrow as pa
 
@@ -90,6 +91,16 @@ def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
     return [Bounds(topic.topic_id, firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
 
 
+def checked_offset(offset: object) -> int:
+    """A whole number that may be an offset, -1 and -2 among them. Raises InvalidRequest, OffsetOutOfRange."""
+    if isinstance(offset, bool) or not isinstance(offset, SupportsIndex):
+        raise InvalidRequest("This is no offset.", found=repr(offset), expected="a whole number")
+    number = operator.index(offset)
+    if number < -2:
+        raise OffsetOutOfRange("An offset is not negative.", found=number, expected="0 or more, earliest, or latest")
+    return number
+
+
 def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
     """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
     first = beginning_offsets(topic)
@@ -101,5 +112,6 @@ def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mappin
                 found=partition,
                 expected=f"0 to {topic.partition_count - 1}",
             )
-        offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(offset, offset)
+        number = checked_offset(offset)
+        offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)
     return offsets

@@ -1,0 +1,124 @@
+"""Where a fetch and a tail begin: exact to the microsecond, never at a negative offset, past what was deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, served
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+
+AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
+US = timedelta(microseconds=1)
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("positions")) as connection:
+        yield connection
+
+
+def texts(table: pa.Table) -> list[str]:
+    return [value.decode() for value in table["value"].to_pylist()]
+
+
+def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
+    mq.publish(topic, pa.table({"value": list(messages), "partition": [partition] * len(messages)}))
+
+
+# -- times ----------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_exact_to_the_microsecond(mq: Connection) -> None:
+    topic = new_topic(mq)
+    stamps = [AT - 2 * US, AT - US, AT, AT + US, AT + 2 * US]
+    table = pa.table({"value": ["-2", "-1", "0", "1", "2"], "timestamp": pa.array(stamps, pa.timestamp("us", "UTC"))})
+    mq.publish(topic, table)
+    for i, stamp in enumerate(stamps):
+        assert texts(mq.fetch(topic, start=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][i:]
+        assert texts(mq.fetch(topic, end=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][:i]
+        assert mq.offsets_for_times(topic, {0: stamp}) == {0: (i, 1_714_564_800_123)}
+    assert mq.fetch(topic, start=AT + 3 * US).record_count == 0
+    assert mq.offsets_for_times(topic, {0: 1_714_564_800_123}) == {0: (0, 1_714_564_800_123)}
+    assert mq.offsets_for_times(topic, {0: 1_714_564_800_124}) == {0: None}
+
+
+def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connection) -> None:
+    topic = new_topic(mq)
+    for i in range(3):
+        mq.publish(
+            topic, pa.table({"value": [str(i)], "timestamp": pa.array([AT + i * US], pa.timestamp("us", "UTC"))})
+        )
+    assert texts(mq.fetch(topic, start=AT + US).to_arrow()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("time", ["today", 1.5, None, True])
+def test_what_is_no_time_is_said(mq: Connection, time: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no time"):
+        mq.offsets_for_times(new_topic(mq), {0: time})
+
+
+# -- offsets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [-1, -2, {0: -3}])
+@pytest.mark.parametrize("end", ["start", "end"])
+def test_an_offset_is_not_negative(mq: Connection, position: Any, end: str) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, "a")
+    with pytest.raises(OffsetOutOfRange, match="not negative"):
+        mq.fetch(topic, **{end: position})
+    with mq.consumer(new_name("group"), topics=[topic]) as consumer, pytest.raises(OffsetOutOfRange):
+        consumer.seek(topic, 0, -1)
+
+
+@pytest.mark.parametrize("position", ["soon", 1.0, True, {0: 1.0}, {0: "1"}, {0: None}, {0: [1]}, [0], None])
+def test_what_is_no_position_is_said(mq: Connection, position: Any) -> None:
+    with pytest.raises(InvalidRequest, match="This is no"):
+        mq.fetch(new_topic(mq), start=position)
+
+
+# -- tails ----------------------------------------------------------------------------------------------
+
+
+def test_a_tail_goes_on_at_the_log_start(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    add(mq, topic, "0", "1", "2")
+    tail = mq.tail(topic, start="earliest", poll_ms=1)
+    assert texts(next(tail)) == ["0", "1", "2"]
+    add(mq, topic, "3", "4")
+    add(mq, topic, "other", partition=1)
+    mq.topics.delete_records(topic, {0: 4})
+    assert texts(next(tail)) == ["4", "other"]
+    mq.topics.delete_records(topic, {0: -1})
+    add(mq, topic, "5")
+    assert texts(next(tail)) == ["5"]
+
+
+def test_a_tail_sees_partitions_that_are_added(mq: Connection) -> None:
+    topic = new_topic(mq)
+    tail = mq.tail(topic, poll_ms=1, start="earliest")
+    add(mq, topic, "first")
+    assert texts(next(tail)) == ["first"]
+    mq.topics.alter(topic, partitions=2)
+    add(mq, topic, "added", partition=1)
+    assert texts(next(tail)) == ["added"]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_tail_of_a_deleted_topic_says_so(mq: Connection, anew: bool) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, "old")
+    tail = mq.tail(topic, start="earliest", poll_ms=1)
+    assert texts(next(tail)) == ["old"]
+    mq.topics.delete(topic)
+    if anew:
+        mq.topics.create(topic)
+        add(mq, topic, "new 0", "new 1")
+    with pytest.raises(UnknownTopicOrPartition, match="deleted while it was followed"):
+        next(tail)
