@@ -27,6 +27,7 @@ from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
 from .publish.arrow import ArrowPublisher, OnError, Spread
 from .publish.compose import COLUMNS, body_of
+from .publish.options import producer_options
 from .publish.producer import Producer
 from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
@@ -34,6 +35,7 @@ from .requester import Requester
 from .sequencer.sequencer import Sequencer
 from .sequencer.serving import Serving, step_until_idle
 from .topics import Topics
+from .transactions.arguments import checked_batch_id, checked_timeout_ms, checked_transactional_id
 from .transactions.manager import TransactionManager
 from .transactions.operations import Transactions
 from .transactions.scope import Transaction
@@ -70,13 +72,14 @@ class Connection:
         self._reached = reached or crash.from_environment()
         self._lock = threading.Lock()
         self._serving: list[Serving] = []
-        self._producers: list[Producer] = []
+        self._producers: set[Producer] = set()
         self._managers: dict[str, TransactionManager] = {}
         self._taking = threading.Lock()
+        self._closing = threading.Lock()
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
-        self._routes = RouteCache(self.state, self._clock)
+        self._routes = RouteCache(self._newest, self._clock)
         self._names = itertools.count(1)
         self._spread = Spread(int(new_id()[:6], 16))
 
@@ -89,6 +92,11 @@ class Connection:
 
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
+        self._check_open()
+        return self._newest()
+
+    def _newest(self) -> State:
+        """Also while the connection closes, for producers that send what they have."""
         with self._lock:
             return self._reader.refresh().snapshot()
 
@@ -123,6 +131,7 @@ class Connection:
         """
         if deliver_at is not None:
             raise UnsupportedVersion("Delayed delivery is not offered yet.")
+        self._check_open()
         application = _application(topic, txn_app_id, txn_version)
         columns = {
             "key": key,
@@ -198,18 +207,27 @@ class Connection:
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         **options: Any,
     ) -> Producer:
-        """A producer for records and tables; see Producer for its options.
+        """A producer for records and tables; docs/settings.md has its options.
 
-        transactional_id: it sends inside transactions only, and fences who had the id before.
+        transactional_id: it sends inside transactions only, and fences who had the id before. Raises InvalidConfig,
+        InvalidRequest, InvalidTransactionTimeout, IllegalState.
         """
-        publisher, producer = self._arrow_publisher(), None
+        self._check_open()
+        chosen = producer_options(options, transactional_id is not None)
+        given = self._arrow_publisher(), self.requester, self._clock, chosen
         if transactional_id is None:
-            producer = Producer(publisher, self.requester, self._clock, **options)
-        else:
-            manager = self._manager(transactional_id, transaction_timeout_ms)
-            producer = TransactionalProducer(publisher, self.requester, self._clock, manager, **options)
-        self._producers.append(producer)
-        return producer
+            return self._kept(Producer(*given, self._producers.discard))
+        manager = self._manager(transactional_id, transaction_timeout_ms)
+        return self._kept(TransactionalProducer(*given, manager, self._producers.discard))
+
+    def _kept(self, producer: Producer) -> Producer:
+        """To be closed with the connection, unless it is closed before."""
+        with self._closing:
+            if not self._closed:
+                self._producers.add(producer)
+                return producer
+        producer.close()
+        raise IllegalState("This connection is closed.")
 
     # -- transactions -----------------------------------------------------------------------------------
 
@@ -223,8 +241,11 @@ class Connection:
         """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
 
         The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
-        stream; once that is committed, its repeat publishes nothing. Raises InvalidRequest, InvalidTransactionTimeout.
+        stream; once that is committed, its repeat publishes nothing. Raises InvalidRequest, InvalidConfig,
+        InvalidTransactionTimeout, IllegalState.
         """
+        self._check_open()
+        transactional_id, batch_id = checked_transactional_id(transactional_id), checked_batch_id(batch_id)
         with self._taking:  # two threads that take an id at the same time would fence each other
             manager = self._managers.get(transactional_id)
             if manager is None:
@@ -245,9 +266,11 @@ class Connection:
 
     def _whole_state(self) -> State:
         """With producers, transactions and groups, read for this call alone."""
+        self._check_open()
         return Reader(self.namespace.store, self._clock, with_clients=True).refresh()
 
     def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
+        transactional_id, timeout_ms = checked_transactional_id(transactional_id), checked_timeout_ms(timeout_ms)
         answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")
         manager = TransactionManager(self.requester, self._clock, transactional_id, timeout_ms, answer_timeout_ms)
         manager.initialize()
@@ -277,6 +300,7 @@ class Connection:
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+        self._check_open()
         with self._lock:
             state = self._reader.refresh()
             return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
@@ -309,6 +333,7 @@ class Connection:
         A position is `earliest`, `latest`, an offset for all partitions, partition -> offset, or a time (the first
         message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
         """
+        self._check_open()
         with self._lock:
             self._reader.refresh()
             plan = plan_positions(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
@@ -327,11 +352,13 @@ class Connection:
         Where records are deleted before it came to them, it goes on at the log start. Raises what `fetch` raises;
         UnknownTopicOrPartition also when the topic is deleted later.
         """
+        self._check_open()
         with self._lock:
             self._reader.refresh()
             first = plan_positions(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
         position = {r.partition: r.start for r in first.ranges}
         while True:
+            self._check_open()
             with self._lock:
                 self._reader.refresh()
                 plan = plan_tail(self._reader, topic, first.topic_id, isolation, position)
@@ -351,6 +378,7 @@ class Connection:
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
+        self._check_open()
         with self._lock:
             return offsets_for_times(self._reader, self.namespace.files, topic, times)
 
@@ -367,23 +395,36 @@ class Connection:
         return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 
     def sequencer(self) -> Sequencer:
+        self._check_open()
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
         return Sequencer(self.namespace, name, self._clock, new_id, self._reached)
 
     # -- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush producers, send what waits, hand over the lease of a sequencer of ours."""
+        """Flush producers, send what waits, hand over the lease of a sequencer of ours. Nothing works afterwards.
+
+        Each of them is closed whatever becomes of the others. Raises the first error.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            producers = list(self._producers)
+        for producer in producers:
+            producer.refuse_more()
+        errors: list[BaseException] = []
+        for one in (*producers, self.requester, *self._serving):
+            try:
+                one.close()
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _check_open(self) -> None:
         if self._closed:
-            return
-        self._closed = True
-        try:
-            for producer in self._producers:
-                producer.close()
-            self.requester.close()
-        finally:
-            for serving in self._serving:
-                serving.close()
+            raise IllegalState("This connection is closed.")
 
     def __enter__(self) -> Connection:
         return self

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lakemq.engine.config import ENGINE, Parameter
 from lakemq.engine.errors import LakeMQError, all_errors
+from lakemq.engine.publish.options import PRODUCER
 from lakemq.engine.publish.producer import Producer
 from lakemq.engine.topics import TOPIC
 from lakemq.jobs.commands.page import command_page
@@ -91,11 +92,10 @@ def _table_section(spec: TableSpec) -> list[str]:
 
 def settings_page() -> str:
     """All settings with defaults and ranges, and a producer's options."""
-    options = inspect.signature(Producer.__init__).parameters.values()
     return _joined(
         [
             "# Settings",
-            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/publish/producer.py"),
+            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/publish/options.py"),
             "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, and named. "
             "So is a key that stands twice in a file.",
             "## Engine",
@@ -109,11 +109,10 @@ def settings_page() -> str:
             _settings(TOPIC.declared),
             "## Producers",
             inspect.cleandoc(Producer.__doc__ or ""),
-            "Options of `mq.producer(...)`:",
-            _table(
-                ("option", "default"),
-                [(f"`{o.name}`", f"`{o.default!r}`") for o in options if o.default is not inspect.Parameter.empty],
-            ),
+            "Options of `mq.producer(...)`, in Kafka's words:",
+            _settings(PRODUCER.declared),
+            "`idempotent`, or `enable_idempotence`, is `True`: a lost answer is asked for again, and nothing is "
+            "published twice. `False` is refused for a producer with a transactional id.",
         ]
     )
 

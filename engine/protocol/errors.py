@@ -202,6 +202,10 @@ class TransactionAbortable(LakeMQError, name="TRANSACTION_ABORTABLE", code=120):
     """Something of the transaction was refused: it can only be aborted. Abort it and begin another."""
 
 
+class TransactionAborted(LakeMQError, name="TRANSACTION_ABORTED"):
+    """The transaction was aborted before this was sent."""
+
+
 class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
     """This version of the engine does not offer what was asked."""
 

@@ -135,10 +135,14 @@ def _narrow(partition: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them)."""
+    """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
+
+    partition: of each row as it was given, in the first copy; negative for one that is refused.
+    """
 
     rows: pa.Table
     runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
+    partition: npt.NDArray[np.int32]
 
 
 def arrange(copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> Arranged:
@@ -147,14 +151,15 @@ def arrange(copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64]
     asked: explicit partitions, -1 for none; start: where the round of keyless rows begins.
     """
     timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
-    tables, runs = [], []
+    tables, runs, placed = [], [], []
     for number, copy in enumerate(copies):
         partition = _partitions(copy, body, asked, start)
         partition = refuse_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
         rows, found = sort_by_partition(body, timestamps_us, partition, number * body.num_rows)
         tables.append(rows)
         runs.append((copy, found))
-    return Arranged(pa.concat_tables(tables), tuple(runs))
+        placed.append(partition)
+    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0])
 
 
 def _partitions(copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> npt.NDArray[np.int32]:

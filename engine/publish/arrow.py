@@ -17,7 +17,7 @@ from lakemq.tables.files import Files
 from .. import crash
 from ..clock import Clock
 from ..datafile import WrittenFile, write_data_file
-from ..protocol.errors import RequestTimedOut, StaleTopicMetadata
+from ..protocol.errors import LakeMQError, RequestTimedOut, StaleTopicMetadata
 from ..protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
 from ..requester import Requester
 from .arrange import Arranged, Copy, Run, arrange
@@ -33,6 +33,8 @@ Part = tuple[int, Copy, Sequence[Run]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
+_REPEAT_MS = 50
+"""Between two attempts where the last was refused for want of room, and one before it was not answered."""
 
 
 class Prepared(NamedTuple):
@@ -41,6 +43,9 @@ class Prepared(NamedTuple):
     request: Produce
     rows: pa.Table | None
     route: Route
+    partition: npt.NDArray[np.int32]
+    """Of each row as it was given, in the first topic by name; negative for one that is refused."""
+    timestamps: pa.ChunkedArray
 
 
 class Spread:
@@ -81,23 +86,39 @@ class ArrowPublisher:
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None = None,
         on_error: OnError = "dead_letter",
-        sequences: Sequences | None = None,
         application: ApplicationVersion | None = None,
-        timeout_ms: int = 120_000,
         transaction: TransactionRef | None = None,
     ) -> Published:
-        """Publish a body; with `sequences`, a lost answer is asked for again and nothing is published twice.
+        """Publish a body; with an application's version a lost answer is asked for again, and nothing published twice.
 
         transaction: the one it is a part of. Raises what the request was refused with; RequestTimedOut when its outcome
         is unknown.
+        """
+        return self.send(destination, body, asked, on_error, None, application=application, transaction=transaction)[1]
+
+    def send(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
+        on_error: OnError | Literal["leave_out"],
+        sequences: Sequences | None,
+        timeout_ms: int = 120_000,
+        application: ApplicationVersion | None = None,
+        transaction: TransactionRef | None = None,
+    ) -> tuple[Prepared, Published]:
+        """As `publish`, and where the rows are.
+
+        sequences: a lost answer is asked for again. on_error="leave_out": of the rows that are refused nothing happens.
         """
         deadline_ms = self._clock.steady_ms() + timeout_ms
         start = self._spread.take(body.num_rows)
         for attempt in range(_STALE_RETRIES):
             prepared = self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
             try:
-                return self._send(prepared, sequences, deadline_ms)
+                return prepared, self._send(prepared, sequences, deadline_ms)
             except StaleTopicMetadata:
+                # it was not published, and what was not answered would be as stale: nothing is in doubt
                 self.forget_routes()
                 if attempt == _STALE_RETRIES - 1:
                     raise
@@ -125,44 +146,56 @@ class ArrowPublisher:
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None,
         start: int,
-        on_error: OnError,
+        on_error: OnError | Literal["leave_out"],
         sequences: Sequences | None,
         application: ApplicationVersion | None,
         transaction: TransactionRef | None,
     ) -> Prepared:
         route, is_new = self._routes.find(destination)
-        rows, parts, written = self._placed(route, body, asked, start)
+        rows, parts, written, partition = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
         if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
             self._routes.forget()
             return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
         if refused and on_error == "fail":
             raise refuse_all(refused)
+        if on_error == "leave_out":
+            refused = []
         producer = sequences.of(route, ranges, refused) if sequences else None
         request = produce_request(route, ranges, refused, written, producer, application, transaction)
-        return Prepared(request, rows, route)
+        return Prepared(request, rows, route, partition, body.column("timestamp"))
 
     def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
-        request = prepared.request
+        """Until it is answered. Once an answer is missing, no error but StaleTopicMetadata says what became of it."""
+        request, unanswered = prepared.request, False
+        if not (request.ranges.topic or request.refused or request.application or request.transaction):
+            return Published([])
         while True:
             try:
                 result = published(self._requester.submit(request, prepared.rows))
-            except RequestTimedOut:
-                repeatable = sequences is not None or request.application is not None
-                if repeatable and self._clock.steady_ms() < deadline_ms:
-                    continue
+                break
+            except StaleTopicMetadata:
                 raise
-            if sequences is not None:
-                sequences.advance(prepared.route, request.ranges, request.refused)
-            return result
+            except LakeMQError as error:
+                unanswered |= isinstance(error, RequestTimedOut)
+                if not unanswered:
+                    raise
+                may_repeat = sequences is not None or request.application is not None
+                if not (may_repeat and error.retriable and self._clock.steady_ms() < deadline_ms):
+                    raise _unknown(error) from error
+                if not isinstance(error, RequestTimedOut):
+                    self._clock.sleep(_REPEAT_MS)
+        if sequences is not None:
+            sequences.advance(prepared.route, request.ranges, request.refused)
+        return result
 
     def _placed(
         self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
-    ) -> tuple[pa.Table | None, list[Part], list[WrittenFile]]:
-        """Few rows: those that ride in the request; else None. Where each run is; the files written."""
+    ) -> tuple[pa.Table | None, list[Part], list[WrittenFile], npt.NDArray[np.int32]]:
+        """Few rows: those that ride in the request; else None. Where each run is; the files written; partitions."""
         if body.nbytes <= self._inline_max_bytes:
             arranged = arrange(route.copies, body, asked, start)
-            return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], []
+            return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], [], arranged.partition
 
         def write(first: int) -> tuple[Arranged, WrittenFile]:
             mine = None if asked is None else asked[first : first + SLICE_ROWS]
@@ -174,7 +207,17 @@ class ArrowPublisher:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
-        return None, parts, [file for _, file in slices]
+        partition = np.concatenate([arranged.partition for arranged, _ in slices])
+        return None, parts, [file for _, file in slices], partition
+
+
+def _unknown(error: LakeMQError) -> RequestTimedOut:
+    """Of a publish whose first answer is missing: what came after it says nothing of that one."""
+    if isinstance(error, RequestTimedOut):
+        return error
+    return RequestTimedOut(
+        "A request was not answered, and its repeat refused: the outcome is unknown.", found=str(error)
+    )
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -30,7 +30,7 @@ COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 """What a user gives of a message."""
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
-"""Headers that give the key where there is none, as Solace's and JMS clients set them."""
+"""Headers that give the key where there is none, the first that has a value, as Solace's and JMS clients set them."""
 
 
 def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, npt.NDArray[np.int64] | None]:
@@ -78,15 +78,23 @@ def _column(table: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
             raise pa.ArrowTypeError("not a timestamp")
         if pa.types.is_binary(wanted) and not _is_bytes(column.type):
             raise pa.ArrowTypeError("neither text nor bytes")
+        if pa.types.is_integer(wanted) and not _is_whole(column.type):
+            raise pa.ArrowTypeError("no whole numbers")
         return column.cast(wanted)
     except pa.ArrowException as error:
+        # of a value that cannot be cast Arrow says the value, which in headers is the payload's
+        why = str(error) if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError) else "a value is no such"
         raise InvalidRecord(
-            f"Column {name} is not usable: {error}", found=str(column.type), expected=str(wanted)
+            f"Column {name} is not usable: {why}", found=str(column.type), expected=str(wanted)
         ) from None
 
 
 def _is_time(type: pa.DataType) -> bool:
     return pa.types.is_timestamp(type) or pa.types.is_null(type)
+
+
+def _is_whole(type: pa.DataType) -> bool:
+    return pa.types.is_integer(type) or pa.types.is_null(type)
 
 
 def _is_bytes(type: pa.DataType) -> bool:
@@ -101,18 +109,19 @@ def _is_bytes(type: pa.DataType) -> bool:
 
 
 def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The key, else the value of the first of KEY_HEADERS that a row has, wherever it stands among its headers."""
     if key.null_count == 0 or headers.null_count == len(headers):
         return key
     flat = pc.list_flatten(headers)
-    names = pc.struct_field(flat, "key")
-    chosen = pc.is_in(names, value_set=pa.array(KEY_HEADERS))
-    rows = pc.list_parent_indices(headers).filter(chosen).to_numpy()
-    values = pc.struct_field(flat, "value").filter(chosen)
-    first_rows, first = np.unique(rows, return_index=True)
-    places = np.full(len(key), -1)
-    places[first_rows] = first
-    given = values.take(pa.array(places, mask=places < 0))
-    return pc.coalesce(key, given)
+    names, values = pc.struct_field(flat, "key"), pc.struct_field(flat, "value")
+    rows = pc.list_parent_indices(headers)
+    for name in KEY_HEADERS:
+        chosen = pc.and_kleene(pc.equal(names, name), pc.is_valid(values))
+        first_rows, first = np.unique(rows.filter(chosen).to_numpy(), return_index=True)
+        places = np.full(len(key), -1)
+        places[first_rows] = first
+        key = pc.coalesce(key, values.filter(chosen).take(pa.array(places, mask=places < 0)))
+    return key
 
 
 def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) -> tuple[Ranges, list[RefusedRows]]:

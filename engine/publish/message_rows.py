@@ -92,12 +92,17 @@ def _optional(chosen: Mapping[str, Any], name: str, ddl: str) -> Column:
 
 
 def _key(chosen: Mapping[str, Any]) -> Column:
-    """The key, else what the headers say it is."""
+    """The key, else the value of the first of KEY_HEADERS that the row has, wherever it stands among its headers."""
     key = _optional(chosen, "key", "binary")
     if "headers" not in chosen:
         return key
-    named = F.filter(F.col("headers").cast(HEADERS_DDL), lambda h: h["key"].isin(*KEY_HEADERS))
-    return F.coalesce(key, F.try_element_at(named, F.lit(1))["value"])
+    return F.coalesce(key, *(F.try_element_at(_values_of(name), F.lit(1)) for name in KEY_HEADERS))
+
+
+def _values_of(header: str) -> Column:
+    """The values of all headers of this name that have one."""
+    headers = F.filter(F.col("headers").cast(HEADERS_DDL), lambda h: (h["key"] == header) & h["value"].isNotNull())
+    return F.transform(headers, lambda h: h["value"])
 
 
 def _check_types(message: DataFrame) -> None:

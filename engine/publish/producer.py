@@ -3,71 +3,53 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from lakemq.tables.messages import HEADERS
-from lakemq.tables.spec import TIME
-
 from ..clock import Clock
-from ..protocol.errors import BufferFull, IllegalState, InvalidRecord, RequestTimedOut, UnsupportedVersion
+from ..protocol.errors import (
+    BufferFull,
+    IllegalState,
+    InvalidRecord,
+    LakeMQError,
+    RequestTimedOut,
+    StorageError,
+    UnknownProducerId,
+    UnsupportedVersion,
+)
 from ..protocol.producers import next_sequence
-from ..protocol.requests import InitProducer, ProducerDone, Published, Unit
+from ..protocol.requests import InitProducer, ProducerDone, Published
 from ..requester import Requester
-from .arrow import ArrowPublisher, OnError
-from .compose import KEY_HEADERS, Sequences, body_of
+from .arrow import ArrowPublisher, Prepared
+from .compose import Sequences, body_of
+from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture
+from .options import ProducerOptions
+from .record import (
+    Header,
+    Records,
+    check_callback,
+    check_size,
+    checked_bytes,
+    checked_destination,
+    checked_extras,
+)
+from .told import Acknowledged, Failures, Flushed
 
-Header = tuple[str, bytes | None]
+_RECORD_BYTES = 32
+"""What a record takes beside its key, value and headers, about."""
 
-
-@dataclass
-class _Records:
-    """Columns of records for one destination that were not sent yet."""
-
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    headers: list[list[Header] | None] = field(default_factory=list)
-    timestamps_us: list[int | None] = field(default_factory=list)
-    partitions: list[int | None] = field(default_factory=list)
-
-    def table(self) -> pa.Table:
-        columns: dict[str, pa.Array] = {
-            "key": pa.array(self.keys, pa.binary()),
-            "value": pa.array(self.values, pa.binary()),
-            "timestamp": pa.array(self.timestamps_us, TIME),
-        }
-        if any(self.headers):
-            columns["headers"] = pa.array(self.headers, HEADERS)
-        if any(p is not None for p in self.partitions):
-            columns["partition"] = pa.array(self.partitions, pa.int64())
-        return pa.table(columns)
-
-
-@dataclass(frozen=True)
-class Flushed:
-    """What was acknowledged since the last flush: offsets per topic and partition, and how many rows were refused."""
-
-    units: tuple[Unit, ...]
-    refused_count: int
-
-    def offsets(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(topic, partition) -> first and last offset of what was flushed."""
-        ends: dict[tuple[str, int], tuple[int, int]] = {}
-        for unit in self.units:
-            key, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
-            first, previous = ends.get(key, (unit.base_offset, last))
-            ends[key] = (min(first, unit.base_offset), max(previous, last))
-        return ends
+_MAX_KNOWN = 10_000
+"""Names that are not checked again."""
 
 
 class Producer:
-    """Sends what it is given in the order given, per destination. Thread-safe; use it as a context manager.
+    """Sends what it is given in the order given, per destination. Use it as a context manager.
 
-    linger_ms: how long a record waits for company; batch_size: bytes that are sent without waiting; buffer_memory:
-    bytes that may wait, above which `send` blocks up to max_block_ms and then raises BufferFull.
+    Thread-safe: a flush waits for all that any thread gave before it, and raises what of that has failed. What fails
+    while nobody flushes is raised by the next `send`, `flush` or `close` of each thread that uses the producer.
     """
 
     def __init__(
@@ -75,27 +57,29 @@ class Producer:
         publisher: ArrowPublisher,
         requester: Requester,
         clock: Clock,
-        linger_ms: int = 5,
-        batch_size: int = 1 << 20,
-        buffer_memory: int = 64 << 20,
-        max_block_ms: int = 60_000,
-        on_error: OnError = "dead_letter",
-        idempotent: bool = True,
-        delivery_timeout_ms: int = 120_000,
+        options: ProducerOptions,
+        closed: Callable[[Producer], object] = lambda _: None,
+        lock: Any = None,
     ) -> None:
-        self._publisher, self._requester, self._clock = publisher, requester, clock
-        self._linger_ms, self._batch_size, self._buffer_memory = linger_ms, batch_size, buffer_memory
-        self._max_block_ms, self._on_error, self._idempotent = max_block_ms, on_error, idempotent
-        self._delivery_timeout_ms = delivery_timeout_ms
+        """closed: told when it is closed; lock: an RLock to share."""
+        self._publisher, self._requester, self._clock, self._options = publisher, requester, clock, options
+        self._tell_closed = closed
         self._sequences: Sequences | None = None
-        self._lock = threading.Condition()
-        self._queue: dict[str, list[_Records | pa.Table]] = {}
-        self._queued_bytes = self._sending_bytes = 0
-        self._first_queued_ms = 0
-        self._flushing = 0
-        self._closed = False
-        self._error: BaseException | None = None
-        self._done: list[Published] = []
+        self._lock = lock or threading.RLock()
+        self._outcomes = Outcomes(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._destinations: set[str] = set()
+        self._queue: deque[Batch] = deque()
+        self._filling: dict[str, Batch] = {}
+        """Destination -> the batch of the queue that takes its next record."""
+        self._unsettled: dict[int, Batch] = {}
+        """Number -> batch, also what is on its way, in order."""
+        self._last_number = self._wanted = 0
+        """Batches up to the number wanted do not wait for company."""
+        self._queued_bytes = self._held_bytes = 0
+        self._timed_out_ms = -1
+        self._is_closed = self._is_ending = False
+        self._failures, self._acknowledged = Failures(), Acknowledged()
         self._thread = threading.Thread(target=self._run, name="lakemq-producer", daemon=True)
         self._thread.start()
 
@@ -111,62 +95,156 @@ class Producer:
         timestamp_ms: int | None = None,
         delay: Any = None,
         deliver_at: Any = None,
-    ) -> None:
-        """Give one record to be sent. Raises InvalidRecord, BufferFull, or the error of an earlier send."""
+        on_delivery: OnDelivery | None = None,
+    ) -> RecordFuture:
+        """Give one record to be sent. Its future says where it is; on_delivery is called with (error, metadata).
+
+        Raises InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge, BufferFull, IllegalState, and an error of
+        what was given before that this thread was not told of; nothing is sent then.
+        """
         if delay is not None or deliver_at is not None:
             raise UnsupportedVersion("Delayed delivery is not offered yet.")
-        if isinstance(value, str):
-            value = value.encode()
-        if isinstance(key, str):
-            key = key.encode()
-        listed = _headers(headers) if headers else None
-        if key is None and listed:
-            key = next((v for k, v in listed if k in KEY_HEADERS), None)
-        _check_bytes("value", value)
-        _check_bytes("key", key)
-        size = (len(value) if value else 0) + (len(key) if key else 0) + 32
+        if type(topic) is not str or topic not in self._destinations:
+            topic = self._known_destination(topic)
+        if type(value) is not bytes:
+            value = checked_bytes("value", value)
+        if type(key) is not bytes:
+            key = checked_bytes("key", key)
+        size = (len(value) if value else 0) + (len(key) if key else 0) + _RECORD_BYTES
+        extras = None
+        if headers is not None or partition is not None or timestamp_ms is not None:
+            extras, more = checked_extras(headers, partition, timestamp_ms)
+            size += more
+        if on_delivery is not None:
+            check_callback("on_delivery", on_delivery)
+        check_size(size)
+        self._outcomes.check_process()
         with self._lock:
-            self._reserve(size)
-            waiting = self._queue.setdefault(topic, [])
-            if not waiting or not isinstance(waiting[-1], _Records):
-                waiting.append(_Records())
-            records = waiting[-1]
-            records.keys.append(key)
-            records.values.append(value)
-            records.headers.append(listed)
-            records.timestamps_us.append(timestamp_ms * 1000 if timestamp_ms is not None else None)
-            records.partitions.append(partition)
+            self._make_room(size)
+            batch = self._filling.get(topic)
+            if batch is None:
+                batch = self._filling[topic] = self._new_batch(topic, Records())
+            future = RecordFuture(batch, batch.records.add(key, value, extras))
+            self._took(batch, size)
+            if on_delivery is not None:
+                future.on_delivery(on_delivery)
+        return future
 
     def send_arrow(self, topic: str, table: pa.Table) -> None:
-        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`."""
-        body_of(table.slice(0, 0), topic, 0)  # refuse bad columns here, not in the background
+        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`. Raises as `send`."""
+        self._outcomes.check_process()
+        topic = self._known_destination(topic)
+        if not isinstance(table, pa.Table):
+            raise InvalidRecord("This is no table.", found=type(table).__name__, expected="a pyarrow.Table")
+        body, asked = body_of(table, topic, self._clock.now_ms())
+        size = body.nbytes
         with self._lock:
-            self._reserve(table.nbytes)
-            self._queue.setdefault(topic, []).append(table)
+            self._make_room(size)
+            if body.num_rows == 0:
+                return
+            batch = self._new_batch(topic, None)
+            batch.body, batch.asked = body, asked
+            self._filling.pop(topic, None)  # records that come after the table are sent after it
+            self._took(batch, size)
+
+    def _known_destination(self, topic: object) -> str:
+        name = checked_destination(topic)
+        if len(self._destinations) < _MAX_KNOWN:
+            self._destinations.add(name)
+        return name
+
+    def _new_batch(self, topic: str, records: Records | None) -> Batch:
+        self._last_number += 1
+        batch = Batch(self._last_number, topic, self._outcomes, self._clock.steady_ms(), records)
+        self._unsettled[batch.number] = batch
+        self._queue.append(batch)
+        if len(self._queue) == 1:
+            self._work.notify()
+        return batch
+
+    def _took(self, batch: Batch, size: int) -> None:
+        before = self._queued_bytes
+        batch.size_bytes += size
+        self._held_bytes += size
+        self._queued_bytes = before + size
+        if before < self._options.batch_size <= self._queued_bytes:
+            self._work.notify()
+
+    def _make_room(self, size: int) -> None:
+        """Whether something may be given now; room for it is waited for. The lock is held."""
+        self._check_takes()
+        if self._held_bytes + size > self._options.buffer_memory and self._held_bytes:
+            self._wait_for_room(size)
+
+    def _check_takes(self) -> None:
+        self._check_open()
+        self._failures.raise_untold()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise IllegalState("The producer is closed.")
+
+    def _wait_for_room(self, size: int) -> None:
+        """What it is given for may end meanwhile, so all is looked at again."""
+        self._outcomes.check_may_wait()
+        deadline_ms = self._clock.steady_ms() + self._options.max_block_ms
+        while self._held_bytes and self._held_bytes + size > self._options.buffer_memory:
+            left_ms = deadline_ms - self._clock.steady_ms()
+            if left_ms <= 0:
+                raise BufferFull(
+                    f"The buffer did not drain in {self._options.max_block_ms} ms.",
+                    found=f"{self._held_bytes} bytes waiting",
+                    expected=f"room for {size} within {self._options.buffer_memory}",
+                )
+            self._outcomes.changed.wait(left_ms / 1000)
+            self._check_takes()
+
+    # -- waiting ----------------------------------------------------------------------------------------
 
     def flush(self) -> Flushed:
-        """Wait until all that was given is acknowledged. Raises what the sending failed with."""
+        """Wait until all that was given before, by whichever thread, is acknowledged; not for what comes later.
+
+        Raises the first error of what was waited for, and of what has failed since this thread's last call. What it
+        returns was acknowledged since the flush before, of any thread; where each record is its future says.
+        """
+        self._outcomes.check_may_wait()
         with self._lock:
-            self._flushing += 1
-            self._lock.notify_all()
-            while (self._queued_bytes or self._sending_bytes) and self._error is None:
-                self._lock.wait()
-            self._flushing -= 1
-            self._raise_error()
-            done, self._done = self._done, []
-        return Flushed(tuple(u for d in done for u in d.units), sum(d.refused_count for d in done))
+            self._check_open()
+            self._wait_for_given()
+            return self._acknowledged.take()
+
+    def _wait_for_given(self) -> None:
+        """Until what was given is settled. Raises the first error of it, or one that this thread was not told of."""
+        self._failures.meet()
+        given, awaited = self._last_number, list(self._unsettled.values())
+        self._wanted = given
+        self._work.notify()
+        waiting = awaited
+        while waiting := [one for one in waiting if one.number in self._unsettled and one.doubt is None]:
+            self._outcomes.changed.wait()
+        self._failures.raise_untold(given)
+        for batch in awaited:
+            if error := batch.failure:
+                raise error.with_traceback(None)
 
     def close(self) -> None:
-        """Flush and end."""
-        if self._closed:
-            return
-        try:
-            self.flush()
-        finally:
-            with self._lock:
-                self._closed = True
-                self._lock.notify_all()
-            self._thread.join()
+        """Send what was given, then end; what comes later is refused. Raises what `flush` raises."""
+        self._outcomes.check_may_wait()
+        with self._lock:
+            self._failures.meet()
+            self.refuse_more()
+            self._is_ending = True
+            self._work.notify()
+        self._thread.join()
+        self._tell_closed(self)
+        with self._lock:
+            self._failures.raise_untold()
+
+    def refuse_more(self) -> None:
+        """From here on nothing is taken; what was taken before is sent."""
+        with self._lock:
+            self._is_closed = True
+            self._outcomes.changed.notify_all()  # who waits for room
 
     def __enter__(self) -> Producer:
         return self
@@ -174,93 +252,102 @@ class Producer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
-    def _reserve(self, size: int) -> None:
-        """Room for `size` bytes, waited for; the lock is held."""
-        self._raise_error()
-        if self._closed:
-            raise IllegalState("The producer is closed.")
-        waiting = self._queued_bytes + self._sending_bytes
-        if waiting and waiting + size > self._buffer_memory:
-            self._wait_for_room(size)
-        if not self._queued_bytes:
-            self._first_queued_ms = self._clock.steady_ms()
-        before = self._queued_bytes
-        self._queued_bytes += size
-        if before == 0 or (before < self._batch_size <= self._queued_bytes):
-            self._lock.notify_all()
+    # -- transactions: those of TransactionalProducer ---------------------------------------------------
 
-    def _wait_for_room(self, size: int) -> None:
-        deadline_ms = self._clock.steady_ms() + self._max_block_ms
-        while self._queued_bytes + self._sending_bytes + size > self._buffer_memory:
-            left_ms = deadline_ms - self._clock.steady_ms()
-            if left_ms <= 0:
-                raise BufferFull(
-                    f"The buffer did not drain in {self._max_block_ms} ms.",
-                    found=f"{self._queued_bytes + self._sending_bytes} bytes waiting",
-                    expected=f"room for {size} within {self._buffer_memory}",
-                )
-            self._lock.wait(left_ms / 1000)
-            self._raise_error()
-            if not self._queued_bytes and not self._sending_bytes:
-                return
+    def init_transactions(self) -> None:
+        """Raises IllegalState: this producer has no transactional id."""
+        raise IllegalState("This producer has no transactional id.", expected="mq.producer(transactional_id)")
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+    def begin_transaction(self) -> None:
+        """Raises IllegalState: this producer has no transactional id."""
+        Producer.init_transactions(self)
 
-    # -- sending ----------------------------------------------------------------------------------------
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
+    ) -> None:
+        """Raises IllegalState: this producer has no transactional id."""
+        Producer.init_transactions(self)
+
+    def commit_transaction(self) -> None:
+        """Raises IllegalState: this producer has no transactional id."""
+        Producer.init_transactions(self)
+
+    def abort_transaction(self) -> None:
+        """Raises IllegalState: this producer has no transactional id."""
+        Producer.init_transactions(self)
+
+    # -- sending: in the producer's thread --------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._is_due():
-                    if self._closed and not self._queued_bytes:
-                        return
-                    self._lock.wait(self._linger_ms / 1000 if self._queued_bytes else None)
-                queue, self._queue = self._queue, {}
-                self._sending_bytes, self._queued_bytes = self._queued_bytes, 0
-            self._send_all(queue)
-            with self._lock:
-                self._sending_bytes = 0
-                self._lock.notify_all()
+        while (batch := self._next()) is not None:
+            try:
+                outcome = self._deliver(batch)
+            except BaseException as error:  # told to who gave it; what else waits is sent all the same
+                outcome = Outcome(error=known(error))
+            self._settle(batch, outcome)
 
-    def _is_due(self) -> bool:
-        if not self._queued_bytes:
-            return False
-        lingered = self._clock.steady_ms() - self._first_queued_ms >= self._linger_ms
-        return bool(self._flushing) or lingered or self._queued_bytes >= self._batch_size or self._closed
-
-    def _send_all(self, queue: dict[str, list[_Records | pa.Table]]) -> None:
-        for topic, given in queue.items():
-            for one in given:
-                try:
-                    self._publish(topic, table_of(one))
-                except BaseException as error:  # told at the next call; what else waits is sent all the same
-                    self._sending_failed(error)
-                    with self._lock:
-                        self._error = self._error or error
-
-    def _publish(self, topic: str, table: pa.Table) -> None:
-        body, asked = body_of(table, topic, self._clock.now_ms())
-        result = self._publisher.publish(
-            topic, body, asked, self._on_error, self._ready(), timeout_ms=self._delivery_timeout_ms
-        )
+    def _next(self) -> Batch | None:
+        """The next batch, once it is due; None: the end."""
         with self._lock:
-            self._done.append(result)
+            while (wait_ms := self._due_in_ms()) != 0:
+                if wait_ms is None and self._is_ending:
+                    return None
+                self._work.wait(None if wait_ms is None else wait_ms / 1000)
+            batch = self._queue.popleft()
+            if self._filling.get(batch.destination) is batch:
+                del self._filling[batch.destination]
+            self._queued_bytes -= batch.size_bytes
+            return batch
+
+    def _due_in_ms(self) -> int | None:
+        """When the first batch is due; None: there is none."""
+        if not self._queue:
+            return None
+        first = self._queue[0]
+        if self._is_ending or first.number <= self._wanted or self._queued_bytes >= self._options.batch_size:
+            return 0
+        return max(0, first.given_ms + self._options.linger_ms - self._clock.steady_ms())
+
+    def _deliver(self, batch: Batch) -> Outcome:
+        now_ms, deadline_ms = self._clock.steady_ms(), batch.given_ms + self._options.delivery_timeout_ms
+        try:
+            if batch.given_ms <= self._timed_out_ms and now_ms > deadline_ms:
+                raise RequestTimedOut("Not sent: nobody answered what was given before, until this was overdue, too.")
+            body, asked = batch.rows(self._clock.now_ms())
+            return self._outcome(*self._publish(batch, body, asked, deadline_ms))
+        except BaseException as error:
+            if isinstance(error, RequestTimedOut) and now_ms <= deadline_ms:
+                self._timed_out_ms = self._clock.steady_ms()
+            self._sending_failed(error)
+            raise
+
+    def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
+        # of records given one by one a bad one is refused alone; a table is taken as a whole
+        alone = batch.records is not None and self._options.on_error == "fail"
+        while True:
+            is_new = self._sequences is None
+            sequences = self._ready(deadline_ms)
+            left_ms = max(0, deadline_ms - self._clock.steady_ms())
+            try:
+                return self._publisher.send(
+                    batch.destination, body, asked, "leave_out" if alone else self._options.on_error, sequences, left_ms
+                )
+            except UnknownProducerId:
+                if is_new or not self._options.idempotent:
+                    raise
+                self._sequences = None  # it idled for too long; of this batch nothing is in doubt
 
     def _sending_failed(self, error: BaseException) -> None:
         # if it was published after all, its sequences are taken: others with them would pass for repeats
         self._sequences = None
 
-    def _ready(self) -> Sequences | None:
-        if self._idempotent and self._sequences is None:
-            done = self._initialized()
+    def _ready(self, deadline_ms: int) -> Sequences | None:
+        if self._options.idempotent and self._sequences is None:
+            done = self._initialized(deadline_ms)
             self._sequences = Sequences(done.producer_id, done.producer_epoch, next_sequence)
         return self._sequences
 
-    def _initialized(self) -> ProducerDone:
-        deadline_ms = self._clock.steady_ms() + self._delivery_timeout_ms
+    def _initialized(self, deadline_ms: int) -> ProducerDone:
         while True:
             try:
                 done = self._requester.ask(InitProducer())
@@ -271,23 +358,33 @@ class Producer:
             assert isinstance(done, ProducerDone)
             return done
 
+    # -- what became of it ------------------------------------------------------------------------------
 
-def table_of(given: _Records | pa.Table) -> pa.Table:
-    return given.table() if isinstance(given, _Records) else given
+    def _outcome(self, prepared: Prepared, published: Published) -> Outcome:
+        placement = Placement(prepared.route.topics[0].topic, prepared.partition, prepared.timestamps, published.units)
+        return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
+
+    def _settle(self, batch: Batch, outcome: Outcome) -> None:
+        """The outcome of a batch, told to futures and callbacks, then to who waits in `flush` or for room."""
+        if not batch.settle(outcome):
+            return
+        with self._lock:
+            del self._unsettled[batch.number]
+            self._held_bytes -= batch.size_bytes
+            if outcome.published is not None:
+                self._acknowledged.add(outcome.published)
+            if outcome.error is not None and outcome.is_news:
+                self._failures.add(batch.number, outcome.error)
+            self._outcomes.changed.notify_all()
 
 
-def _headers(headers: Sequence[Header] | Mapping[str, bytes]) -> list[Header]:
-    pairs: list[Header] = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
-    for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise InvalidRecord("A header is not a pair of text and bytes.", found=repr(pair)[:60])
-        if pair[1] is not None and not isinstance(pair[1], bytes):
-            raise InvalidRecord(
-                "A header's value is not bytes.", found=type(pair[1]).__name__, expected="bytes or None"
-            )
-    return pairs
-
-
-def _check_bytes(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidRecord(f"The {name} is not bytes.", found=type(value).__name__, expected="bytes, str or None")
+def known(error: BaseException) -> LakeMQError:
+    """The error as one of ours. What another one says may repeat the payload."""
+    if isinstance(error, LakeMQError):
+        return error
+    if isinstance(error, OSError):
+        ours: LakeMQError = StorageError("The rows could not be stored.", found=error.strerror or type(error).__name__)
+    else:
+        ours = LakeMQError("The sending failed.", found=type(error).__name__)
+    ours.__cause__ = error
+    return ours

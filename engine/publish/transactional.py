@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from ..clock import Clock
-from ..protocol.errors import IllegalState, LakeMQError
+from ..protocol.errors import LakeMQError, TransactionAborted
 from ..protocol.producers import next_sequence
-from ..protocol.requests import TransactionRef
+from ..protocol.requests import Published
 from ..requester import Requester
 from ..transactions.manager import TransactionManager
 from .arrow import ArrowPublisher, Prepared
-from .compose import Sequences, body_of
-from .producer import Producer, table_of
+from .compose import Sequences
+from .delivery import Batch, Outcome
+from .options import ProducerOptions
+from .producer import Producer, known
 
-Travelling = tuple[str, pa.Table, Prepared]
-"""Destination and rows of a publish that travels with a commit, and its request."""
+
+class Travelling(NamedTuple):
+    """A batch that travels with a commit, and its request."""
+
+    batch: Batch
+    prepared: Prepared
 
 
 class TransactionalProducer(Producer):
     """A producer that sends inside transactions only; the calls are those of confluent-kafka's.
 
-    Opened, it has the transactional id: whoever had it before is fenced, and what that one left open is aborted.
+    Opened, it has the transactional id: whoever had it before is fenced, and what that one left open is aborted. From
+    the moment a commit or an abort begins, what other threads send is refused, until there is another transaction.
     """
 
     def __init__(
@@ -33,27 +40,43 @@ class TransactionalProducer(Producer):
         publisher: ArrowPublisher,
         requester: Requester,
         clock: Clock,
+        options: ProducerOptions,
         transactions: TransactionManager,
-        **options: Any,
+        closed: Callable[[Producer], object] = lambda _: None,
     ) -> None:
-        """options: those of Producer, but a row that is refused refuses all of its send."""
         self._transactions = transactions
         self._travelling: list[Travelling] | None = None
-        super().__init__(publisher, requester, clock, **options, on_error="fail")
+        """What a commit took, until the transaction that follows begins."""
+        super().__init__(publisher, requester, clock, options, closed, transactions.lock)
+
+    def init_transactions(self) -> None:
+        """Nothing is left to do: the id was taken on opening. Raises IllegalState (it is closed)."""
+        self._outcomes.check_process()
+        self._check_open()
 
     def begin_transaction(self) -> None:
         """All that is sent from here on is seen with the commit, or never. Raises IllegalState, ProducerFenced."""
-        ref = self._transactions.begin()
+        self._outcomes.check_process()
         with self._lock:
-            self._error, self._travelling = None, None
+            self._check_open()
+            ref = self._transactions.begin()
+            self._failures.clear()
+            self._acknowledged.take()
+            self._travelling = None
             # they begin anew with every epoch
             self._sequences = Sequences(ref.producer_id, ref.producer_epoch, next_sequence)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
     ) -> None:
-        """(topic, partition) -> next offset to consume, committed for the group together with the transaction."""
-        self._transactions.add_offsets(group, offsets, metadata)
+        """(topic, partition) -> next offset to consume, committed for the group together with the transaction.
+
+        Raises InvalidRequest, InvalidGroupId, IllegalState, TransactionAbortable, ProducerFenced.
+        """
+        self._outcomes.check_process()
+        with self._lock:
+            self._check_open()
+            self._transactions.add_offsets(group, offsets, metadata)
 
     def commit_transaction(self) -> None:
         """All of the transaction, now; what was not sent yet travels with the commit.
@@ -61,19 +84,15 @@ class TransactionalProducer(Producer):
         Raises TransactionAbortable: abort it, and begin again; ProducerFenced: another process has the transactional
         id; IllegalState; RequestTimedOut: the outcome is unknown, commit again.
         """
-        ref = self._transactions.ref()
-        if self._travelling is None:  # else an earlier call was not answered: the very same is sent again
-            self._travelling = self._refusing(lambda: self._prepared(self._take_unsent(), ref))
-        while True:
-            parts = self._travelling
-            stale = self._transactions.commit([(part.request, part.rows) for _, _, part in parts])
-            if not stale:
-                break
-            self._publisher.forget_routes()
-            self._travelling = self._refusing(lambda: self._remade(parts, stale, ref))  # noqa: B023
-        self._travelling = None
+        self._outcomes.check_may_wait()
         with self._lock:
-            self._done.clear()
+            self._check_open()
+        with self._transactions.ending(commits=True):
+            if self._travelling is None:  # else an earlier call was not answered: the very same is sent again
+                self._travelling = self._prepared(self._take_unsent)
+            while stale := self._commit(self._travelling):
+                self._publisher.forget_routes()
+                self._travelling = self._prepared(lambda: stale)
 
     def abort_transaction(self) -> None:
         """Nothing of the transaction will be seen.
@@ -81,90 +100,142 @@ class TransactionalProducer(Producer):
         Raises ProducerFenced, IllegalState, RequestTimedOut; InvalidTxnState: a commit that was not answered has
         committed it.
         """
+        self._outcomes.check_may_wait()
         with self._lock:
-            self._queue.clear()
-            self._queued_bytes = 0
-            while self._sending_bytes:
-                self._lock.wait()
-            self._error = None
-            self._done.clear()
-        self._transactions.abort()
-        self._travelling = None
+            self._check_open()
+        self._abort()
 
     def close(self) -> None:
         """End; a transaction that is open is aborted, if not by us then by who comes next, or by its timeout."""
+        self._outcomes.check_may_wait()
+        self.refuse_more()
         try:
-            if not self._closed and self._transactions.is_open:
+            self._transactions.wait_while_ending()
+            if self._transactions.is_open:
                 with suppress(LakeMQError):
-                    self.abort_transaction()
+                    self._abort()
         finally:
+            self._drop_queue()
+            self._settle_travelling(self._travelling or (), lambda batch: batch.failure or _ABORTED)
+            self._failures.clear()
             super().close()
 
     # -- sending ----------------------------------------------------------------------------------------
 
-    def _reserve(self, size: int) -> None:
+    def _check_takes(self) -> None:
+        self._check_open()
         self._transactions.ref()  # refuses what is sent outside a transaction
-        if self._travelling is not None:
-            raise IllegalState("A commit was not answered.", expected="commit again, or abort")
-        super()._reserve(size)
+        self._failures.raise_untold()
 
-    def _publish(self, topic: str, table: pa.Table) -> None:
-        body, asked = body_of(table, topic, self._clock.now_ms())
-        result = self._publisher.publish(
-            topic,
-            body,
-            asked,
-            "fail",
-            self._sequences,
-            timeout_ms=self._delivery_timeout_ms,
-            transaction=self._transactions.ref(),
-        )
-        self._transactions.accepted()
-        with self._lock:
-            self._done.append(result)
+    def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
+        left_ms = max(0, deadline_ms - self._clock.steady_ms())
+        with self._transactions.part(was_taken=True) as ref:
+            return self._publisher.send(
+                batch.destination, body, asked, "fail", self._sequences, left_ms, transaction=ref
+            )
 
     def _sending_failed(self, error: BaseException) -> None:
         self._transactions.refused(error)
 
-    def _take_unsent(self) -> dict[str, pa.Table]:
-        """Per topic what may travel with the commit; what may not is sent. Raises what the sending failed with."""
-        with self._lock:
-            unsent = not self._sending_bytes and all(len(given) == 1 for given in self._queue.values())
-            queue = self._queue if unsent else {}
-            if unsent:
-                self._queue, self._queued_bytes = {}, 0
-        self.flush()
-        tables = {topic: table_of(given[0]) for topic, given in queue.items()}
-        return {topic: table for topic, table in tables.items() if table.num_rows}
+    # -- ending -----------------------------------------------------------------------------------------
 
-    def _refusing(self, prepare: Callable[[], list[Travelling]]) -> list[Travelling]:
-        """What does not get as far as the commit leaves a transaction that can only be aborted."""
+    def _take_unsent(self) -> list[Batch]:
+        """What may travel with the commit; what may not is sent. Raises what the sending failed with."""
+        with self._lock:
+            unsent = list(self._queue)
+            if len(unsent) == len(self._unsettled) == len({batch.destination for batch in unsent}):
+                self._clear_queue()
+                return unsent
+            self._wait_for_given()
+            return []
+
+    def _clear_queue(self) -> None:
+        self._queue.clear()
+        self._filling.clear()
+        self._queued_bytes = 0
+
+    def _prepared(self, take: Callable[[], Sequence[Batch]]) -> list[Travelling]:
+        """What is taken, ready to travel. What does not get as far leaves a transaction that can only be aborted."""
+        taken: Sequence[Batch] = ()
         try:
-            return prepare()
+            taken = take()
+            return self._requests(taken)
         except BaseException as error:
             self._transactions.refused(error)
+            for batch in taken:
+                if not batch.is_settled:
+                    self._settle(batch, Outcome(error=known(error)))
             if isinstance(error, Exception):
-                self._transactions.ref()  # says so
+                self._transactions.raise_if_refused()
             raise
 
-    def _prepared(self, tables: Mapping[str, pa.Table], ref: TransactionRef) -> list[Travelling]:
-        """The publishes of these tables; sent one after the other where two of them reach the same topic."""
-        assert self._sequences is not None
+    def _requests(self, batches: Sequence[Batch]) -> list[Travelling]:
+        """Their requests; none where two of them reach the same topic: those are sent one after the other."""
+        ref, sequences = self._transactions.current(), self._sequences
+        assert sequences is not None
         parts = []
-        for topic, table in tables.items():
-            body, asked = body_of(table, topic, self._clock.now_ms())
-            parts.append((topic, table, self._publisher.prepare(topic, body, asked, self._sequences, ref)))
-        reached = [topic.topic_id for _, _, part in parts for topic in part.route.topics]
+        for batch in batches:
+            body, asked = batch.rows(self._clock.now_ms())
+            prepared = self._publisher.prepare(batch.destination, body, asked, sequences, ref)
+            parts.append(Travelling(batch, prepared))
+        reached = [topic.topic_id for part in parts for topic in part.prepared.route.topics]
         if len(set(reached)) == len(reached):
             return parts
-        for topic, table in tables.items():
-            self._publish(topic, table)
+        with self._lock:
+            self._queue.extend(batches)
+            self._queued_bytes = sum(batch.size_bytes for batch in batches)
+            self._wait_for_given()
         return []
 
-    def _remade(self, parts: list[Travelling], stale: list[int], ref: TransactionRef) -> list[Travelling]:
-        """Those that were refused because their topics have changed; the others have been accepted."""
+    def _commit(self, parts: Sequence[Travelling]) -> list[Batch]:
+        """Send them and the commit; returns those whose topics have changed, without which nothing is committed."""
         assert self._sequences is not None
-        for i, (_, _, part) in enumerate(parts):
-            if i not in stale:
-                self._sequences.advance(part.route, part.request.ranges)
-        return self._prepared({topic: table for i, (topic, table, _) in enumerate(parts) if i in stale}, ref)
+        with self._lock:
+            for part in parts:
+                part.batch.doubt = None
+        sequences = self._sequences
+        try:
+            answers = self._transactions.send_commit([(part.prepared.request, part.prepared.rows) for part in parts])
+        except BaseException as error:
+            self._commit_failed(parts, known(error))
+            raise
+        # where all is committed another thread may have begun the next transaction: nothing of that is touched here
+        for part, answer in zip(parts, answers, strict=True):
+            if answer is not None:
+                sequences.advance(part.prepared.route, part.prepared.request.ranges)
+                self._settle(part.batch, self._outcome(part.prepared, answer))
+        return [part.batch for part, answer in zip(parts, answers, strict=True) if answer is None]
+
+    def _commit_failed(self, parts: Sequence[Travelling], error: LakeMQError) -> None:
+        if not self._transactions.may_commit_again:
+            return self._settle_travelling(parts, lambda _: error)
+        with self._lock:
+            for part in parts:
+                part.batch.doubt = error
+            self._outcomes.changed.notify_all()
+
+    def _abort(self) -> None:
+        with self._transactions.ending(commits=False):
+            self._drop_queue()
+            travelling = self._travelling or ()
+            with self._lock:
+                on_their_way = self._unsettled.keys() - {part.batch.number for part in travelling}
+                self._outcomes.changed.wait_for(lambda: on_their_way.isdisjoint(self._unsettled))
+            self._transactions.send_abort()
+            self._settle_travelling(travelling, lambda _: _ABORTED)
+
+    def _drop_queue(self) -> None:
+        """What was not sent never will be."""
+        with self._lock:
+            unsent = list(self._queue)
+            self._clear_queue()
+        for batch in unsent:
+            self._settle(batch, Outcome(error=_ABORTED, is_news=False))
+
+    def _settle_travelling(self, parts: Sequence[Travelling], error: Callable[[Batch], LakeMQError]) -> None:
+        for part in parts:
+            if not part.batch.is_settled:
+                self._settle(part.batch, Outcome(error=error(part.batch), is_news=False))
+
+
+_ABORTED = TransactionAborted()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from ..protocol.errors import InvalidRequest, LakeMQError
+from ..protocol.errors import IllegalState, InvalidRequest, LakeMQError
 from ..protocol.requests import Published, TransactionRef
-from .manager import Offsets, TransactionManager
+from .arguments import Offsets
+from .manager import TransactionManager
 
 
 class Consumed(Protocol):
@@ -24,6 +25,7 @@ class Consumed(Protocol):
 class Transaction:
     """One transaction. Leaving the block commits it, an exception aborts it and goes on.
 
+    Thread-safe inside the block: leaving it waits for what other threads are publishing; what comes later is refused.
     replayed: its micro-batch was committed before: publishes and offsets are passed over, nothing happens twice.
     """
 
@@ -35,6 +37,7 @@ class Transaction:
     ) -> None:
         """publish: topic, data, under which transaction, and the columns as in `mq.publish`."""
         self._manager, self._publish, self._batch_id = manager, publish, batch_id
+        self._ref: TransactionRef | None = None
         self.replayed = batch_id is not None and batch_id <= manager.last_batch_id
 
     def publish(self, topic: str, data: Any, **columns: Any) -> Published:
@@ -44,28 +47,27 @@ class Transaction:
         """
         if self.replayed:
             return Published([], duplicate=True)
-        ref: TransactionRef = self._manager.ref()
-        try:
-            published = self._publish(topic, data, ref, columns)
-        except BaseException as error:
-            self._manager.refused(error)
-            raise
-        self._manager.accepted()
-        return published
+        with self._manager.part(self._entered()) as ref:
+            return self._publish(topic, data, ref, columns)
 
     def send_offsets(self, consumed: Consumed | Offsets, group: str | None = None, metadata: str | None = None) -> None:
         """What a consumer polled, or (topic, partition) -> next offset with a group: committed with the transaction."""
-        offsets = consumed if isinstance(consumed, Mapping) else consumed.offsets
-        named = group if isinstance(consumed, Mapping) else group or consumed.group
+        offsets = getattr(consumed, "offsets", consumed)
+        named = group if group is not None else getattr(consumed, "group", None)
         if named is None:
             raise InvalidRequest("Offsets without a group.", expected="group=...")
         if not self.replayed:
-            self._manager.add_offsets(named, offsets, metadata)
+            self._manager.add_offsets(named, offsets, metadata, self._entered())
 
     def __enter__(self) -> Transaction:
         if not self.replayed:
-            self._manager.begin()
+            self._ref = self._manager.begin()
         return self
+
+    def _entered(self) -> TransactionRef:
+        if self._ref is None:
+            raise IllegalState("The transaction was not begun.", expected="with mq.transaction(...) as txn")
+        return self._ref
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -74,7 +76,7 @@ class Transaction:
             return
         if error is None:
             try:
-                self._manager.commit(batch_id=self._batch_id)
+                self._manager.commit(self._batch_id, self._ref)
                 return
             except BaseException:
                 self._abort_quietly()
@@ -85,6 +87,6 @@ class Transaction:
         """What went wrong matters more than what the abort says; a transaction nobody ends times out."""
         try:
             if self._manager.is_open:
-                self._manager.abort()
+                self._manager.abort(self._ref)
         except LakeMQError:
             self._manager.let_go()

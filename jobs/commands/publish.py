@@ -149,12 +149,11 @@ class _Sent:
 
     def add(self, flushed: Flushed) -> None:
         self.refused_count += flushed.refused_count
-        for unit in flushed.units:
-            last = unit.base_offset + unit.record_count - 1
-            found = self._partitions.setdefault((unit.topic, unit.partition), [unit.base_offset, last, 0])
+        for place, (first, last, count) in flushed.spans.items():
+            found = self._partitions.setdefault(place, [first, last, 0])
             found[1] = max(found[1], last)
-            found[2] += unit.record_count
-            self.count += unit.record_count
+            found[2] += count
+            self.count += count
 
     def records(self) -> Iterator[dict[str, Any]]:
         for (topic, partition), (first, last, count) in sorted(self._partitions.items()):

@@ -34,7 +34,6 @@ from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.protocol.codec import encode_letter
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,
-    LakeMQError,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
@@ -290,14 +289,9 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     def publish_part(self, client: Client, topic: str, table: pa.Table) -> None:
         """As a producer does."""
-        try:
-            body, asked = body_of(table, topic, self.world.clock.now_ms())
-            ref = client.manager.ref()
-            self.publisher.publish(topic, body, asked, "fail", client.sequences, transaction=ref)
-        except LakeMQError as error:
-            client.manager.refused(error)
-            raise
-        client.manager.accepted()
+        body, asked = body_of(table, topic, self.world.clock.now_ms())
+        with client.manager.part() as ref:
+            self.publisher.send(topic, body, asked, "fail", client.sequences, transaction=ref)
 
     @rule(name=names, topic=topics, picks=picks, mishap=mishaps)
     def publish_inside(self, name: str, topic: str, picks: list[int], mishap: str | None) -> None:
@@ -328,7 +322,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         transaction = self.begun(client)
         table, rows = self.placed(topic, picks)
         if grows and not refused and len(self.logs[topic]) < 5:
-            self.publisher._route(topic)
+            self.publisher._routes.find(topic)
             self.add_a_partition(topic)
         if refused:
             self.publisher.forget_routes()  # so that what is picked is accepted all the same
@@ -356,16 +350,18 @@ class TransactionsMachine(RuleBasedStateMachine):
         while True:
             body, asked = body_of(table, topic, self.world.clock.now_ms())
             parts = [self.publisher.prepare(topic, body, asked, client.sequences, ref)] if table.num_rows else []
-            if not self.asked_until_answered(client, parts):
+            if self.is_committed(client, parts):
                 return
             self.counted.add("stale")
             self.publisher.forget_routes()
 
-    def asked_until_answered(self, client: Client, parts: list[Any]) -> list[int]:
+    def is_committed(self, client: Client, parts: list[Any]) -> bool:
+        """Asked until it is answered; False: topics have changed."""
         patience_ms, client.manager._answer_timeout_ms = client.manager._answer_timeout_ms, -1
         while True:
             try:
-                return client.manager.commit([(part.request, part.rows) for part in parts])
+                with client.manager.ending(commits=True):
+                    return None not in client.manager.send_commit([(part.request, part.rows) for part in parts])
             except RequestTimedOut:
                 self.counted.add("unanswered")
             finally:

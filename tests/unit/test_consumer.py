@@ -211,11 +211,10 @@ def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, gr
     topic = filled(mq, 5)
     with mq.producer(new_name("id")) as producer:
         producer.begin_transaction()
-        ref = producer._transactions.ref()
-        mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 3)], ref))
+        with producer._transactions.part() as ref:
+            mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 3)], ref))
         with pytest.raises(UnstableOffsetCommit):
             mq.consumer(group, topics=[topic], default_timeout_ms=30).poll()
-        producer._transactions.accepted()
         timer = threading.Timer(0.1, producer.commit_transaction)
         timer.start()
         assert texts(mq.consumer(group, topics=[topic]).poll()) == ["0.3", "0.4"]

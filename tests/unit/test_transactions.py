@@ -217,7 +217,7 @@ def _unknown_topic(producer: TransactionalProducer, topic: str) -> None:
 
 
 def _bad_timestamp(producer: TransactionalProducer, topic: str) -> None:
-    producer.send(topic, "x", timestamp_ms=-5)
+    producer.send_arrow(topic, pa.table({"value": ["x"], "timestamp": pa.array([-5], pa.timestamp("ms"))}))
 
 
 @pytest.mark.parametrize("linger_ms", [0, 60_000])

@@ -1,0 +1,502 @@
+"""The Python producer, on a namespace that is served: what `send` takes, what futures and callbacks say of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from unit.served import everything, new_name, new_topic, served, values
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import (
+    IllegalState,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTimestamp,
+    InvalidTopic,
+    LakeMQError,
+    MessageTooLarge,
+    RequestTimedOut,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from lakemq.engine.publish import arrow
+from lakemq.engine.publish.delivery import RecordFuture, RecordMetadata
+
+SECRET = "4929-7226-1500-0064"
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("producer")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    """A new topic of one partition."""
+    return new_topic(mq)
+
+
+def places(mq: Connection, topic: str) -> dict[tuple[int, int], str]:
+    """(partition, offset) -> value."""
+    rows = mq.fetch(topic).to_arrow()
+    columns = (rows[name].to_pylist() for name in ("partition", "offset", "value"))
+    return {(partition, offset): value.decode() for partition, offset, value in zip(*columns, strict=True)}
+
+
+def keys(mq: Connection, topic: str) -> list[bytes | None]:
+    return mq.fetch(topic).to_arrow()["key"].to_pylist()
+
+
+# -- futures and callbacks ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value_bytes", [0, 200], ids=["in the letter", "in files of several slices"])
+def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    """Keyed, keyless and to a partition that was asked for, among the records of another producer."""
+    monkeypatch.setattr(arrow, "SLICE_ROWS", 50)
+    topic, chance = new_topic(mq, partitions=4), random.Random(7)
+    with mq.producer(linger_ms=1) as other, mq.producer(linger_ms=1) as producer:
+        sent = {}
+        for i in range(400):
+            how = ({}, {"key": f"k{i % 17}"}, {"partition": np.int64(i % 4)})[i % 3]
+            value = f"{i}".ljust(chance.randrange(value_bytes + 1))
+            sent[value] = producer.send(topic, value, timestamp_ms=1000 + i, **how)
+            if i % 20 == 0:
+                other.send(topic, f"other {i}")
+        producer.flush()
+        other.flush()
+    found = places(mq, topic)
+    assert len(found) == 420
+    for i, (value, future) in enumerate(sent.items()):
+        metadata = future.result()
+        assert (metadata.topic, metadata.timestamp_ms) == (topic, 1000 + i)
+        assert found[metadata.partition, metadata.offset] == value
+        if i % 3 == 2:
+            assert metadata.partition == i % 4
+
+
+def test_futures_and_callbacks_of_good_and_refused_records(mq: Connection, topic: str):
+    told: list[tuple[LakeMQError | None, RecordMetadata | None]] = []
+    done: list[RecordFuture] = []
+    with mq.producer(linger_ms=60_000) as producer:
+        futures = [
+            producer.send(topic, f"{i}", partition=partition, on_delivery=lambda *what: told.append(what))
+            for i, partition in enumerate((0, 7, 0))
+        ]
+        futures[1].add_done_callback(done.append)
+        assert not any(future.done() for future in futures)
+        flushed = producer.flush()
+        futures[2].add_done_callback(done.append)
+    assert (flushed.refused_count, flushed.offsets()) == (1, {(topic, 0): (0, 1)})
+    assert done == futures[1:]
+    assert values(mq, topic) == ["0", "2"]
+    assert [future.result().offset for future in (futures[0], futures[2])] == [0, 1]
+    with pytest.raises(UnknownTopicOrPartition):
+        futures[1].result()
+    assert [type(error) for error, _ in told] == [type(None), UnknownTopicOrPartition, type(None)]
+    assert [metadata and metadata.offset for _, metadata in told] == [0, None, 1]
+
+
+def test_a_callback_may_send_but_not_wait_and_its_errors_harm_nobody(mq: Connection, topic: str):
+    refused: list[BaseException] = []
+
+    def call(error: LakeMQError | None, metadata: RecordMetadata | None) -> None:
+        later = producer.send(topic, "from a callback")
+        for wait in (producer.flush, producer.close, later.result):
+            try:
+                wait()
+            except IllegalState as error:
+                refused.append(error)
+        raise ZeroDivisionError
+
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(topic, "first", on_delivery=call)
+        producer.flush()
+        producer.flush()
+        assert len(refused) == 3
+        producer.send(topic, "last")
+    assert values(mq, topic) == ["first", "from a callback", "last"]
+
+
+def test_waiting_for_a_future_has_an_end(mq: Connection, topic: str):
+    with mq.producer(linger_ms=60_000) as producer:
+        future = producer.send(topic, "a")
+        with pytest.raises(RequestTimedOut):
+            future.result(0.01)
+        for bad in (-1, "1", float("nan"), 1e30):
+            with pytest.raises(InvalidRequest):
+                future.result(bad)
+            with pytest.raises(InvalidRequest):
+                future.exception(bad)
+    assert (future.exception(), future.result().offset) == (None, 0)
+
+
+def test_of_several_topics_the_first_by_name_is_told(mq: Connection):
+    names = sorted(new_topic(mq) for _ in range(3))
+    for name in names:
+        mq.topics.alter(name, subscriptions=[f"{names[0]}/>"])
+    mq.publish(names[1], pa.table({"value": ["before"]}))
+    with mq.producer() as producer:
+        future = producer.send(f"{names[0]}/x", "a")
+        assert len(producer.flush().offsets()) == 3
+    assert (future.result().topic, future.result().offset) == (names[0], 0)
+
+
+def test_futures_inside_a_transaction(mq: Connection, topic: str):
+    with mq.producer(new_name("id"), linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        flushed = producer.send(topic, "flushed")
+        producer.flush()
+        assert flushed.result().offset == 0
+        travelled = [producer.send(topic, f"{i}", key="k") for i in range(3)]
+        producer.commit_transaction()
+        assert [future.result().offset for future in travelled] == [1, 2, 3]
+        producer.begin_transaction()
+        aborted = producer.send(topic, "never")
+        producer.abort_transaction()
+        with pytest.raises(TransactionAborted):
+            aborted.result()
+        producer.begin_transaction()
+        closed = producer.send(topic, "never")
+    assert isinstance(closed.exception(), TransactionAborted)
+    assert values(mq, topic) == ["flushed", "0", "1", "2"]
+
+
+# -- what is given --------------------------------------------------------------------------------------
+
+BAD: list[tuple[type[LakeMQError], dict[str, Any]]] = [
+    (InvalidTopic, {"topic": b"t"}),
+    (InvalidTopic, {"topic": None}),
+    (InvalidTopic, {"topic": bytearray(b"t")}),
+    (InvalidTopic, {"topic": "not a name"}),
+    (InvalidTopic, {"topic": ""}),
+    (InvalidRecord, {"value": 5}),
+    (InvalidRecord, {"value": f"{SECRET}\ud800"}),
+    (InvalidRecord, {"value": [SECRET]}),
+    (InvalidRecord, {"key": 1.5}),
+    (InvalidRecord, {"key": f"\udfff{SECRET}"}),
+    (InvalidRecord, {"partition": 1.7}),
+    (InvalidRecord, {"partition": True}),
+    (InvalidRecord, {"partition": np.bool_(True)}),
+    (InvalidRecord, {"partition": "0"}),
+    (InvalidRecord, {"partition": -1}),
+    (InvalidRecord, {"partition": 10**5000}),
+    (InvalidTimestamp, {"timestamp_ms": 1.5}),
+    (InvalidTimestamp, {"timestamp_ms": True}),
+    (InvalidTimestamp, {"timestamp_ms": -1}),
+    (InvalidTimestamp, {"timestamp_ms": 10**18}),
+    (InvalidTimestamp, {"timestamp_ms": 10**5000}),
+    (InvalidRecord, {"headers": SECRET}),
+    (InvalidRecord, {"headers": 5}),
+    (InvalidRecord, {"headers": [SECRET]}),
+    (InvalidRecord, {"headers": [(SECRET.encode(), b"v")]}),
+    (InvalidRecord, {"headers": [("k", SECRET)]}),
+    (InvalidRecord, {"headers": [("k\ud800", b"v")]}),
+    (InvalidRecord, {"headers": {"k": 5}}),
+    (InvalidRecord, {"on_delivery": "print"}),
+]
+
+
+@pytest.mark.parametrize(("error", "bad"), BAD, ids=lambda one: next(iter(one)) if isinstance(one, dict) else one.name)
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_bad_argument_is_refused_in_the_call_and_harms_nobody(
+    mq: Connection, topic: str, error: type[LakeMQError], bad: dict[str, Any], transactional: bool
+):
+    with mq.producer(new_name("id") if transactional else None, linger_ms=60_000) as producer:
+        if transactional:
+            producer.begin_transaction()
+        producer.send(topic, "before")
+        with pytest.raises(error) as caught:
+            producer.send(**{"topic": topic, "value": "x", **bad})
+        assert SECRET not in str(caught.value)
+        producer.send(topic, "after")
+        producer.commit_transaction() if transactional else producer.flush()
+    assert values(mq, topic) == ["before", "after"]
+
+
+def test_what_the_caller_changes_afterwards_is_not_changed(mq: Connection, topic: str):
+    key, value, header = bytearray(b"key"), bytearray(b"value"), bytearray(b"header")
+    with mq.producer(linger_ms=60_000) as producer:
+        producer.send(topic, value, memoryview(key), [("h", header)])
+        key[:], value[:], header[:] = b"???", b"?????", b"??????"
+    (row,) = mq.fetch(topic).to_arrow().to_pylist()
+    assert (row["key"], row["value"], row["headers"]) == (b"key", b"value", [{"key": "h", "value": b"header"}])
+
+
+@pytest.mark.parametrize("on_error", ["dead_letter", "fail"])
+def test_a_row_that_only_the_topic_refuses_is_refused_alone(mq: Connection, topic: str, on_error: str):
+    with mq.producer(linger_ms=60_000, on_error=on_error) as producer:
+        producer.send(topic, "before")
+        outside = producer.send(topic, "x", partition=1)
+        large = producer.send(topic, "x" * 2_000_000)
+        after = producer.send(topic, "after")
+        unknown = producer.send("nobody-knows-it", "x")
+        other = producer.send(new_topic(mq), "of another topic")
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
+        assert producer.flush().refused_count == (2 if on_error == "dead_letter" else 0)
+    assert values(mq, topic) == ["before", "after"]
+    assert (after.result().offset, other.result().offset) == (1, 0)
+    errors = (UnknownTopicOrPartition, MessageTooLarge, UnknownTopicOrPartition)
+    assert tuple(type(future.exception()) for future in (outside, large, unknown)) == errors
+
+
+def test_of_records_that_are_all_refused_nothing_is_sent(mq: Connection, topic: str):
+    with mq.producer(linger_ms=60_000, on_error="fail") as producer:
+        producer.send(topic, "x", partition=1)
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
+        producer.send(topic, "good")
+    assert everything(mq, topic) == ["good"]
+
+
+def test_a_table_of_no_bytes_is_sent(mq: Connection, topic: str):
+    with mq.producer() as producer:
+        producer.send_arrow(topic, pa.table({"value": pa.nulls(5)}))
+        producer.send_arrow(topic, pa.table({"value": pa.array([], pa.string())}))
+        assert producer.flush().offsets() == {(topic, 0): (0, 4)}
+    assert mq.fetch(topic).to_arrow()["value"].to_pylist() == [None] * 5
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "text",
+        None,
+        pa.table({"key": ["a"]}),
+        pa.table({"value": [1]}),
+        pa.table({"value": ["a"], "partition": [1.0]}),
+        pa.table({"value": ["a"], "partition": [True]}),
+        pa.table({"value": ["a"], "partition": ["0"]}),
+        pa.table({"value": ["a"], "timestamp": pa.array([2**62], pa.timestamp("s"))}),
+        pa.table({"value": ["a"], "headers": [[{"key": f"{SECRET}".encode() + b"\xff", "value": b"v"}]]}),
+    ],
+    ids=str,
+)
+def test_a_bad_table_is_refused_in_the_call(mq: Connection, topic: str, table: Any):
+    with mq.producer(linger_ms=60_000) as producer:
+        producer.send(topic, "before")
+        with pytest.raises(InvalidRecord) as caught:
+            producer.send_arrow(topic, table)
+        assert SECRET not in str(caught.value)
+    assert values(mq, topic) == ["before"]
+
+
+def test_a_key_wins_over_the_headers_and_one_header_over_the_other(mq: Connection, topic: str):
+    group, solace = ("JMSXGroupID", b"group"), ("QUEUE_PARTITION_KEY", b"solace")
+    given: list[tuple[bytes | None, list[tuple[str, bytes | None]], bytes | None]] = [
+        (b"key", [solace, group], b"key"),
+        (b"", [solace], b""),
+        (None, [group, solace], b"solace"),
+        (None, [solace, group], b"solace"),
+        (None, [group, ("JMSXGroupID", b"second")], b"group"),
+        (None, [("QUEUE_PARTITION_KEY", None), group], b"group"),
+        (None, [("other", b"x")], None),
+    ]
+    with mq.producer() as producer:
+        for key, headers, _ in given:
+            producer.send(topic, "x", key, headers)
+        headers = [[{"key": name, "value": value} for name, value in one] for _, one, _ in given]
+        producer.send_arrow(
+            topic,
+            pa.table({"value": ["x"] * len(given), "key": pa.array([key for key, _, _ in given]), "headers": headers}),
+        )
+    assert keys(mq, topic) == [wanted for _, _, wanted in given] * 2
+
+
+# -- options --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"linger_ms": "x"},
+        {"linger_ms": -1},
+        {"linger_ms": None},
+        {"batch_size": 1.5},
+        {"batch_size": True},
+        {"buffer_memory": 0},
+        {"max_block_ms": "soon"},
+        {"delivery_timeout_ms": -5},
+        {"on_error": "typo"},
+        {"on_error": None},
+        {"idempotent": "yes"},
+        {"enable_idempotence": 1},
+        {"idempotent": True, "enable_idempotence": False},
+        {"acks": 1},
+        {"acks": 0},
+        {"acks": True},
+        {"retries": 0},
+        {"max_in_flight_requests_per_connection": 6},
+        {"lingerms": 5},
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_refused_and_named(mq: Connection, options: dict[str, Any]):
+    before = threading.active_count()
+    with pytest.raises(InvalidConfig) as caught:
+        mq.producer(**options)
+    assert str(next(iter(options))) in str(caught.value)
+    with pytest.raises(InvalidConfig):
+        mq.producer(new_name("id"), **options)
+    assert threading.active_count() == before
+
+
+def test_options_of_kafka_at_values_that_keep_the_guarantee(mq: Connection, topic: str):
+    accepted = {"retries": 1, "max_in_flight_requests_per_connection": 5, "enable_idempotence": True}
+    for acks in ("all", -1, "-1"):
+        with mq.producer(acks=acks, **accepted) as producer:
+            producer.send(topic, "a")
+    with mq.producer(enable_idempotence=False) as producer:
+        producer.send(topic, "a")
+    assert len(values(mq, topic)) == 4
+
+
+def test_a_transactional_id_needs_idempotence_and_refuses_all(mq: Connection):
+    for option in ({"idempotent": False}, {"enable_idempotence": False}, {"on_error": "dead_letter"}):
+        with pytest.raises(InvalidConfig):
+            mq.producer(new_name("id"), **option)
+    mq.producer(new_name("id"), enable_idempotence=True, on_error="fail").close()
+
+
+# -- transactions ---------------------------------------------------------------------------------------
+
+
+def test_a_producer_without_a_transactional_id_has_no_transactions(mq: Connection):
+    with mq.producer() as producer:
+        for call in (
+            producer.init_transactions,
+            producer.begin_transaction,
+            producer.commit_transaction,
+            producer.abort_transaction,
+            lambda: producer.send_offsets_to_transaction({}, "g"),
+        ):
+            with pytest.raises(IllegalState, match="transactional id"):
+                call()
+
+
+def test_init_transactions_may_be_called_and_does_nothing(mq: Connection, topic: str):
+    with mq.producer(new_name("id")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        producer.init_transactions()
+        producer.commit_transaction()
+    assert values(mq, topic) == ["a"]
+    with pytest.raises(IllegalState):
+        producer.init_transactions()
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda producer: producer.send_offsets_to_transaction({("t", 0): 1.5}, "g"),
+        lambda producer: producer.send_offsets_to_transaction({("t", True): 1}, "g"),
+        lambda producer: producer.send_offsets_to_transaction({("t", 0): 2**70}, "g"),
+        lambda producer: producer.send_offsets_to_transaction({"t": 1}, "g"),
+        lambda producer: producer.send_offsets_to_transaction({("\ud800", 0): 1}, "g"),
+        lambda producer: producer.send_offsets_to_transaction([("t", 0, 1)], "g"),
+        lambda producer: producer.send_offsets_to_transaction({("t", 0): 1}, 5),
+        lambda producer: producer.send_offsets_to_transaction({("t", 0): 1}, "\ud800"),
+        lambda producer: producer.send_offsets_to_transaction({("t", 0): 1}, "g", b"metadata"),
+    ],
+)
+def test_bad_offsets_are_refused_in_the_call(mq: Connection, topic: str, give: Callable[[Any], None]):
+    with mq.producer(new_name("id")) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        with pytest.raises(LakeMQError):
+            give(producer)
+        producer.commit_transaction()
+    assert values(mq, topic) == ["a"]
+
+
+def test_arguments_of_transactions(mq: Connection):
+    for bad in (5, b"id", "\ud800"):
+        with pytest.raises(InvalidRequest):
+            mq.producer(bad)
+        with pytest.raises(InvalidRequest):
+            mq.transaction(bad)
+    for bad in ("soon", None, 1.5, True):
+        with pytest.raises(InvalidConfig):
+            mq.producer("id", transaction_timeout_ms=bad)
+    for bad in ("1", 1.5, True, -1, 2**70):
+        with pytest.raises(InvalidRequest):
+            mq.transaction(new_name("id"), batch_id=bad)
+
+
+# -- what is kept, and for how long ---------------------------------------------------------------------
+
+
+def test_without_a_flush_nothing_grows(mq: Connection, topic: str):
+    with mq.producer(linger_ms=0) as producer:
+        for i in range(30):
+            producer.send(topic, f"{i}").result()
+        gc.collect()
+        ours = [one for one in gc.get_referrers(producer._outcomes) if type(one).__name__ == "Batch"]
+        assert len(ours) <= 1
+        flushed = producer.flush()
+    assert flushed.spans == {(topic, 0): (0, 29, 30)}
+
+
+def test_the_connection_lets_go_of_closed_producers(mq: Connection):
+    before = len(mq._producers)
+    producers = [mq.producer(), mq.producer(new_name("id"))]
+    assert len(mq._producers) == before + 2
+    for producer in producers:
+        producer.close()
+        producer.close()
+    assert len(mq._producers) == before
+
+
+def test_a_closed_producer_refuses_everything(mq: Connection, topic: str):
+    producer = mq.producer(new_name("id"))
+    producer.close()
+    for call in (
+        lambda: producer.send(topic, "a"),
+        lambda: producer.send_arrow(topic, pa.table({"value": ["a"]})),
+        producer.flush,
+        producer.begin_transaction,
+        producer.commit_transaction,
+        producer.abort_transaction,
+        lambda: producer.send_offsets_to_transaction({(topic, 0): 0}, "g"),
+    ):
+        with pytest.raises(IllegalState, match="closed"):
+            call()
+
+
+def test_a_fork_is_refused_at_once(mq: Connection, topic: str):
+    with mq.producer(new_name("id")) as transactional, mq.producer(linger_ms=60_000) as producer:
+        future = producer.send(topic, "a")
+        calls = [
+            lambda: producer.send(topic, "b"),
+            lambda: producer.send_arrow(topic, pa.table({"value": ["b"]})),
+            producer.flush,
+            producer.close,
+            future.result,
+            transactional.begin_transaction,
+            transactional.commit_transaction,
+            transactional.abort_transaction,
+            transactional.close,
+        ]
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in calls:
+                try:
+                    call()
+                except IllegalState:
+                    refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert values(mq, topic) == ["a"]

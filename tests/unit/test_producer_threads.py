@@ -1,0 +1,645 @@
+"""A producer in the hands of several threads, and when the sequencer, the connection or an answer goes away."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from unit.served import CONFIG, everything, new_name, new_topic, served, until, values
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import (
+    BufferFull,
+    IllegalState,
+    LakeMQError,
+    MailboxFullError,
+    RequestTimedOut,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
+from lakemq.engine.publish.delivery import RecordFuture
+from lakemq.engine.publish.producer import Producer
+from lakemq.engine.transactions.scope import Transaction
+
+THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("threads")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    return new_topic(mq)
+
+
+@pytest.fixture
+def deserted(tmp_path: Path) -> Iterator[Connection]:
+    """A namespace with a topic `t` and no sequencer; requests are given up soon."""
+    config = {**CONFIG, "request.timeout.ms": 50}
+    with served(tmp_path) as first:
+        first.topics.create("t")
+    with lakemq.connect(str(tmp_path / "mq"), config=config) as mq:
+        yield mq
+
+
+def in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+    """What each of so many threads returns or raises, begun together."""
+    begun = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        begun.wait()
+        try:
+            return call(number)
+        except LakeMQError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+@contextmanager
+def meanwhile(call: Callable[[], None]) -> Iterator[None]:
+    """Call again and again in another thread, until the block ends."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., list[Future]]) -> None:
+    """Each letter goes through `change(ask, requests)`."""
+    ask = mq.requester.submit_all
+    monkeypatch.setattr(mq.requester, "submit_all", lambda requests: change(ask, requests))
+
+
+def failed(requests: Sequence[Any], error: LakeMQError) -> list[Future[AnyResult]]:
+    futures: list[Future[AnyResult]] = [Future() for _ in requests]
+    for future in futures:
+        future.set_exception(error)
+    return futures
+
+
+# -- flush ----------------------------------------------------------------------------------------------
+
+
+def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(deserted: Connection):
+    def send_and_flush(number: int) -> Any:
+        future = producer.send("t", f"{number}")
+        time.sleep(0.02 * number)  # the last ones flush when all has failed already
+        with pytest.raises(RequestTimedOut):
+            producer.flush()
+        return future.exception()
+
+    with deserted.producer(linger_ms=0, delivery_timeout_ms=50) as producer:
+        assert {type(told) for told in in_threads(send_and_flush)} == {RequestTimedOut}
+        assert producer.flush().spans == {}
+
+
+def test_an_error_is_told_to_a_thread_once_and_never_swallowed(mq: Connection, topic: str):
+    with mq.producer(linger_ms=0) as producer:
+        assert isinstance(producer.send("nobody-knows-it", "x").exception(), UnknownTopicOrPartition)
+        for call in (lambda: producer.send(topic, "refused"), producer.flush):
+            with suppress(UnknownTopicOrPartition):
+                call()
+                assert call == producer.flush
+        producer.send(topic, "good")
+        (other,) = in_threads(lambda _: producer.flush(), 1)
+        assert other.spans.keys() == {(topic, 0)}  # a thread that comes later has nothing to do with it
+    assert values(mq, topic) == ["good"]
+    producer = mq.producer(linger_ms=0)
+    producer.send("nobody-knows-it", "x").exception()
+    with pytest.raises(UnknownTopicOrPartition):
+        producer.close()
+
+
+def test_a_flush_waits_for_what_was_given_before_it_only(mq: Connection, topic: str):
+    """Another thread sends without a pause, so the buffer is never empty."""
+    with mq.producer(linger_ms=0, buffer_memory=1 << 20) as producer, meanwhile(lambda: producer.send(topic, "x")):
+        for _ in range(5):
+            future = producer.send(topic, "mine")
+            producer.flush()
+            assert future.done()
+
+
+def test_a_commit_does_not_wait_for_what_comes_later(mq: Connection, topic: str):
+    def send() -> None:
+        try:
+            producer.send(topic, "x")
+        except IllegalState:
+            time.sleep(0.001)
+
+    with mq.producer(new_name("id"), linger_ms=0) as producer, meanwhile(send):
+        for _ in range(5):
+            producer.begin_transaction()
+            mine = producer.send(topic, "mine")
+            producer.commit_transaction()
+            assert mine.done()
+    assert values(mq, topic).count("mine") == 5
+
+
+@pytest.mark.parametrize("option", [{}, {"on_error": "fail"}])
+def test_whatever_goes_wrong_in_the_background_is_told_and_the_producer_goes_on(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+):
+    secret = "4929-7226-1500-0064"
+
+    def send(*_: Any) -> Any:
+        raise ValueError(secret)
+
+    with mq.producer(linger_ms=0, **option) as producer:
+        monkeypatch.setattr(producer._publisher, "send", send)
+        future = producer.send(topic, "a")
+        with pytest.raises(LakeMQError) as caught:
+            producer.flush()
+        assert future.exception() is caught.value
+        assert secret not in str(caught.value)
+        monkeypatch.undo()
+        producer.send(topic, "b")
+        producer.flush()
+    assert values(mq, topic) == ["b"]
+
+
+def test_nothing_waits_for_ever_where_there_is_no_sequencer(deserted: Connection):
+    """Several batches, of which each is given up in time; then close."""
+    producer = deserted.producer(linger_ms=0, delivery_timeout_ms=100, max_block_ms=50, buffer_memory=1000)
+    futures = [producer.send("t", "x" * 200) for _ in range(3)]
+    with suppress(BufferFull):
+        while True:
+            futures.append(producer.send("t", "x" * 200))
+    with pytest.raises(RequestTimedOut):
+        producer.flush()
+    assert {type(future.exception(10)) for future in futures} == {RequestTimedOut}
+    producer.close()
+
+
+# -- transactions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_is_sent_while_a_transaction_ends_is_refused(
+    mq: Connection, topic: str, end: str, flushed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """It is part of neither this transaction nor the next one."""
+    late: list[Any] = []
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        if isinstance(requests[-1][0], EndTransaction):
+            calls = (
+                lambda: producer.send(topic, "late"),
+                lambda: producer.send_arrow(topic, pa.table({"value": ["late"]})),
+                lambda: producer.send_offsets_to_transaction({(topic, 0): 0}, "g"),
+                producer.begin_transaction,
+                producer.commit_transaction,
+                producer.abort_transaction,
+            )
+            late.extend(in_threads(lambda number: calls[number](), len(calls)))
+        return ask(requests)
+
+    intercept(mq, monkeypatch, change)
+    with mq.producer(new_name("id"), linger_ms=60_000) as producer:
+        for number in range(2):
+            producer.begin_transaction()
+            producer.send(topic, f"{number}")
+            if flushed:
+                producer.flush()
+            producer.commit_transaction() if number or end == "commit" else producer.abort_transaction()
+    assert [type(error) for error in late] == [IllegalState] * len(late)
+    assert len(late) == 12 if flushed or end == "commit" else len(late) >= 6
+    assert values(mq, topic) == (["0", "1"] if end == "commit" else ["1"])
+
+
+def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its record travels with the commit: it is acknowledged with that, and not while that has no answer."""
+    answers, told = [RequestTimedOut()], []
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        if not isinstance(requests[-1][0], EndTransaction):
+            return ask(requests)
+        thread = threading.Thread(target=lambda: told.extend(in_threads(lambda _: producer.flush(), 1)))
+        thread.start()
+        until(lambda: producer._wanted > 0)
+        return failed(requests, answers.pop()) if answers else ask(requests)
+
+    with mq.producer(new_name("id"), linger_ms=60_000) as producer:
+        monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+        intercept(mq, monkeypatch, change)
+        producer.begin_transaction()
+        future = producer.send(topic, "a")
+        with pytest.raises(RequestTimedOut):
+            producer.commit_transaction()
+        until(lambda: len(told) == 1)
+        assert isinstance(told[0], RequestTimedOut)
+        with pytest.raises(RequestTimedOut):
+            producer.flush()
+        assert not future.done()
+        producer.commit_transaction()
+        assert future.result().offset == 0
+        until(lambda: len(told) == 2)
+        assert not isinstance(told[1], LakeMQError)
+    assert values(mq, topic) == ["a"]
+
+
+def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        return failed(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
+
+    producer = mq.producer(new_name("id"), linger_ms=60_000)
+    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    intercept(mq, monkeypatch, change)
+    producer.begin_transaction()
+    future = producer.send(topic, "a")
+    with pytest.raises(RequestTimedOut):
+        producer.commit_transaction()
+    producer.close()
+    assert isinstance(future.exception(), RequestTimedOut)
+
+
+def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, topic: str):
+    publishing, go_on = threading.Event(), threading.Event()
+
+    def slowly(*given: Any) -> Published:
+        publishing.set()
+        assert go_on.wait(10)
+        return mq._publish_inside(*given)
+
+    manager = mq.transaction(new_name("id"))._manager
+    begun, before = Transaction(manager, slowly), Transaction(manager, slowly)
+    with begun as transaction:
+        thread = threading.Thread(target=lambda: transaction.publish(topic, pa.table({"value": ["a"]})))
+        thread.start()
+        assert publishing.wait(10)
+        timer = threading.Timer(0.05, go_on.set)
+        timer.start()
+    assert values(mq, topic) == ["a"]
+    thread.join()
+    with before:
+        for stale in (begun, Transaction(manager, slowly)):
+            with pytest.raises(IllegalState):
+                stale.publish(topic, pa.table({"value": ["of the one before"]}))
+            with pytest.raises(IllegalState):
+                stale.send_offsets({(topic, 0): 0}, "g")
+        before.publish(topic, pa.table({"value": ["b"]}))
+    assert values(mq, topic) == ["a", "b"]
+
+
+# -- close ----------------------------------------------------------------------------------------------
+
+
+def test_closing_the_connection_closes_all_whatever_becomes_of_one(tmp_path: Path):
+    with served(tmp_path) as first:
+        first.topics.create("t")
+        mq = lakemq.connect(first.namespace.path, config=CONFIG)
+        bad, good, transactional = (mq.producer(one, linger_ms=60_000) for one in (None, None, "id"))
+        transactional.begin_transaction()
+        bad.send("nobody-knows-it", "x")
+        kept = good.send("t", "kept")
+        never = transactional.send("t", "never")
+        with pytest.raises(UnknownTopicOrPartition):
+            mq.close()
+        assert (kept.result().offset, type(never.exception())) == (0, TransactionAborted)
+        assert not any(one._thread.is_alive() for one in (bad, good, transactional))
+        mq.close()
+        assert values(first, "t") == ["kept"]
+
+
+def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):
+    with served(tmp_path) as first:
+        first.topics.create("t")
+        mq = lakemq.connect(first.namespace.path, config=CONFIG)
+        producers = [mq.producer(linger_ms=1) for _ in range(2)]
+        taken: list[RecordFuture] = []
+
+        def send(number: int) -> None:
+            if number == THREADS - 1:
+                time.sleep(0.05)
+                mq.close()
+                return
+            while True:
+                try:
+                    taken.append(producers[number % 2].send("t", "x"))
+                except IllegalState:
+                    return
+
+        in_threads(send)
+        assert sorted(future.result(0).offset for future in taken) == list(range(len(taken)))
+        assert len(values(first, "t")) == len(taken)
+
+
+def test_after_close_nothing_works(tmp_path: Path):
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        producer, consumer = mq.producer(), mq.consumer("g", topics=["t"])
+        tail = mq.tail("t", start=0)
+        table = pa.table({"value": ["a"]})
+        mq.publish("t", table)
+        next(tail)
+        topics, transactions, groups = mq.topics, mq.transactions, mq.groups
+    for call in (
+        lambda: producer.send("t", "a"),
+        producer.flush,
+        mq.producer,
+        lambda: mq.producer("id"),
+        lambda: mq.transaction("id"),
+        lambda: mq.publish("t", table),
+        lambda: mq.consumer("g", topics=["t"]),
+        lambda: consumer.poll(),
+        lambda: mq.fetch("t"),
+        lambda: next(tail),
+        lambda: next(mq.tail("t")),
+        lambda: mq.beginning_offsets("t"),
+        lambda: mq.end_offsets("t"),
+        lambda: mq.offsets_for_times("t", {0: 0}),
+        mq.state,
+        mq.serving,
+        mq.step_until_idle,
+        topics.list,
+        lambda: topics.create("u"),
+        transactions.all,
+        groups.list,
+    ):
+        with pytest.raises(IllegalState, match="closed"):
+            call()
+
+
+# -- answers that are missing ---------------------------------------------------------------------------
+
+
+def unknown_id(requests: Sequence[Any]) -> list[Any]:
+    """The same requests of a producer that nobody knows, as of one that was forgotten."""
+
+    def of_nobody(request: Any) -> Any:
+        if not isinstance(request, Produce):
+            return request
+        return msgspec.structs.replace(request, producer=msgspec.structs.replace(request.producer, producer_id=10**6))
+
+    return [(of_nobody(request), rows) for request, rows in requests]
+
+
+def test_an_id_that_was_forgotten_is_replaced(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
+    forgotten: list[int] = []
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        if isinstance(requests[0][0], Produce) and forgotten:
+            forgotten.pop()
+            return ask(unknown_id(requests))
+        return ask(requests)
+
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(topic, "before")
+        producer.flush()
+        intercept(mq, monkeypatch, change)
+        for number in range(2):
+            forgotten.append(number)
+            producer.send(topic, f"{number}")
+            producer.flush()
+            assert forgotten == []
+    assert values(mq, topic) == ["before", "0", "1"]
+
+
+@pytest.mark.parametrize("repeat", ["unknown id", "mailbox full"])
+@pytest.mark.parametrize("decided", [False, True])
+def test_the_repeat_of_what_was_not_answered_does_not_say_what_became_of_it(
+    mq: Connection, topic: str, decided: bool, repeat: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The first attempt may be in the log: told as unknown, and not sent under another id."""
+    attempts = []
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        if not isinstance(requests[0][0], Produce):
+            return ask(requests)
+        attempts.append(requests)
+        if len(attempts) == 1:
+            if decided:
+                [future.result() for future in ask(requests)]
+            return failed(requests, RequestTimedOut())
+        return ask(unknown_id(requests)) if repeat == "unknown id" else failed(requests, MailboxFullError())
+
+    with mq.producer(linger_ms=0, delivery_timeout_ms=200) as producer:
+        with monkeypatch.context() as patched:
+            intercept(mq, patched, change)
+            future = producer.send(topic, "a")
+            with pytest.raises(RequestTimedOut):
+                producer.flush()
+        producer.send(topic, "b")
+        producer.flush()
+    assert isinstance(future.exception(), RequestTimedOut)
+    assert everything(mq, topic) == (["a", "b"] if decided else ["b"])
+
+
+def test_a_full_mailbox_between_two_attempts_is_waited_out(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
+    answers = [MailboxFullError(), RequestTimedOut()]
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        return failed(requests, answers.pop()) if isinstance(requests[0][0], Produce) and answers else ask(requests)
+
+    with mq.producer(linger_ms=0) as producer:
+        intercept(mq, monkeypatch, change)
+        producer.send(topic, "a")
+        producer.flush()
+    assert values(mq, topic) == ["a"]
+
+
+def test_a_commit_that_was_not_answered_and_then_not_sent_is_unknown(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    answers: list[LakeMQError] = []
+
+    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
+        if not isinstance(requests[-1][0], EndTransaction):
+            return ask(requests)
+        answers.append(RequestTimedOut() if not answers else MailboxFullError())
+        return failed(requests, answers[-1])
+
+    with mq.producer(new_name("id"), linger_ms=0) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._transactions, "_answer_timeout_ms", 120)
+            intercept(mq, patched, change)
+            with pytest.raises(RequestTimedOut):
+                producer.commit_transaction()
+        assert len(answers) > 2
+        with pytest.raises(IllegalState):
+            producer.send(topic, "b")
+        producer.commit_transaction()
+    assert values(mq, topic) == ["a"]
+
+
+# -- under load -----------------------------------------------------------------------------------------
+
+
+def assert_in_order(found: Sequence[str]) -> None:
+    """Values are thread/number: in each partition those of a thread stand in the order of sending."""
+    last: dict[str, int] = {}
+    for value in found:
+        thread, number = value.split("/")
+        assert int(number) > last.get(thread, -1)
+        last[thread] = int(number)
+
+
+def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
+    """Per partition (offset, value)."""
+    rows = mq.fetch(topic).to_arrow()
+    found: dict[int, list[tuple[int, str]]] = {}
+    for partition, offset, value in zip(*(rows[n].to_pylist() for n in ("partition", "offset", "value")), strict=True):
+        found.setdefault(partition, []).append((offset, value.decode()))
+    return list(found.values())
+
+
+@pytest.mark.slow
+def test_a_producer_of_eight_threads(mq: Connection):
+    """What is acknowledged is in the log once, where its future says; what is refused is not."""
+    topics = [new_topic(mq, partitions=3) for _ in range(2)]
+
+    def work(number: int) -> list[tuple[str, str, RecordFuture]]:
+        chance, sent = random.Random(number), []
+        for i in range(300):
+            topic = topics[chance.randrange(2)]
+            if chance.random() < 0.01:
+                with suppress(UnknownTopicOrPartition):
+                    producer.send("nobody-knows-it", "x")
+            with suppress(UnknownTopicOrPartition):  # of another thread, which this one is told of
+                value = f"{number}/{i}"
+                sent.append((topic, value, producer.send(topic, value, key=f"{number}")))
+            if chance.random() < 0.03:
+                with suppress(UnknownTopicOrPartition):
+                    producer.flush()
+                    assert all(future.done() for _, _, future in sent)
+        return sent
+
+    with mq.producer(linger_ms=1, batch_size=2000, buffer_memory=20_000) as producer:
+        sent = [one for each in in_threads(work) for one in each]
+        with suppress(UnknownTopicOrPartition):
+            producer.flush()
+    for topic in topics:
+        found = by_partition(mq, topic)
+        for partition in found:
+            assert_in_order([value for _, value in partition])
+        mine = [(value, future.result(0)) for name, value, future in sent if name == topic]
+        assert sorted(value for value, _ in mine) == sorted(value for one in found for _, value in one)
+        there = {(value, offset) for partition in found for offset, value in partition}
+        assert {(value, metadata.offset) for value, metadata in mine} == there
+
+
+@pytest.mark.slow
+def test_transactions_of_eight_threads(mq: Connection):
+    """Each thread sends as fast as it is let; one of them commits and aborts in turn."""
+    topic, chance, stop = new_topic(mq, partitions=3), random.Random(3), threading.Event()
+    taken: list[list[tuple[str, RecordFuture]]] = [[] for _ in range(THREADS)]
+    refusals = [0] * THREADS
+
+    def work(number: int) -> None:
+        flushes = random.Random(number)
+        for i in iter(lambda: len(taken[number]), -1):
+            if stop.is_set():
+                return
+            try:
+                taken[number].append((f"{number}/{i}", producer.send(topic, f"{number}/{i}", key=f"{number}")))
+                if flushes.random() < 0.02:
+                    producer.flush()
+            except (IllegalState, TransactionAborted):
+                refusals[number] += 1
+                time.sleep(0.001)
+
+    def settled() -> list[int]:
+        """How many each thread had taken when its last send was refused: all that the transaction has."""
+        seen = list(refusals)
+        until(lambda: all(now > before + 1 for now, before in zip(refusals, seen, strict=True)))
+        return [len(one) for one in taken]
+
+    committed: list[tuple[str, RecordFuture]] = []
+    aborted: list[RecordFuture] = []
+    with (
+        mq.producer(new_name("id"), linger_ms=1, buffer_memory=50_000) as producer,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
+        running = [pool.submit(work, number) for number in range(THREADS)]
+        try:
+            begins = settled()
+            for number in range(12):
+                producer.begin_transaction()
+                time.sleep(chance.random() * 0.03)
+                producer.abort_transaction() if number % 3 == 1 else producer.commit_transaction()
+                ends = settled()
+                inside = [one for each, a, b in zip(taken, begins, ends, strict=True) for one in each[a:b]]
+                if number % 3 == 1:
+                    aborted += [future for _, future in inside]
+                else:
+                    committed += inside
+                begins = ends
+        finally:
+            stop.set()
+        for one in running:
+            one.result()
+    found = by_partition(mq, topic)
+    for partition in found:
+        assert_in_order([value for _, value in partition])
+    assert len(committed) > 100
+    there = {(value, offset) for partition in found for offset, value in partition}
+    assert len(there) == len(committed)
+    assert {(value, future.result(0).offset) for value, future in committed} == there
+    assert all(future.done() for future in aborted)
+
+
+@pytest.mark.slow
+def test_blocks_of_eight_threads(mq: Connection, topic: str):
+    """Eight threads publish into one transaction, which is left while they do."""
+    for round in range(5):
+        transaction = mq.transaction(f"{topic}-id")
+        counted: list[str] = []
+
+        def publish(number: int, transaction: Transaction = transaction, counted: list[str] = counted) -> None:
+            for i in range(20):
+                value = f"{number}/{i}"
+                try:
+                    transaction.publish(topic, pa.table({"value": [value]}))
+                except IllegalState:
+                    return
+                counted.append(value)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            before = len(values(mq, topic))
+            with transaction:
+                running = [pool.submit(publish, number) for number in range(THREADS)]
+                time.sleep(0.02)
+            [one.result() for one in running]
+        assert sorted(values(mq, topic)[before:]) == sorted(counted), round
+
+
+def test_producers_are_closed_by_whoever_comes_first(mq: Connection, topic: str):
+    producer = mq.producer(linger_ms=60_000)
+    producer.send(topic, "a")
+
+    def close(_: int) -> Producer:
+        producer.close()
+        return producer
+
+    assert in_threads(close) == [producer] * THREADS
+    assert values(mq, topic) == ["a"]
