@@ -414,9 +414,10 @@ class Connection:
         for producer in producers:
             producer.refuse_more()
         errors: list[BaseException] = []
-        for one in (*producers, self.requester, *self._serving):
+        closing = [producer.close for producer in producers]
+        for close in (*closing, self.requester.close, *(serving.close for serving in self._serving)):
             try:
-                one.close()
+                close()
             except BaseException as error:
                 errors.append(error)
         if errors:

@@ -161,7 +161,7 @@ class Batch:
         self.outcome: Outcome | None = None
         self.doubt: LakeMQError | None = None
         """It travels with a commit that was not answered so."""
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     @property
     def is_settled(self) -> bool:
@@ -192,7 +192,7 @@ class Batch:
                 _call(call)
         return True
 
-    def when_settled(self, call: Callable[[], None]) -> None:
+    def when_settled(self, call: Callable[[], object]) -> None:
         with self._outcomes.lock:
             if not self.is_settled:
                 self._callbacks.append(call)
@@ -217,7 +217,7 @@ class Batch:
         raise self.outcome.error.with_traceback(None)  # one error, raised for many records
 
 
-def _call(call: Callable[[], None]) -> None:
+def _call(call: Callable[[], object]) -> None:
     try:
         call()
     except (Exception, SystemExit):

@@ -68,7 +68,7 @@ class ProducerOptions:
 def producer_options(given: Mapping[str, Any], transactional: bool = False) -> ProducerOptions:
     """The options with the defaults of those not given. Raises InvalidConfig for an unknown or impossible one."""
     rest = dict(given)
-    flags = {name: rest.pop(name) for name in ("idempotent", "enable_idempotence") if name in rest}
+    flags: dict[str, Any] = {name: rest.pop(name) for name in ("idempotent", "enable_idempotence") if name in rest}
     idempotent = _idempotent(flags, transactional)
     values: dict[str, Any] = {**PRODUCER.defaults(), **{name: _checked(name, raw) for name, raw in rest.items()}}
     if transactional:

@@ -124,6 +124,7 @@ class Producer:
             batch = self._filling.get(topic)
             if batch is None:
                 batch = self._filling[topic] = self._new_batch(topic, Records())
+            assert batch.records is not None
             future = RecordFuture(batch, batch.records.add(key, value, extras))
             self._took(batch, size)
             if on_delivery is not None:

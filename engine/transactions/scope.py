@@ -52,7 +52,7 @@ class Transaction:
 
     def send_offsets(self, consumed: Consumed | Offsets, group: str | None = None, metadata: str | None = None) -> None:
         """What a consumer polled, or (topic, partition) -> next offset with a group: committed with the transaction."""
-        offsets = getattr(consumed, "offsets", consumed)
+        offsets: Any = getattr(consumed, "offsets", consumed)
         named = group if group is not None else getattr(consumed, "group", None)
         if named is None:
             raise InvalidRequest("Offsets without a group.", expected="group=...")
