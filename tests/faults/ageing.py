@@ -23,9 +23,12 @@ def newest_version(table: Path) -> int:
 
 
 def age_log(table: Path, seconds: float = 2 * HOUR_S) -> None:
-    """Its entries, but for the newest ones, look as if they were written so long ago."""
-    for entry in log_entries(table)[:-KEPT]:
-        _age(entry, seconds)
+    """Its entries and checkpoints, but for the newest ones, look as if they were written so long ago."""
+    newest = newest_version(table)
+    for path in (table / "_delta_log").iterdir():
+        version = path.name.partition(".")[0]
+        if version.isdigit() and int(version) <= newest - KEPT:
+            _age(path, seconds)
 
 
 def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
@@ -35,14 +38,13 @@ def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
 
 
 def until_expired(table: Path, version: int, timeout_s: float = 60) -> None:
-    """Until the log has no entry of this version any more. Somebody has to commit to the table meanwhile."""
-    entry = table / "_delta_log" / f"{version:020d}.json"
+    """Until the log has no entry up to this version any more. Somebody has to commit to the table meanwhile."""
 
     def gone() -> bool:
         age_log(table)
-        return not entry.exists()
+        return int(log_entries(table)[0].stem) > version
 
-    until(gone, timeout_s, f"removal of {entry.name}")
+    until(gone, timeout_s, f"removal of the log's entries up to {version}")
 
 
 def _age(path: Path, seconds: float) -> None:

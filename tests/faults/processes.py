@@ -168,15 +168,17 @@ class Publishing:
         self._idempotent = idempotent
         self._stop = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=publisher)
+        self._thread = threading.Thread(target=self._run, name=publisher, daemon=True)
 
     def __enter__(self) -> Publishing:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(1 if kind else 60)
+        if kind:
+            return  # what the test has failed with matters more
         assert not self._thread.is_alive(), "the publisher waits for an answer that never comes"
         if self._error is not None:
             raise self._error
@@ -216,6 +218,13 @@ def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
 def is_stopped(pid: int) -> bool:
     """By SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def stands_by(family: Processes, pid: int) -> bool:
+    """Whether the sequencer of this process has said so."""
+    return any(
+        f"-{pid}-" in line.partition(" stands by")[0] for line in family.said().splitlines() if "stands by" in line
+    )
 
 
 def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:

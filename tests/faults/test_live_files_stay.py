@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults.ageing import HOUR_S, age_data, age_log
 from faults.checks import assert_whole, check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
 from faults.shims import ShiftedClock
 
 from lakemq.tables.registry import TABLES
@@ -71,10 +71,3 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
         publishing.wait_for(10, WAIT_S)
     terminate(stopped)
     check_all(family.path, TOPIC, publishing.acknowledged)
-
-
-def stands_by(family: Processes, pid: int) -> bool:
-    """Whether the sequencer of this process has said so."""
-    return any(
-        f"-{pid}-" in line.partition(" stands by")[0] for line in family.said().splitlines() if "stands by" in line
-    )

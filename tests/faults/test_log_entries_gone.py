@@ -1,0 +1,132 @@
+"""Who follows the journal's log, or appends to it, finds entries gone that it has not read: that is not "not yet"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from faults.ageing import newest_version, until_expired
+from faults.checks import Acknowledged, check_all
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
+from faults.shims import ShiftedClock
+
+import lakemq
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60
+AHEAD_MS = 120_000
+"""More than the journal's log keeps its entries."""
+
+
+class Following:
+    """Connections that live for long: one that looks now and then, one that tails all the time."""
+
+    def __init__(self, path: str) -> None:
+        self._mq, self._tailing = (lakemq.connect(path) for _ in range(2))
+        self._consumer = self._mq.consumer("g", topics=[TOPIC])
+        self._polled: set[tuple[int, int, str]] = set()
+        self._tailed: set[tuple[int, int, str]] = set()
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            for table in self._tailing.tail(TOPIC, start="earliest"):
+                self._tailed |= rows_of(table)
+        except Exception as error:
+            self._error = error
+
+    def look(self, acknowledged: list[Acknowledged]) -> None:
+        """All that was acknowledged before it looks is there, for whoever asks."""
+        told = {(one.partition, one.offset, one.value) for one in acknowledged}
+        ends = self._mq.end_offsets(TOPIC)
+        missed = {one for one in told if one[1] >= ends[one[0]]}
+        assert not missed, f"{len(missed)} acknowledged messages are behind the end {ends}: {sorted(missed)[:3]}"
+        while batch := self._consumer.poll():
+            self._polled |= rows_of(batch.to_arrow())
+        assert told <= self._polled, f"the consumer missed {len(told - self._polled)}"
+        until(lambda: told <= self._tailed or self._error is not None, WAIT_S, f"tail of {len(told)} messages")
+        assert self._error is None, self._error
+
+    def close(self) -> None:
+        self._mq.close()
+        self._tailing.close()
+
+
+def rows_of(table: object) -> set[tuple[int, int, str]]:
+    columns = (table[name].to_pylist() for name in ("partition", "offset", "value"))  # type: ignore[index]
+    return {(partition, offset, value.decode()) for partition, offset, value in zip(*columns, strict=True)}
+
+
+@pytest.fixture
+def journal(family: Processes) -> Path:
+    return Path(family.path, "journal")
+
+
+@pytest.mark.parametrize("how", ["ahead", "old"])
+def test_readers_that_live_for_long_miss_nothing(how: str, family: Processes, clock: ShiftedClock, journal: Path):
+    """The leaders' clocks are ahead, so that what was just written looks old to them; or it is old, and goes."""
+    clock.shift(AHEAD_MS if how == "ahead" else 0)
+    with Publishing(family.path, "p", QUICK) as publishing:
+        serving = family.serve(environ=clock.environ)
+        publishing.wait_for(10, WAIT_S)
+        following = Following(family.path)
+        for _ in range(3):
+            following.look(list(publishing.acknowledged))
+            seen = newest_version(journal)
+            publishing.wait_for(20, WAIT_S)
+            terminate(serving)
+            serving = family.serve(environ=clock.environ)  # a leader cleans up early in its term
+            publishing.wait_for(40, WAIT_S)
+            if how == "old":
+                until_expired(journal, seen + 1)
+        following.look(list(publishing.acknowledged))
+    terminate(serving)
+    following.close()
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+def test_a_standby_leads_that_was_stopped_for_longer_than_the_log_keeps_entries(family: Processes, journal: Path):
+    with Publishing(family.path, "p", QUICK) as publishing:
+        leading = family.serve()
+        publishing.wait_for(5, WAIT_S)
+        standby = family.serve()
+        until(lambda: stands_by(family, standby.pid), WAIT_S, "standby")
+        os.kill(standby.pid, signal.SIGSTOP)
+        seen = newest_version(journal)
+        publishing.wait_for(30, WAIT_S)
+        until_expired(journal, seen + 1)
+        leading.kill()
+        leading.wait(10)
+        os.kill(standby.pid, signal.SIGCONT)
+        publishing.wait_for(5, WAIT_S)
+    terminate(standby)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+@pytest.mark.parametrize(
+    "point", ["sequencer.letters_taken:40", "sequencer.rows_written:20", "sequencer.journal_appended:20"]
+)
+def test_a_leader_stopped_until_the_entry_it_would_write_was_there_and_is_gone(
+    point: str, family: Processes, journal: Path
+):
+    """That the name is free proves nothing: it finds that others have led, and has answered nobody wrongly."""
+    with Publishing(family.path, "p", QUICK) as publishing:
+        stopped = family.serve(stop_at=point)
+        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        seen = newest_version(journal)
+        successor = family.serve()
+        publishing.wait_for(30, WAIT_S)
+        until_expired(journal, seen + 1)
+        os.kill(stopped.pid, signal.SIGCONT)
+        until(lambda: stands_by(family, stopped.pid), WAIT_S, "standby")
+        publishing.wait_for(20, WAIT_S)
+        assert successor.poll() is None
+        terminate(successor)
+        publishing.wait_for(5, WAIT_S)
+    terminate(stopped)
+    check_all(family.path, TOPIC, publishing.acknowledged)
