@@ -141,9 +141,16 @@ def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, top
 
 def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=4)
-    rows = [(None, b"1", [("a", b"x"), ("JMSXGroupID", b"g")]), (b"own", b"2", [("JMSXGroupID", b"g")])]
+    group, solace = ("JMSXGroupID", b"g"), ("QUEUE_PARTITION_KEY", b"s")
+    rows = [
+        (None, b"1", [("a", b"x"), group]),
+        (b"own", b"2", [solace, group]),
+        (None, b"3", [group, solace]),
+        (None, b"4", [("QUEUE_PARTITION_KEY", None), ("JMSXGroupID", b"only")]),
+    ]
     mq.publish(topic, frame(spark, rows, "key binary, value binary, headers array<struct<key:string,value:binary>>"))
-    assert sorted(bytes(r.key) for r in mq.fetch(topic).to_spark().collect()) == [b"g", b"own"]
+    found = {bytes(r.value): bytes(r.key) for r in mq.fetch(topic).to_spark().collect()}
+    assert found == {b"1": b"g", b"2": b"own", b"3": b"s", b"4": b"only"}
 
 
 def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
