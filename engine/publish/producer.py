@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,12 +23,12 @@ from ..protocol.producers import next_sequence
 from ..protocol.requests import InitProducer, ProducerDone, Published
 from ..requester import Requester
 from .arrow import ArrowPublisher, Prepared
+from .buffer import Buffer
 from .compose import Sequences, body_of
 from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture
 from .options import ProducerOptions
 from .record import (
     Header,
-    Records,
     check_callback,
     check_size,
     checked_bytes,
@@ -67,18 +66,10 @@ class Producer:
         self._sequences: Sequences | None = None
         self._lock = lock or threading.RLock()
         self._outcomes = Outcomes(self._lock)
-        self._work = threading.Condition(self._lock)
+        self._buffer = Buffer(options, clock, self._outcomes)
         self._destinations: set[str] = set()
-        self._queue: deque[Batch] = deque()
-        self._filling: dict[str, Batch] = {}
-        """Destination -> the batch of the queue that takes its next record."""
-        self._unsettled: dict[int, Batch] = {}
-        """Number -> batch, also what is on its way, in order."""
-        self._last_number = self._wanted = 0
-        """Batches up to the number wanted do not wait for company."""
-        self._queued_bytes = self._held_bytes = 0
         self._timed_out_ms = -1
-        self._is_closed = self._is_ending = False
+        self._is_closed = False
         self._failures, self._acknowledged = Failures(), Acknowledged()
         self._thread = threading.Thread(target=self._run, name="lakemq-producer", daemon=True)
         self._thread.start()
@@ -121,12 +112,7 @@ class Producer:
         self._outcomes.check_process()
         with self._lock:
             self._make_room(size)
-            batch = self._filling.get(topic)
-            if batch is None:
-                batch = self._filling[topic] = self._new_batch(topic, Records())
-            assert batch.records is not None
-            future = RecordFuture(batch, batch.records.add(key, value, extras))
-            self._took(batch, size)
+            future = RecordFuture(*self._buffer.add_record(topic, size, key, value, extras))
             if on_delivery is not None:
                 future.on_delivery(on_delivery)
         return future
@@ -143,10 +129,7 @@ class Producer:
             self._make_room(size)
             if body.num_rows == 0:
                 return
-            batch = self._new_batch(topic, None)
-            batch.body, batch.asked = body, asked
-            self._filling.pop(topic, None)  # records that come after the table are sent after it
-            self._took(batch, size)
+            self._buffer.add_table(topic, size, body, asked)
 
     def _known_destination(self, topic: object) -> str:
         name = checked_destination(topic)
@@ -154,27 +137,10 @@ class Producer:
             self._destinations.add(name)
         return name
 
-    def _new_batch(self, topic: str, records: Records | None) -> Batch:
-        self._last_number += 1
-        batch = Batch(self._last_number, topic, self._outcomes, self._clock.steady_ms(), records)
-        self._unsettled[batch.number] = batch
-        self._queue.append(batch)
-        if len(self._queue) == 1:
-            self._work.notify()
-        return batch
-
-    def _took(self, batch: Batch, size: int) -> None:
-        before = self._queued_bytes
-        batch.size_bytes += size
-        self._held_bytes += size
-        self._queued_bytes = before + size
-        if before < self._options.batch_size <= self._queued_bytes:
-            self._work.notify()
-
     def _make_room(self, size: int) -> None:
         """Whether something may be given now; room for it is waited for. The lock is held."""
         self._check_takes()
-        if self._held_bytes + size > self._options.buffer_memory and self._held_bytes:
+        if not self._buffer.has_room(size):
             self._wait_for_room(size)
 
     def _check_takes(self) -> None:
@@ -189,12 +155,12 @@ class Producer:
         """What it is given for may end meanwhile, so all is looked at again."""
         self._outcomes.check_may_wait()
         deadline_ms = self._clock.steady_ms() + self._options.max_block_ms
-        while self._held_bytes and self._held_bytes + size > self._options.buffer_memory:
+        while not self._buffer.has_room(size):
             left_ms = deadline_ms - self._clock.steady_ms()
             if left_ms <= 0:
                 raise BufferFull(
                     f"The buffer did not drain in {self._options.max_block_ms} ms.",
-                    found=f"{self._held_bytes} bytes waiting",
+                    found=f"{self._buffer.held_bytes} bytes waiting",
                     expected=f"room for {size} within {self._options.buffer_memory}",
                 )
             self._outcomes.changed.wait(left_ms / 1000)
@@ -217,11 +183,9 @@ class Producer:
     def _wait_for_given(self) -> None:
         """Until what was given is settled. Raises the first error of it, or one that this thread was not told of."""
         self._failures.meet()
-        given, awaited = self._last_number, list(self._unsettled.values())
-        self._wanted = given
-        self._work.notify()
+        given, awaited = self._buffer.last_number, self._buffer.want_all()
         waiting = awaited
-        while waiting := [one for one in waiting if one.number in self._unsettled and one.doubt is None]:
+        while waiting := [one for one in waiting if self._buffer.holds(one) and one.doubt is None]:
             self._outcomes.changed.wait()
         self._failures.raise_untold(given)
         for batch in awaited:
@@ -234,8 +198,7 @@ class Producer:
         with self._lock:
             self._failures.meet()
             self.refuse_more()
-            self._is_ending = True
-            self._work.notify()
+            self._buffer.end()
         self._thread.join()
         self._tell_closed(self)
         with self._lock:
@@ -288,26 +251,8 @@ class Producer:
             self._settle(batch, outcome)
 
     def _next(self) -> Batch | None:
-        """The next batch, once it is due; None: the end."""
         with self._lock:
-            while (wait_ms := self._due_in_ms()) != 0:
-                if wait_ms is None and self._is_ending:
-                    return None
-                self._work.wait(None if wait_ms is None else wait_ms / 1000)
-            batch = self._queue.popleft()
-            if self._filling.get(batch.destination) is batch:
-                del self._filling[batch.destination]
-            self._queued_bytes -= batch.size_bytes
-            return batch
-
-    def _due_in_ms(self) -> int | None:
-        """When the first batch is due; None: there is none."""
-        if not self._queue:
-            return None
-        first = self._queue[0]
-        if self._is_ending or first.number <= self._wanted or self._queued_bytes >= self._options.batch_size:
-            return 0
-        return max(0, first.given_ms + self._options.linger_ms - self._clock.steady_ms())
+            return self._buffer.next()
 
     def _deliver(self, batch: Batch) -> Outcome:
         now_ms, deadline_ms = self._clock.steady_ms(), batch.given_ms + self._options.delivery_timeout_ms
@@ -370,8 +315,7 @@ class Producer:
         if not batch.settle(outcome):
             return
         with self._lock:
-            del self._unsettled[batch.number]
-            self._held_bytes -= batch.size_bytes
+            self._buffer.settled(batch)
             if outcome.published is not None:
                 self._acknowledged.add(outcome.published)
             if outcome.error is not None and outcome.is_news:

@@ -142,17 +142,10 @@ class TransactionalProducer(Producer):
     def _take_unsent(self) -> list[Batch]:
         """What may travel with the commit; what may not is sent. Raises what the sending failed with."""
         with self._lock:
-            unsent = list(self._queue)
-            if len(unsent) == len(self._unsettled) == len({batch.destination for batch in unsent}):
-                self._clear_queue()
-                return unsent
-            self._wait_for_given()
-            return []
-
-    def _clear_queue(self) -> None:
-        self._queue.clear()
-        self._filling.clear()
-        self._queued_bytes = 0
+            unsent = self._buffer.take_if_unsent()
+            if unsent is None:
+                self._wait_for_given()
+            return unsent or []
 
     def _prepared(self, take: Callable[[], Sequence[Batch]]) -> list[Travelling]:
         """What is taken, ready to travel. What does not get as far leaves a transaction that can only be aborted."""
@@ -182,8 +175,7 @@ class TransactionalProducer(Producer):
         if len(set(reached)) == len(reached):
             return parts
         with self._lock:
-            self._queue.extend(batches)
-            self._queued_bytes = sum(batch.size_bytes for batch in batches)
+            self._buffer.put_back(batches)
             self._wait_for_given()
         return []
 
@@ -219,16 +211,15 @@ class TransactionalProducer(Producer):
             self._drop_queue()
             travelling = self._travelling or ()
             with self._lock:
-                on_their_way = self._unsettled.keys() - {part.batch.number for part in travelling}
-                self._outcomes.changed.wait_for(lambda: on_their_way.isdisjoint(self._unsettled))
+                mine = [part.batch for part in travelling]
+                self._outcomes.changed.wait_for(lambda: not self._buffer.unsettled_but(mine))
             self._transactions.send_abort()
             self._settle_travelling(travelling, lambda _: _ABORTED)
 
     def _drop_queue(self) -> None:
         """What was not sent never will be."""
         with self._lock:
-            unsent = list(self._queue)
-            self._clear_queue()
+            unsent = self._buffer.take_queue()
         for batch in unsent:
             self._settle(batch, Outcome(error=_ABORTED, is_news=False))
 

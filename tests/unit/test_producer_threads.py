@@ -244,7 +244,7 @@ def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
             return ask(requests)
         thread = threading.Thread(target=lambda: told.extend(in_threads(lambda _: producer.flush(), 1)))
         thread.start()
-        until(lambda: producer._wanted > 0)
+        until(lambda: producer._buffer._wanted > 0)
         return failed(requests, answers.pop()) if answers else ask(requests)
 
     with mq.producer(new_name("id"), linger_ms=60_000) as producer:
