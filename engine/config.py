@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from .protocol.errors import InvalidConfig
+from .protocol.hashing import SHARDS
 from .protocol.limits import Limits
 from .protocol.parameters import Parameter, Parameters, Value
 
@@ -84,6 +85,27 @@ ENGINE = Parameters(
             "How long decisions stay in the journal once projected.",
             0,
             3650 * _DAY_MS,
+        ),
+        Parameter(
+            "transaction.log.retention.ms",
+            7 * _DAY_MS,
+            "How long the rows of transactions that have ended stay in `transactions`.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
+            "offsets.topic.num.partitions",
+            SHARDS,
+            "Shards of the groups; a group's is told with it. All are with whoever leads, so that the number is fixed.",
+            SHARDS,
+            SHARDS,
+        ),
+        Parameter(
+            "transaction.state.log.num.partitions",
+            SHARDS,
+            "Shards of the transactional ids; as offsets.topic.num.partitions.",
+            SHARDS,
+            SHARDS,
         ),
         Parameter(
             "reader.grace.ms",

@@ -14,6 +14,7 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 class GroupRow:
     step: int = column(INT64, "The micro-batch that decided it.")
     group: str = column(TEXT, "Consumer group.")
+    shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
     protocol: str = column(TEXT, "queue, classic or cooperative.")
     generation: int = column(INT64, "Grows with every completed rebalance.")
     state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance, Stable or Dead.")
@@ -88,6 +89,7 @@ class ConsumerOffsetRow:
     )
     metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
     committed_at_ms: int = column(INT64, "When.")
+    shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
     removed: bool = column(BOOL, "Deleted with its topic.")
 
 

@@ -14,6 +14,7 @@ class TransactionRow:
     step: int = column(INT64, "The micro-batch that decided it.")
     position: int = column(INT32, "Order within the step.")
     transactional_id: str = column(TEXT, "The application's id.")
+    shard: int = column(INT32, "abs(hash) % 50 of the id, by Java's hash of text.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch.")
     state: str = column(TEXT, "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead.")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import GroupIdNotFound
+from ..protocol.hashing import shard
 from ..protocol.names import shown
 from ..protocol.offsets import pending_offsets
 from ..protocol.state import State
@@ -32,6 +33,20 @@ class PartitionLag:
     pending: str | None
 
 
+@dataclass(frozen=True)
+class GroupInfo:
+    """A group. partitions: those for which it has offsets; lag: over all of them.
+
+    shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does.
+    """
+
+    group: str
+    shard: int
+    coordinator: str
+    partitions: int
+    lag: int
+
+
 class Groups:
     """Reads what groups have committed; a consumer of the group is what commits."""
 
@@ -43,14 +58,23 @@ class Groups:
         """Groups that have committed offsets, by name."""
         return sorted(group for group, committed in self._state().offsets.items() if committed)
 
+    def describe(self, group: str) -> GroupInfo:
+        """Raises GroupIdNotFound."""
+        state = self._state()
+        rows = _rows(state, group)
+        return GroupInfo(group, shard(group), state.leader, len(rows), sum(row.lag or 0 for row in rows))
+
     def lag(self, group: str) -> builtins.list[PartitionLag]:
         """By topic and partition, of every partition for which the group has offsets. Raises GroupIdNotFound."""
-        state = self._state()
-        committed, pending = state.offsets.get(group, {}), pending_offsets(state, group)
-        if not committed and not pending:
-            raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
-        rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]
-        return sorted(rows, key=lambda row: (row.topic, row.partition))
+        return _rows(self._state(), group)
+
+
+def _rows(state: State, group: str) -> list[PartitionLag]:
+    committed, pending = state.offsets.get(group, {}), pending_offsets(state, group)
+    if not committed and not pending:
+        raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
+    rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]
+    return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 
 def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:

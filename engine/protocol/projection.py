@@ -18,6 +18,7 @@ from lakemq.tables.transactions import CONTROL_MARKERS, TRANSACTIONS, Transactio
 from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 
 from .codec import encode_config, encode_results, encode_transaction
+from .hashing import shard
 from .records import (
     Answered,
     AnyRecord,
@@ -268,6 +269,7 @@ def _transactions(state: State, steps: Sequence[StepDecisions]) -> Iterator[Tran
                 step=step.step,
                 position=position,
                 transactional_id=record.transactional_id,
+                shard=shard(record.transactional_id),
                 producer_id=record.producer_id,
                 producer_epoch=record.producer_epoch,
                 state=record.status,
@@ -310,6 +312,7 @@ def _consumer_offsets(state: State, steps: Sequence[StepDecisions]) -> Iterator[
         elif isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
+    shards = {group: shard(group) for group, _, _ in changed}
     for (group, topic_id, partition), (topic, at_ms) in sorted(changed.items()):
         committed = state.offsets.get(group, {}).get((topic_id, partition))
         yield ConsumerOffsetRow(
@@ -321,6 +324,7 @@ def _consumer_offsets(state: State, steps: Sequence[StepDecisions]) -> Iterator[
             committed_offset=committed.offset if committed else 0,
             metadata=committed.metadata if committed else None,
             committed_at_ms=committed.committed_at_ms if committed else at_ms,
+            shard=shards[group],
             removed=committed is None,
         )
 

@@ -27,6 +27,7 @@ from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
 from .. import crash
 from ..clock import Clock
 from ..config import EngineConfig
+from .trimming import Living, is_spent, trimmed
 
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""
@@ -93,9 +94,11 @@ class Housekeeping:
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
         self._tended: dict[str, _Tended] = {}
+        self._living: Living | None = None
 
-    def projected(self, step: int) -> None:
-        """The watermark of this step was just written."""
+    def projected(self, step: int, now: Living) -> None:
+        """The watermark of this step was just written; `now`: what there was at that step."""
+        self._living = now
         self._watermarks.append((self._clock.steady_ms(), step))
 
     # -- projections ------------------------------------------------------------------------------------
@@ -123,8 +126,13 @@ class Housekeeping:
         is_changelog = handle.spec.shape == "changelog"
         if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
             chosen = files
+        now, retention_ms = self._living, self._config.ms("transaction.log.retention.ms")
+        if now is not None:
+            chosen = [f for f in files if f in chosen or is_spent(handle.spec, f, now, retention_ms)]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
         rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
+        if now is not None:
+            rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
         added = self._write(handle.spec, rows, chosen)
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)

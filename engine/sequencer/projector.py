@@ -27,6 +27,7 @@ from ..protocol.records import StepDecisions
 from ..protocol.requests import DataFile
 from ..protocol.state import State
 from .housekeeping import Housekeeping
+from .trimming import Living, living
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class Pass:
     files: list[DataFile]
     tables: dict[str, pa.Table]
     watermark: pa.Table
+    now: Living
 
 
 def plan_pass(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Pass:
     """What to write so that the tables hold all of `steps`, the last of which is the state's."""
-    return Pass(state.step, files_added(steps), project(state, steps), watermark(state, floor, journal_start))
+    mark = watermark(state, floor, journal_start)
+    return Pass(state.step, files_added(steps), project(state, steps), mark, living(state))
 
 
 class Projector:
@@ -63,7 +66,7 @@ class Projector:
             self._reached("projector.tables_appended")
             self._append(WATERMARKS.name, work.watermark, work.step)
             self._reached("projector.watermark_written")
-            self._housekeeping.projected(work.step)
+            self._housekeeping.projected(work.step, work.now)
             for handle in self._handles.values():
                 self._housekeeping.tend(handle)
         except CommitConflict as conflict:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
+from ..protocol.hashing import shard
 from ..protocol.names import shown
 from ..protocol.requests import AbortTransaction
 from ..protocol.state import State, Transaction
@@ -15,7 +16,10 @@ from ..requester import Requester
 
 @dataclass(frozen=True)
 class TransactionInfo:
-    """A transactional id. started_at_ms, partitions, groups, error: of the transaction that is open, if any is."""
+    """A transactional id. started_at_ms, partitions, groups, error: of the transaction that is open, if any is.
+
+    shard: as Kafka's coordinators divide the ids; coordinator: the sequencer that leads, empty where none does.
+    """
 
     transactional_id: str
     producer_id: int
@@ -29,6 +33,8 @@ class TransactionInfo:
     groups: tuple[str, ...]
     error: str | None
     batch_id: int
+    shard: int
+    coordinator: str
 
 
 @dataclass(frozen=True)
@@ -121,4 +127,6 @@ def _info(state: State, name: str, known: Transaction, now_ms: int) -> Transacti
         tuple(sorted(known.offsets)),
         known.error,
         known.batch_id,
+        shard(name),
+        state.leader,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,8 @@ _COLUMNS = (
     "pending",
 )
 
+_DESCRIBED = ("group", "shard", "coordinator", "partitions", "lag")
+
 
 def add_to(app: typer.Typer) -> None:
     app.add_typer(groups, name="groups")
@@ -38,6 +41,16 @@ def list_groups(ctx: typer.Context) -> None:
     session = session_of(ctx)
     with session.connect() as mq:
         show(({"group": name} for name in mq.groups.list()), session.output, ("group",))
+
+
+@groups.command()
+def describe(
+    ctx: typer.Context, group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+) -> None:
+    """One group: its shard, who coordinates it, for how many partitions it has offsets, and its lag over all."""
+    session = session_of(ctx)
+    with session.connect() as mq:
+        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command()

@@ -30,7 +30,16 @@ _LISTED = (
     "partitions",
     "groups",
 )
-_DESCRIBED = (*_LISTED[:4], "timeout_ms", *_LISTED[4:], "error", "batch_id", "updated_at")
+_DESCRIBED = (
+    *_LISTED[:4],
+    "timeout_ms",
+    *_LISTED[4:],
+    "error",
+    "batch_id",
+    "updated_at",
+    "shard",
+    "coordinator",
+)
 _PRODUCERS = ("producer_id", "producer_epoch", "last_sequence", "updated_at", "transactional_id", "first_offset")
 
 
@@ -116,6 +125,8 @@ def _transaction(info: TransactionInfo) -> dict[str, Any]:
         "error": info.error,
         "batch_id": info.batch_id,
         "updated_at": of_millis(info.updated_at_ms),
+        "shard": info.shard,
+        "coordinator": info.coordinator,
     }
 
 

@@ -1,4 +1,4 @@
-"""Of a deleted topic nothing stays: in the state, in the tables, in what groups have committed, in transactions."""
+"""Of a deleted topic nothing stays: in the state, the tables, what groups have committed, transactions."""
 
 from __future__ import annotations
 

@@ -226,6 +226,14 @@ def test_cuts_stand_among_the_segments(mq: Harness) -> None:
     assert [row["removed"] for row in (*last(mq, "topics"), *last(mq, "partitions"))] == [True] * 3
 
 
+def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:
+    mq.one(CommitOffsets("test-group", [OffsetCommit("t", 0, 0)]))
+    mq.begin("my-group")
+    tables = project(mq.state, mq.steps)
+    assert tables["consumer_offsets"].column("shard").to_pylist() == [12]
+    assert tables["transactions"].column("shard").to_pylist() == [12]
+
+
 def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
     mq.one(mq.produce({0: 1}))
     mq.one(mq.produce({0: 1}))

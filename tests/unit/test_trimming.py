@@ -1,0 +1,159 @@
+"""Merging trims the history of transactions, markers below the log start, and segments of deleted topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from protocol_harness import Harness
+from stateful.world import World
+
+from lakemq.engine.protocol.codec import encode_letter
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.requests import (
+    AbortTransaction,
+    AnyRequest,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    EndTransaction,
+    InitProducer,
+    Letter,
+)
+from lakemq.engine.sequencer.trimming import is_spent, living, trimmed
+from lakemq.tables.registry import BY_NAME
+from lakemq.tables.store import StoredFile
+
+RETENTION_MS = 1000
+
+
+@pytest.fixture
+def mq() -> Harness:
+    """Transactions of `old`, long ended, and of `open`; markers at offset 1 of t-0, u-0 and t-1."""
+    harness = Harness()
+    harness.create("t", 2)
+    harness.create("u")
+    old = harness.begin("old")
+    harness.one(harness.produce_to({("t", 0): 1, ("u", 0): 1, ("t", 1): 1}, "f", old))
+    harness.one(EndTransaction(old, True, 1))
+    harness.one(harness.produce_to({("t", 0): 1}, "g", harness.begin("open", 900_000)))
+    harness.now_ms += RETENTION_MS + 1
+    harness.begin("young")
+    return harness
+
+
+def rows(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any]]:
+    table = project(mq.state, mq.steps).get(name, BY_NAME[name].empty())
+    return list(trimmed(BY_NAME[name], table, living(mq.state), RETENTION_MS, whole).to_pylist())
+
+
+def test_of_transactions_the_young_and_the_open_stay(mq: Harness) -> None:
+    assert [(row["transactional_id"], row["state"]) for row in rows(mq, "transactions")] == [
+        ("open", "Empty"),
+        ("open", "Ongoing"),
+        ("young", "Empty"),
+    ]
+    mq.one(AbortTransaction("open"))
+    kept = [row["state"] for row in rows(mq, "transactions") if row["transactional_id"] == "open"]
+    assert kept == ["PrepareAbort", "CompleteAbort"]
+
+
+def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
+    def places() -> list[tuple[str, int, int]]:
+        return [(row["topic"], row["partition"], row["offset"]) for row in rows(mq, "control_markers")]
+
+    assert places() == [("t", 0, 1), ("t", 1, 1), ("u", 0, 1)]
+    mq.one(DeleteRecords("t", {0: 1, 1: 2}))
+    assert places() == [("t", 0, 1), ("u", 0, 1)]
+    mq.one(DeleteTopic("t"))
+    assert places() == [("u", 0, 1)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
+    mq.one(DeleteRecords("t", {0: 1}))
+    before = rows(mq, "segments", whole)
+    mq.one(DeleteTopic("t"))
+    of_u = [row for row in before if row["topic"] == "u"]
+    kept = rows(mq, "segments", whole)
+    assert [row for row in kept if row["topic"] == "u"] == of_u
+    # else rows of the topic in other files would come back to the views
+    assert [row["kind"] for row in kept if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])
+
+
+def test_other_tables_are_left_alone(mq: Harness) -> None:
+    tables = project(mq.state, mq.steps)
+    for name in ("topics", "partitions", "producers"):
+        assert trimmed(BY_NAME[name], tables[name], living(mq.state), 0, True) == tables[name]
+
+
+def stored(**statistics: Any) -> StoredFile:
+    return StoredFile("f", 1 << 30, 1, {name.replace("_of_", "."): value for name, value in statistics.items()})
+
+
+def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) -> None:
+    now = living(mq.state)
+
+    def spent(name: str, **statistics: Any) -> bool:
+        return is_spent(BY_NAME[name], stored(**statistics), now, RETENTION_MS)
+
+    assert spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS - 1)
+    assert not spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS)
+    assert spent("segments", min_of_topic_id=3, max_of_topic_id=9)
+    assert not spent("segments", min_of_topic_id=2, max_of_topic_id=9)
+    assert not spent("control_markers")
+    assert not spent("dead_letters", min_of_topic_id=3, max_of_topic_id=9)
+
+
+def test_what_is_living_stays_as_it_is(mq: Harness) -> None:
+    now = living(mq.state)
+    mq.one(DeleteRecords("t", {0: 1}))
+    mq.one(DeleteTopic("u"))
+    mq.one(AbortTransaction("open"))
+    assert (sorted(now.topics), now.ongoing) == ([1, 2], {"open"})
+    assert now.topics[1].log_starts.tolist() == [0, 0]
+
+
+# -- as the leader does it ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world() -> Any:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_a_leader_trims_as_it_merges(world: World) -> None:
+    leader, backstage = world.sequencer()
+    world.lead(leader)
+
+    def ask(*requests: AnyRequest) -> Any:
+        client_id, now_ms = world.new_id(), world.clock.now_ms()
+        letter = encode_letter(Letter(client_id, 1, list(requests), now_ms), None)
+        world.namespace.mailbox.put(client_id, 1, letter, now_ms)
+        leader.step()
+        backstage.run()
+        return world.take_reply(client_id, 1)
+
+    def table(name: str) -> pa.Table:
+        return world.namespace.store.open(BY_NAME[name]).read()
+
+    ask(CreateTopic("kept", 1), CreateTopic("gone", 1), InitProducer("old"))
+    assert table("transactions").num_rows == 1
+    ask(DeleteTopic("gone"))
+    world.clock.ms += 8 * 86_400_000
+    for i in range(12):
+        ask(InitProducer(f"young-{i % 3}"), CreateTopic(f"short-{i}", 1))
+        ask(DeleteTopic(f"short-{i}"))
+        world.clock.sleep(11_000)  # a floor is a watermark of some age
+    told = {(row["transactional_id"], row["state"]) for row in table("transactions").to_pylist()}
+    assert ("old", "Empty") not in told
+    assert ("young-0", "Empty") in told
+    few = 15  # what came since the last merge
+    for name in ("topics", "partitions", "segments"):
+        assert table(name).num_rows < few, name
+    fresh = world.reader.refresh()
+    assert list(fresh.topic_ids) == ["kept"]
