@@ -20,7 +20,8 @@ class TopicRow:
     partition_count: int = column(INT32, "Number of partitions.")
     config: str = column(TEXT, "What was set, as a JSON object; the rest are defaults.")
     subscriptions: list[str] = column(pa.list_(TEXT), "Destinations it also receives.")
-    removed: bool = column(BOOL, "Deleted.")
+    state: str = column(TEXT, "active or deleted.")
+    removed: bool = column(BOOL, "Whether it is deleted.")
 
 
 TOPICS = TableSpec(

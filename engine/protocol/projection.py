@@ -118,13 +118,21 @@ def _topic_row(step: int, topic: Topic) -> TopicRow:
         partition_count=topic.partition_count,
         config=encode_config(topic.config),
         subscriptions=topic.subscriptions,
+        state="active",
         removed=False,
     )
 
 
 def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
     return TopicRow(
-        step=step, topic_id=topic_id, topic=name, partition_count=0, config="{}", subscriptions=[], removed=True
+        step=step,
+        topic_id=topic_id,
+        topic=name,
+        partition_count=0,
+        config="{}",
+        subscriptions=[],
+        state="deleted",
+        removed=True,
     )
 
 

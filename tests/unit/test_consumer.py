@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -330,10 +331,12 @@ def test_two_threads_share_a_consumer(mq: Connection, group: str):
     """Every message comes to one of them, while others read and write through the same connection."""
     topic = new_topic(mq, 3)
     seen: list[list[tuple[int, int]]] = [[], []]
+    deadline_s = time.monotonic() + 60
     with mq.consumer(group, topics=[topic]) as consumer:
 
         def read(mine: list[tuple[int, int]]) -> None:
-            while batch := consumer.poll(max_records=7, timeout_ms=1_000, poll_ms=1):
+            while len(seen[0]) + len(seen[1]) < 24 and time.monotonic() < deadline_s:
+                batch = consumer.poll(max_records=7, timeout_ms=100, poll_ms=1)
                 mine += [(m.partition, m.offset) for m in batch]
 
         threads = [threading.Thread(target=read, args=(mine,)) for mine in seen]

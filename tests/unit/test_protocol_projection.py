@@ -224,6 +224,7 @@ def test_cuts_stand_among_the_segments(mq: Harness) -> None:
     (row,) = last(mq, "segments")
     assert (row["kind"], row["topic_id"], row["step"]) == ("topic_deleted", 1, mq.state.step)
     assert [row["removed"] for row in (*last(mq, "topics"), *last(mq, "partitions"))] == [True] * 3
+    assert last(mq, "topics")[0]["state"] == "deleted"
 
 
 def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:

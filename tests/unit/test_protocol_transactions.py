@@ -334,6 +334,7 @@ def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
         "acknowledged": None,
         "metadata": "note",
         "committed_at_ms": 9_000,
+        "shard": 3,
         "removed": False,
     }
 

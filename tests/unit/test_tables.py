@@ -26,9 +26,9 @@ HOLDS = {
     "inbox": "topic key value",
     "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
     "topics": "topic topic_id partition_count config subscriptions state",
-    "segments": "topic partition base_offset record_count last_offset first_offset batch_id first_row min_timestamp_ms "
-    "max_timestamp_ms producer_id producer_epoch base_sequence transactional origin",
-    "partitions": "log_start_offset high_watermark last_stable_offset open_transactions",
+    "segments": "topic partition base_offset record_count last_offset first_offset batch_id footer_hash first_row "
+    "min_timestamp_ms max_timestamp_ms producer_id producer_epoch base_sequence transactional origin",
+    "partitions": "log_start_offset high_watermark last_stable_offset open_transactions removed",
     "control_markers": "topic partition offset producer_id producer_epoch marker first_offset transactional_id",
     "transactions": "transactional_id state reason batch_id",
     "producers": "producer_epoch units version",
@@ -134,6 +134,7 @@ def test_a_row_class_is_frozen_and_checks_its_columns() -> None:
         high_watermark=5,
         last_stable_offset=3,
         open_transactions=[{"producer_id": 7, "first_offset": 3}],
+        removed=False,
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         row.step = 2  # type: ignore[misc]
