@@ -1,4 +1,4 @@
-"""A process of a test: `python child.py serve|publish|transact <JSON of its arguments>`.
+"""A process of a test: `python child.py serve|publish|transact|fill <JSON of its arguments>`.
 
 It lives until it is stopped or killed, or has done its work. A line on stdout says that it is at work: `ready`.
 """
@@ -13,13 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from faults.ageing import age_log
 from faults.checks import value_of
+from faults.power import tell
 
+import lakemq
 from lakemq.engine import crash
 from lakemq.engine.config import load_config
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import LakeMQError
 from lakemq.engine.namespace import open_namespace
+from lakemq.tables.registry import TABLES
 
 ROWS = 4
 """Messages of a transaction."""
@@ -137,5 +141,27 @@ def transact(
             file.flush()
 
 
+def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: int, count: int, notes: str) -> None:
+    """Make a namespace and publish to it, with one sequencer after the other, noting what is acknowledged.
+
+    Between two of them the logs of all tables grow old, so that the next one removes entries.
+    """
+    numbers = itertools.count()
+    lakemq.connect(path, create=True).close()
+    print("ready", flush=True)
+    for _ in range(rounds):
+        with connect(path, config) as mq:
+            mq.serving()
+            mq.topics.create(topic, partitions=2, exist_ok=True)
+            send = _by_producer(mq, topic)
+            for number in itertools.islice(numbers, count):
+                value = value_of(publisher, number)
+                tell(notes, [value, *send(value, number)])
+        for spec in TABLES:
+            age_log(Path(path, spec.name))
+
+
+ROLES = {"serve": serve, "publish": publish, "transact": transact, "fill": fill}
+
 if __name__ == "__main__":
-    {"serve": serve, "publish": publish, "transact": transact}[sys.argv[1]](**json.loads(sys.argv[2]))
+    ROLES[sys.argv[1]](**json.loads(sys.argv[2]))

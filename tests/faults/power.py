@@ -1,0 +1,134 @@
+"""A disk that loses power: what a process told it (disk_shim.c), and what may be left of it at any moment.
+
+A file's content survives once it was synced after its last write, a name once its folder was synced after the change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from faults.shims import preloading
+
+Loss = Literal["names lost", "removals only", "contents lost"]
+"""What becomes of the changes that were not synced: undone; undone but for removals; done, with empty files."""
+
+LOSSES: tuple[Loss, ...] = ("names lost", "removals only", "contents lost")
+
+
+class Note(NamedTuple):
+    """kind: write, name, folder (that was made), gone, sync, or told, of which `path` is what the process was told."""
+
+    kind: str
+    inode: int
+    path: str
+
+
+@dataclass
+class Disk:
+    """The names and contents as they are, and as they would be after a loss of power."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    synced_names: dict[str, int] = field(default_factory=dict)
+    unsynced: set[int] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+
+    def follow(self, note: Note) -> None:
+        if note.kind == "write":
+            self.unsynced.add(note.inode)
+        elif note.kind in ("name", "folder"):
+            self.names[note.path] = note.inode
+            if note.kind == "folder":
+                # inodes are used again, that of a file may have been
+                self.unsynced.discard(note.inode)
+                self.folders.add(note.path)
+        elif note.kind == "gone" and self.names.get(note.path) == note.inode:
+            del self.names[note.path]
+        elif note.kind == "sync":
+            self.unsynced.discard(note.inode)
+            self._sync_folder(note.path)
+
+    def _sync_folder(self, folder: str) -> None:
+        for path in {*self.names, *self.synced_names}:
+            if os.path.dirname(path) == folder:
+                self.synced_names.pop(path, None)
+                if path in self.names:
+                    self.synced_names[path] = self.names[path]
+
+    def survives(self, path: str, root: str) -> bool:
+        """Whether the path, as it is now, would be there with its content after a loss of power."""
+        inode = self.names[path]
+        if inode in self.unsynced or self.synced_names.get(path) != inode:
+            return False
+        parent = os.path.dirname(path)
+        return parent == root or self.survives(parent, root)
+
+    def left(self, loss: Loss) -> Iterator[tuple[str, int, bool]]:
+        """Paths, folders before what is in them, with their inodes and whether they have kept their content."""
+        if loss == "contents lost":
+            left = self.names
+        elif loss == "names lost":
+            left = self.synced_names
+        else:
+            left = {path: inode for path, inode in self.synced_names.items() if path in self.names}
+        for path in sorted(left):
+            yield path, left[path], left[path] not in self.unsynced
+
+
+class Recorded:
+    """The disk of one process, in a folder, and all that the process told it."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.root, self._kept, self.notes_file = folder / "disk", folder / "kept", folder / "notes"
+        for made in (self.root, self._kept):
+            made.mkdir()
+        self.environ = preloading(
+            library,
+            LAKEMQ_TEST_DISK=str(self.root),
+            LAKEMQ_TEST_DISK_NOTES=str(self.notes_file),
+            LAKEMQ_TEST_DISK_KEPT=str(self._kept),
+        )
+
+    def notes(self) -> list[Note]:
+        lines = self.notes_file.read_text().splitlines()
+        return [Note(kind, int(inode), path) for kind, inode, path in (line.split("\t", 2) for line in lines)]
+
+    def disk_at(self, notes: list[Note]) -> Disk:
+        disk = Disk()
+        for note in notes:
+            disk.follow(note)
+        return disk
+
+    def restore(self, disk: Disk, loss: Loss, to: Path) -> None:
+        """Lay out in an empty folder what is left."""
+        contents = {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_file()}
+        contents |= {int(path.name): path for path in self._kept.iterdir()}
+        for path, inode, is_whole in disk.left(loss):
+            copy = to / Path(path).relative_to(self.root)
+            if not copy.parent.is_dir():
+                continue  # its folder is lost
+            if path in disk.folders:
+                copy.mkdir()
+            elif is_whole:
+                shutil.copyfile(contents[inode], copy)
+            else:
+                copy.touch()
+
+
+def told(notes: list[Note]) -> list[list[object]]:
+    """What the process has noted as told to it, in order."""
+    return [json.loads(note.path) for note in notes if note.kind == "told"]
+
+
+def tell(notes_file: str, what: list[object]) -> None:
+    """Called in the process: from here on it was told this."""
+    file = os.open(notes_file, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(file, f"told\t0\t{json.dumps(what)}\n".encode())
+    finally:
+        os.close(file)

@@ -1,0 +1,91 @@
+"""Loss of power, at any moment: what was acknowledged is there, and so is everything it rests on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from faults.checks import Acknowledged, check_all
+from faults.power import LOSSES, Disk, Loss, Note, Recorded, told
+from faults.processes import QUICK, TOPIC, start
+from faults.shims import compiled
+
+pytestmark = pytest.mark.slow
+
+ROUNDS, COUNT = 2, 30
+ENTRY = re.compile(r"/_delta_log/(\d{20})\.json$")
+CHECKPOINT = re.compile(r"/_delta_log/(\d{20})\.checkpoint.*\.parquet$")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """A namespace that was made and filled by a process, and all that the disk was told meanwhile."""
+    folder = tmp_path_factory.mktemp("power")
+    disk = Recorded(compiled("disk_shim", folder), folder)
+    arguments = {"topic": TOPIC, "publisher": "p", "rounds": ROUNDS, "count": COUNT, "notes": str(disk.notes_file)}
+    with (
+        (folder / "children.log").open("w") as log,
+        start("fill", log, None, disk.environ, path=f"{disk.root}/namespace", config=QUICK, **arguments) as child,
+    ):
+        assert child.wait(120) == 0, (folder / "children.log").read_text()
+    return disk
+
+
+@pytest.fixture(scope="module")
+def notes(recorded: Recorded) -> list[Note]:
+    found = recorded.notes()
+    assert len(told(found)) == ROUNDS * COUNT
+    assert any(note.kind == "gone" and ENTRY.search(note.path) for note in found), "no log entry was ever removed"
+    return found
+
+
+def test_a_table_survives_before_anything_rests_on_it(recorded: Recorded, notes: list[Note]):
+    """The first acknowledgement comes when the first version of every table would survive."""
+    first = next(i for i, note in enumerate(notes) if note.kind == "told")
+    disk = recorded.disk_at(notes[:first])
+    versions = [path for path in disk.names if path.endswith(f"/_delta_log/{0:020d}.json")]
+    assert len(versions) > 10
+    assert [path for path in versions if not disk.survives(path, str(recorded.root))] == []
+
+
+def test_a_log_entry_goes_when_a_checkpoint_that_covers_it_would_survive(recorded: Recorded, notes: list[Note]):
+    """So would the name of that checkpoint, in `_last_checkpoint`."""
+    root, disk, too_early = str(recorded.root), Disk(), set[str]()
+    for note in notes:
+        disk.follow(note)
+        found = ENTRY.search(note.path) if note.kind == "gone" else None
+        if found and not _is_covered(disk, note.path.rpartition("/")[0], int(found[1]), root):
+            too_early.add("/".join(note.path.split("/")[-3:]))
+    assert not too_early, f"{len(too_early)} entries: {sorted(too_early)[:3]}"
+
+
+def _is_covered(disk: Disk, log: str, version: int, root: str) -> bool:
+    checkpoints = [path for path in disk.names if path.startswith(f"{log}/") and CHECKPOINT.search(path)]
+    whole = [path for path in checkpoints if disk.survives(path, root)]
+    return any(int(CHECKPOINT.search(path)[1]) >= version for path in whole) and disk.survives(  # type: ignore[index]
+        f"{log}/_last_checkpoint", root
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("after", [1, COUNT + 1, ROUNDS * COUNT])
+def test_what_was_acknowledged_survives(loss: Loss, after: int, recorded: Recorded, notes: list[Note], tmp_path: Path):
+    """Power is lost right after so many acknowledgements; the namespace goes on, and nothing is missing in it."""
+    moments = [i for i, note in enumerate(notes) if note.kind == "told"]
+    until = notes[: moments[after - 1] + 1]
+    recorded.restore(recorded.disk_at(until), loss, tmp_path)
+    acknowledged = [Acknowledged(*one) for one in told(until)]  # type: ignore[arg-type]
+    assert len(acknowledged) == after
+    check_all(str(tmp_path / "namespace"), TOPIC, acknowledged)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_namespace_survives_the_moment_after_entries_went(
+    loss: Loss, recorded: Recorded, notes: list[Note], tmp_path: Path
+):
+    """Power is lost right after the last removal of a log entry, of whichever table."""
+    last = max(i for i, note in enumerate(notes) if note.kind == "gone" and ENTRY.search(note.path))
+    until = notes[: last + 1]
+    recorded.restore(recorded.disk_at(until), loss, tmp_path)
+    check_all(str(tmp_path / "namespace"), TOPIC, [Acknowledged(*one) for one in told(until)])  # type: ignore[arg-type]
