@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -22,6 +21,7 @@ from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
 from .fetch.plan import Bounds, Isolation, Position, bounds_of
 from .fetch.reader import Reader
 from .namespace import Namespace
+from .process import OwnLock, same_process
 from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
@@ -58,7 +58,10 @@ def new_id() -> str:
 
 
 class Connection:
-    """A namespace as a user sees it. Thread-safe; close it, or use it as a context manager."""
+    """A namespace as a user sees it. Thread-safe; close it, or use it as a context manager.
+
+    It belongs to the process that made it: one that was forked from that is refused (IllegalState).
+    """
 
     def __init__(
         self,
@@ -70,12 +73,13 @@ class Connection:
         self.namespace, self._spark = namespace, spark
         self._clock = clock or SystemClock()
         self._reached = reached or crash.from_environment()
-        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._lock = OwnLock("This connection")
         self._serving: list[Serving] = []
         self._producers: set[Producer] = set()
         self._managers: dict[str, TransactionManager] = {}
-        self._taking = threading.Lock()
-        self._closing = threading.Lock()
+        self._taking = OwnLock("This connection")
+        self._closing = OwnLock("This connection")
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
@@ -190,6 +194,7 @@ class Connection:
     def _spark_publisher(self) -> SparkPublisher:
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
+        same_process(self._pid, "This connection")
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 
     @overload
@@ -306,6 +311,7 @@ class Connection:
             return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
 
     def _arrow_publisher(self) -> ArrowPublisher:
+        same_process(self._pid, "This connection")
         return ArrowPublisher(
             self.namespace.files,
             self.requester,
@@ -406,6 +412,8 @@ class Connection:
 
         Each of them is closed whatever becomes of the others. Raises the first error.
         """
+        if os.getpid() != self._pid:
+            return  # all of it is a parent process's
         with self._closing:
             if self._closed:
                 return
@@ -424,6 +432,7 @@ class Connection:
             raise errors[0]
 
     def _check_open(self) -> None:
+        same_process(self._pid, "This connection")
         if self._closed:
             raise IllegalState("This connection is closed.")
 

@@ -16,6 +16,7 @@ from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import NewerTable, NotATable, OlderTable, Store
 
 from .config import EngineConfig
+from .process import claim_tables
 from .protocol.errors import NamespaceError, NewerFormat
 
 
@@ -39,9 +40,11 @@ def open_namespace(
 ) -> Namespace:
     """The namespace at a path or URI, made first where `create` allows it.
 
-    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat.
+    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; IllegalState in a process
+    that was forked from one that has opened some.
     """
     config = config or EngineConfig()
+    claim_tables()
     try:
         files = open_files(path, storage_options)
         store = Store(files, storage_options)

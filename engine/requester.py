@@ -2,10 +2,12 @@
 
 While a letter is on the way, further requests gather and travel together in the next one: a process with a thousand
 threads that wait costs one object per step. One letter at a time is what lets the sequencer keep just the last answer.
+Each request is encoded in the call that makes it, so that a bad one never meets the others.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,14 +15,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 
-from lakemq.tables.mailbox import Mailbox, MailboxFull
+from lakemq.tables.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
+from lakemq.tables.objects import MaybeThere
 
 from . import crash
 from .clock import Clock
-from .protocol.codec import decode_answer, encode_letter
+from .process import same_process
+from .protocol.codec import decode_answer, enclose
 from .protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -31,10 +34,16 @@ from .protocol.errors import (
     StorageError,
     error_of,
 )
-from .protocol.requests import AnyRequest, AnyResult, Letter, Produce
+from .protocol.letters import encode_request
+from .protocol.requests import AnyRequest, AnyResult
 
 MAX_REQUESTS = 5000
 MAX_BYTES = 8 << 20
+"""Of requests that share a letter; a larger one travels alone."""
+
+MAX_REQUEST_BYTES = MAX_LETTER_BYTES - (1 << 20)
+"""With its rows. The rest of the letter is for what Arrow puts around them."""
+
 IDLE_MS = 30_000
 """Silence after which a client counts as a new one: half of the shortest client.expiration.ms, after which the
 sequencer knows nothing of its letters and would wait for the first ones."""
@@ -43,14 +52,32 @@ _POLL_MS = (0.5, 1, 2, 4, 8, 16)
 
 
 @dataclass
-class _Waiting:
-    request: AnyRequest
+class Waiting:
+    """A request that was not sent yet, as JSON, and its rows."""
+
+    request: bytes
     rows: pa.Table | None
     future: Future[AnyResult]
 
+    @classmethod
+    def of(cls, request: AnyRequest, rows: pa.Table | None) -> Waiting:
+        """Raises InvalidRequest."""
+        one = cls(encode_request(request), rows, Future())
+        if one.size_bytes > MAX_REQUEST_BYTES:
+            found, expected = f"{one.size_bytes} bytes", f"at most {MAX_REQUEST_BYTES} with the rows that ride in it"
+            raise InvalidRequest(f"{type(request).__name__} is too large for a letter.", found=found, expected=expected)
+        return one
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.request) + (0 if self.rows is None else self.rows.nbytes)
+
 
 class Requester:
-    """One client of a namespace; its id is new, its letters are numbered from 1. Thread-safe."""
+    """One client of a namespace; its id is new, its letters are numbered from 1. Thread-safe.
+
+    It belongs to the process that made it, with its id: one that was forked from that is refused (IllegalState).
+    """
 
     def __init__(
         self,
@@ -62,8 +89,9 @@ class Requester:
     ) -> None:
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._reached = reached
+        self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -73,8 +101,8 @@ class Requester:
     def ask(self, request: AnyRequest, rows: pa.Table | None = None) -> AnyResult:
         """The result of one request.
 
-        Raises the error it was refused with; MailboxFullError, StorageError: it was not sent; RequestTimedOut: its
-        outcome is unknown.
+        Raises the error it was refused with; InvalidRequest, MailboxFullError, StorageError: it was not sent;
+        RequestTimedOut: its outcome is unknown.
         """
         return self.submit(request, rows).result()
 
@@ -83,8 +111,12 @@ class Requester:
         return self.submit_all([(request, rows)])[0]
 
     def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
-        """Send in this order, without waiting; in one letter as long as they fit."""
-        waiting = [_Waiting(request, rows, Future()) for request, rows in requests]
+        """Send in this order, without waiting; in one letter as long as they fit.
+
+        Raises InvalidRequest, IllegalState: none of them is sent.
+        """
+        same_process(self._pid, "This connection")
+        waiting = [Waiting.of(request, rows) for request, rows in requests]
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
@@ -104,13 +136,16 @@ class Requester:
         return None if oldest is None else self._clock.steady_ms() - oldest
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send what waits, then end. In a forked process nothing is there to be ended."""
+        if os.getpid() != self._pid:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
-        self._mailbox.forget_client(self._client_id)
+        with suppress(OSError):
+            self._mailbox.forget_client(self._client_id)
 
     def _run(self) -> None:
         while True:
@@ -127,66 +162,73 @@ class Requester:
                     if not one.future.done():
                         one.future.set_exception(error)
 
-    def _gather(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _gather(self) -> list[Waiting]:
+        batch: list[Waiting] = []
         room = MAX_BYTES
-        while self._queue and len(batch) < MAX_REQUESTS and room > 0:
+        while self._queue and len(batch) < MAX_REQUESTS and (not batch or self._queue[0].size_bytes <= room):
             one = self._queue.popleft()
-            room -= one.rows.nbytes if one.rows is not None else 1000
+            room -= one.size_bytes
             batch.append(one)
         return batch
 
-    def _exchange(self, batch: list[_Waiting]) -> None:
+    def _exchange(self, batch: list[Waiting]) -> None:
         if self._number and self._clock.steady_ms() - self._used_at_ms > IDLE_MS:
             self._start_over()
-        number, name = self._put(batch)
-        answer = self._await(number)
-        if answer is None:
-            self._mailbox.withdraw(name)
+        name = self._put(batch)
+        results = self._await(self._number)
+        if results is None:
+            with suppress(OSError):
+                self._mailbox.withdraw(name)
             self._start_over()
             raise RequestTimedOut(
                 f"No answer in {self._timeout_ms} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
             )
         self._used_at_ms = self._clock.steady_ms()
         with suppress(OSError):
-            self._mailbox.forget_reply(self._client_id, number)
-        self._deliver(batch, decode_answer(answer).results)
+            self._mailbox.forget_reply(self._client_id, self._number)
+        self._deliver(batch, results)
 
-    def _put(self, batch: list[_Waiting]) -> tuple[int, str]:
-        """Number and name of the letter with these requests."""
-        number, now_ms = self._number + 1, self._clock.now_ms()
-        requests, rows = _placed(batch)
-        body = encode_letter(Letter(self._client_id, number, requests, now_ms), rows)
+    def _put(self, batch: list[Waiting]) -> str:
+        """The name of the letter with these requests, which has the next number: no number is used twice."""
+        now_ms = self._clock.now_ms()
+        body = letter_of(self._client_id, self._number + 1, batch, now_ms)
+        self._number += 1
         try:
-            name = self._mailbox.put(self._client_id, number, body, now_ms)
+            name = self._mailbox.put(self._client_id, self._number, body, now_ms)
         except MailboxFull as full:
+            self._number -= 1
             raise MailboxFullError(str(full)) from full
+        except (MaybeThere, LetterExists):  # it may be decided: only an answer, or none, can tell
+            name = LetterName.of(self._client_id, self._number, now_ms).name
         except OSError as error:
-            # should part of it be there after all, the number must not be used twice
             self._start_over()
             raise StorageError(
                 "The request could not be put into the mailbox: nothing was sent.", found=str(error)
             ) from error
-        self._number = number
+        except BaseException:
+            self._start_over()
+            raise
         self._reached("publish.letter_put")
-        return number, name
+        return name
 
-    def _await(self, number: int) -> bytes | None:
+    def _await(self, number: int) -> list[AnyResult] | None:
         deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
-        while (answer := self._poll(number)) is None:
+        while (results := self._poll(number)) is None:
             if self._clock.steady_ms() > deadline_ms:
                 return None
             self._clock.sleep(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)])
             polls += 1
-        return answer
+        return results
 
-    def _poll(self, number: int) -> bytes | None:
+    def _poll(self, number: int) -> list[AnyResult] | None:
+        """The answer; None where there is none (yet), or only what a loss of power has left of one."""
         try:
-            return self._mailbox.poll_reply(self._client_id, number)
-        except OSError:  # the letter is on its way: it ends with an answer or with the deadline
+            answer = self._mailbox.poll_reply(self._client_id, number)
+            return None if answer is None else decode_answer(answer).results
+        except (OSError, ValueError):  # the letter is on its way: it ends with an answer or with the deadline
             return None
 
-    def _deliver(self, batch: list[_Waiting], results: list[AnyResult]) -> None:
+    def _deliver(self, batch: list[Waiting], results: list[AnyResult]) -> None:
         only = results[0] if len(results) == 1 else None
         if len(results) != len(batch) or (isinstance(only, Refusal) and only.error == ClientEnded.name):
             # the letter was refused as a whole
@@ -205,17 +247,12 @@ class Requester:
         self._client_id, self._number = self._new_id(), 0
 
 
-def _placed(batch: list[_Waiting]) -> tuple[list[AnyRequest], pa.Table | None]:
-    """The requests of a letter, each told where its rows begin, and all rows one after the other."""
-    requests: list[AnyRequest] = []
-    tables: list[pa.Table] = []
-    total = 0
+def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int) -> bytes:
+    """A letter with these requests, and all their rows one after the other."""
+    requests: list[tuple[int, bytes]] = []
+    tables = [one.rows for one in batch if one.rows is not None]
+    first_row = 0
     for one in batch:
-        request = one.request
-        if one.rows is not None and isinstance(request, Produce):
-            if total:
-                request = msgspec.structs.replace(request, first_row=total)
-            tables.append(one.rows)
-            total += one.rows.num_rows
-        requests.append(request)
-    return requests, pa.concat_tables(tables) if tables else None
+        requests.append((first_row if one.rows is not None else 0, one.request))
+        first_row += 0 if one.rows is None else one.rows.num_rows
+    return enclose(client_id, number, requests, now_ms, pa.concat_tables(tables) if tables else None)

@@ -55,7 +55,7 @@ class Topics:
             existing = _description(known.topic(topic))
             if existing.partitions == partitions:
                 return existing
-        self._ask(CreateTopic(topic, partitions, dict(config or {}), list(subscriptions)))
+        self._ask(CreateTopic(topic, partitions, _dict(config or {}), _list(subscriptions)))
         return self.describe(topic)
 
     def list(self) -> list[TopicDescription]:
@@ -74,8 +74,8 @@ class Topics:
         subscriptions: Sequence[str] | None = None,
     ) -> TopicDescription:
         """Set or (with None) reset settings, add partitions, replace subscriptions."""
-        listed = None if subscriptions is None else list(subscriptions)
-        self._ask(AlterTopic(topic, dict(config or {}), partitions, listed))
+        listed = None if subscriptions is None else _list(subscriptions)
+        self._ask(AlterTopic(topic, _dict(config or {}), partitions, listed))
         return self.describe(topic)
 
     def delete(self, topic: str) -> None:
@@ -84,7 +84,7 @@ class Topics:
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete the records before an offset per partition; -1 deletes all there are."""
-        self._ask(DeleteRecords(topic, dict(before)))
+        self._ask(DeleteRecords(topic, _dict(before)))
 
     def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
         result = self._requester.ask(request)
@@ -105,6 +105,15 @@ def parse_config(pairs: Sequence[str]) -> dict[str, str]:
             )
         config[key] = value
     return config
+
+
+def _dict(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """As a request has it; what is none is refused there, by name."""
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def _list(given: Sequence[str]) -> list[str]:
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else given  # type: ignore[return-value]
 
 
 def _description(topic: Topic) -> TopicDescription:

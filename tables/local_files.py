@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from .objects import Data, Names, checked, checked_folder, hidden_name
+from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
 
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
@@ -43,9 +43,20 @@ class LocalFiles:
         ):
             yield sink
 
-    def get(self, name: str) -> bytes:
-        with open(self._path(name), "rb", buffering=0) as file:
-            return file.readall()
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        path = self._path(name)
+        # anybody may have put anything there: a pipe would be waited for, a link leads elsewhere
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            if limit is not None and found.st_size > limit:
+                raise too_large(path, limit)
+            with open(file, "rb", buffering=0, closefd=False) as opened:
+                return opened.readall()
+        finally:
+            os.close(file)
 
     def size(self, name: str) -> int | None:
         found = self._stat(name)
@@ -83,6 +94,12 @@ class LocalFiles:
             path, below = os.path.dirname(path), path
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
+        return self._within(prefix, limit, folders=False)
+
+    def folders(self, prefix: str, limit: int | None = None) -> Names:
+        return self._within(prefix, limit, folders=True)
+
+    def _within(self, prefix: str, limit: int | None, folders: bool) -> Names:
         folder = checked_folder(prefix)
         lead = f"{folder}/" if folder else ""
         try:
@@ -90,13 +107,21 @@ class LocalFiles:
         except FileNotFoundError:
             return []
         with entries:
-            names = (lead + entry.name for entry in entries if entry.name[0] != "." and not entry.is_dir())
-            return sorted(islice(names, limit))
+            # a link that leads to itself cannot be followed
+            kept = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False) is folders)
+            return sorted(islice((lead + name for name in kept if name[0] != "."), limit))
 
     def delete(self, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(self._path(name))
+        failed: OSError | None = None
+        for path in map(self._path, names):
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def delete_folder(self, prefix: str) -> None:
         folder = self._path(prefix.removesuffix("/"))
@@ -128,28 +153,33 @@ class LocalFiles:
 
     @contextmanager
     def _appearing(self, path: str, durable: bool) -> Iterator[tuple[int, str]]:
-        """A new file to fill (its descriptor, a path to open it by): `path` on a clean exit, else nothing."""
+        """A new file to fill (its descriptor, a path to open it by): `path` on a clean exit, else nothing.
+
+        Raises MaybeThere when the disk fails after others could see the file.
+        """
         folder = _Folder(os.path.dirname(path))
         file, temporary, named = self._temporary(folder)
+        linked = False
         try:
-            yield file, temporary
-            # A mounted file system may tell only now, or on closing, that there was no space.
-            if durable or named:
-                os.fsync(file)
-            # With any src_dir_fd (not used, as the path is absolute) Python calls linkat, which follows
-            # /proc/self/fd/N to the file that has no name; plain link would link the symbolic link.
-            folder.on_hand(lambda: os.link(temporary, path, src_dir_fd=0))
-        finally:
-            os.close(file)
-            if named:
-                os.unlink(temporary)
-        if durable:
             try:
+                yield file, temporary
+                # A mounted file system may tell only now, or on closing, that there was no space.
+                if durable or named:
+                    os.fsync(file)
+                # With any src_dir_fd (not used, as the path is absolute) Python calls linkat, which follows
+                # /proc/self/fd/N to the file that has no name; plain link would link the symbolic link.
+                folder.on_hand(lambda: os.link(temporary, path, src_dir_fd=0))
+                linked = True
+            finally:
+                os.close(file)
+                if named:
+                    os.unlink(temporary)
+            if durable:
                 folder.sync()
-            except OSError:
-                with suppress(OSError):
-                    os.unlink(path)
-                raise
+        except OSError as error:
+            if linked:
+                raise MaybeThere(error.errno, error.strerror, path) from error
+            raise
 
     def _temporary(self, folder: _Folder) -> tuple[int, str, bool]:
         """A file in `folder` that nobody sees: (descriptor, path to open it by, whether that is its name)."""

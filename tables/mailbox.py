@@ -12,13 +12,17 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from .files import Files
 
 LETTERS = "mailbox"
 REPLIES = "replies"
+
+MAX_LETTER_BYTES = 64 << 20
+"""A larger object is no letter, and is not read: a step holds the letters it takes in memory."""
 
 _COARSE_MS = 1_000
 _LOOK_EVERY_S = 1.0
@@ -102,8 +106,6 @@ class Mailbox:
         self._found = 0
         self._look_at_s: float | None = None
         self._listed: deque[str] = deque()
-        self._offered: dict[str, int] = {}
-        self._passed = 0
 
     # -- the client's side --------------------------------------------------------------------------------
 
@@ -111,10 +113,12 @@ class Mailbox:
         """A letter waits, durably; its name.
 
         Errors: MailboxFull, by a count that is at most a second old (older where counting is slow, so that it
-        takes at most a twentieth of the time); LetterExists; ValueError (client id, number, time). What the
-        store reports, such as no space left, comes out as it is, and then no letter waits.
+        takes at most a twentieth of the time); LetterExists; ValueError (client id, number, time, size). What the
+        store reports, such as no space left, comes out as it is, and then no letter waits; MaybeThere: one may.
         """
         letter = LetterName.of(client_id, number, now_ms)
+        if len(body) > MAX_LETTER_BYTES:
+            raise ValueError(f"size of a letter: found {len(body)} bytes, expected at most {MAX_LETTER_BYTES}")
         self._look()
         if self._found >= self._limit:
             raise MailboxFull(self._found, self._limit)
@@ -145,35 +149,58 @@ class Mailbox:
     # -- the sequencer's side -----------------------------------------------------------------------------
 
     def waiting(self, most: int) -> list[LetterName]:
-        """Up to `most` letters that wait, in the order of their names: oldest coarse time first.
+        """Up to `most` letters that wait now, in the order of their names: oldest coarse time first."""
+        return list(islice(filter(None, map(LetterName.parse, self._names())), most))
 
-        Fewer than `most` only if a listing made by this call shows no more. A listing is handed out to its
-        end before the next is made, so that a backlog is not listed for each call, and letters that nobody
-        takes do not hide those behind them. Who has enough and stops at a letter finds those after the last
-        one taken (or discarded) again in the next call.
+    def look_through(self) -> Iterator[LetterName]:
+        """The letters that wait, each once: what is left of the last listing, then what a new one names besides.
+
+        Who has enough stops, and finds the rest in the next call: so a backlog is not listed for each call, and
+        letters that nobody takes do not hide those behind them. Who comes to the end has seen all that waited when
+        this call made its listing. Each listing is in the order of names: oldest coarse time first.
         """
-        if self._passed:
-            self._listed.extendleft(reversed(list(self._offered)[self._passed :]))
-        letters = self._next(most)
-        if len(letters) < most:
-            given = {letter.name for letter in letters}
-            names = map(_base_name, self._files.list(LETTERS))
-            self._listed = deque(name for name in names if name not in given)
-            letters += self._next(most - len(letters))
-            letters.sort()
-        self._offered, self._passed = {letter.name: at for at, letter in enumerate(letters, 1)}, 0
-        return letters
+        seen = set()
+        for letter in self._next():
+            seen.add(letter.name)
+            yield letter
+        self._listed = deque(name for name in self._names() if name not in seen)
+        yield from self._next()
 
     def take(self, letter: LetterName) -> bytes | None:
-        """The body of a letter, which goes on waiting until it is discarded; None: it is gone."""
-        self._passed = max(self._passed, self._offered.get(letter.name, 0))
-        return self._get(f"{LETTERS}/{letter.name}")
+        """The body of a letter, which goes on waiting until it is discarded; None: it is gone.
 
-    def discard(self, letters: Iterable[LetterName]) -> None:
-        """These letters wait no more; that some did not is fine. A loss of power may bring some back."""
-        names = [letter.name for letter in letters]
-        self._passed = max([self._passed, *(self._offered.get(name, 0) for name in names)])
-        self._files.delete(f"{LETTERS}/{name}" for name in names)
+        OSError: it cannot be read, or is no object of at most MAX_LETTER_BYTES.
+        """
+        return self._get(f"{LETTERS}/{letter.name}", MAX_LETTER_BYTES)
+
+    def discard(self, letters: Iterable[LetterName]) -> list[tuple[LetterName, OSError]]:
+        """These letters wait no more, but those returned, with the reason; that some did not is fine.
+
+        A loss of power may bring some back.
+        """
+        discarded = list(letters)
+        try:
+            self._files.delete(f"{LETTERS}/{letter.name}" for letter in discarded)
+        except OSError:
+            return [(letter, error) for letter in discarded if (error := self._undeletable(letter))]
+        return []
+
+    def _undeletable(self, letter: LetterName) -> OSError | None:
+        try:
+            self._files.delete([f"{LETTERS}/{letter.name}"])
+        except OSError as error:
+            return error
+        return None
+
+    def unreadable(self, most: int) -> list[tuple[str, str]]:
+        """Name and reason of the letters, among the first `most` that wait, that this process cannot read."""
+        found = []
+        for letter in self.waiting(most):
+            try:
+                self.take(letter)
+            except OSError as error:
+                found.append((letter.name, error.strerror or str(error)))
+        return found
 
     def reply(self, client_id: str, number: int, body: bytes) -> None:
         """The reply to a letter is there, whole, in place of an earlier one.
@@ -192,10 +219,27 @@ class Mailbox:
         """No reply to this client is there; its letters are not touched."""
         self._files.delete_folder(f"{REPLIES}/{_checked_client(client_id)}")
 
+    def answered_clients(self) -> list[str]:
+        """The clients for whom there are replies, or were."""
+        ids = (path.rpartition("/")[2] for path in self._files.folders(REPLIES))
+        return [client_id for client_id in ids if _CLIENT_ID.fullmatch(client_id)]
+
+    def replied_at_ms(self, client_id: str) -> int | None:
+        """When the newest reply to this client was written, by the store's time; None: there is none."""
+        names = self._files.list(f"{REPLIES}/{_checked_client(client_id)}")
+        return max(filter(None, map(self._files.modified_ms, names)), default=None)
+
+    def store_now_ms(self, new_id: str) -> int:
+        """What time it is by the clock that `replied_at_ms` goes by. `new_id`: as of a client, never used before."""
+        self.reply(new_id, 1, b"")
+        try:
+            return self.replied_at_ms(new_id) or 0
+        finally:
+            self.forget_client(new_id)
+
     def alien(self, limit: int) -> list[str]:
         """Up to `limit` names in the folder of letters that are not letters; all else ignores them."""
-        names = (_base_name(path) for path in self._files.list(LETTERS))
-        return [name for name in names if LetterName.parse(name) is None][:limit]
+        return [name for name in self._names() if LetterName.parse(name) is None][:limit]
 
     # -- both ---------------------------------------------------------------------------------------------
 
@@ -208,24 +252,22 @@ class Mailbox:
             ended_s = self._monotonic_s()
             self._look_at_s = max(self._look_at_s, ended_s + (ended_s - begun_s) / _SHARE_OF_COUNTING)
 
-    def _next(self, most: int) -> list[LetterName]:
-        """The next letters of the last listing, at most `most`."""
-        letters: list[LetterName] = []
-        while len(letters) < most and self._listed:
+    def _names(self) -> list[str]:
+        """Of all that lies in the folder of letters, sorted."""
+        return [path[len(LETTERS) + 1 :] for path in self._files.list(LETTERS)]
+
+    def _next(self) -> Iterator[LetterName]:
+        """The letters of the last listing that nobody has come to."""
+        while self._listed:
             letter = LetterName.parse(self._listed.popleft())
             if letter is not None:
-                letters.append(letter)
-        return letters
+                yield letter
 
-    def _get(self, name: str) -> bytes | None:
+    def _get(self, name: str, limit: int | None = None) -> bytes | None:
         try:
-            return self._files.get(name)
+            return self._files.get(name, limit)
         except FileNotFoundError:
             return None
-
-
-def _base_name(path: str) -> str:
-    return path[len(LETTERS) + 1 :]
 
 
 def _reply_name(client_id: str, number: int) -> str:

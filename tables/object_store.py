@@ -15,7 +15,7 @@ from urllib.parse import SplitResult
 
 import pyarrow as pa
 
-from .objects import Data, Names, checked, checked_folder, hidden_name
+from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -50,15 +50,20 @@ class ArrowFiles:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
         folder = name.rpartition("/")[0]
         target = name if self._complete_on_close else f"{folder}/{hidden_name()}"
+        stream, seen = self._open_stream(target, folder), target == name
         try:
-            with self._open_stream(target, folder) as stream:
-                stream.write(data)
+            # A stream can only be closed, not given up: closed after a failure, part of the object might stand there.
+            with stream as sink:
+                sink.write(data)
             if target != name:
+                seen = True
                 self.filesystem.move(target, name)
-        except BaseException:
-            # A stream can only be closed, not given up: part of the object might stand there.
-            with suppress(OSError):
-                self.filesystem.delete_file(target)
+        except BaseException as error:
+            if target != name:
+                with suppress(OSError):
+                    self.filesystem.delete_file(target)
+            if seen and isinstance(error, OSError):
+                raise MaybeThere(error.errno, error.strerror or str(error), self.uri(name)) from error
             raise
 
     @contextmanager
@@ -71,9 +76,11 @@ class ArrowFiles:
             with pa.memory_map(spool.name, "r") as written:
                 self.put(name, written.read_buffer())
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         with self.filesystem.open_input_stream(checked(name)) as stream:
-            data: bytes = stream.read()
+            data: bytes = stream.read(None if limit is None else limit + 1)
+        if limit is not None and len(data) > limit:
+            raise too_large(self.uri(name), limit)
         return data
 
     def size(self, name: str) -> int | None:
@@ -103,19 +110,26 @@ class ArrowFiles:
         """As with `sync`."""
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
-        from pyarrow.fs import FileSelector
+        return self._within(prefix, limit, folders=False)
 
-        folder = checked_folder(prefix)
+    def folders(self, prefix: str, limit: int | None = None) -> Names:
+        return self._within(prefix, limit, folders=True)
+
+    def _within(self, prefix: str, limit: int | None, folders: bool) -> Names:
+        from pyarrow.fs import FileSelector, FileType
+
+        folder, kind = checked_folder(prefix), FileType.Directory if folders else FileType.File
         lead = f"{folder}/" if folder else ""
         found = self.filesystem.get_file_info(FileSelector(folder, allow_not_found=True))
-        names = (lead + info.base_name for info in found if info.is_file and info.base_name[0] != ".")
+        names = (lead + info.base_name for info in found if info.type == kind and info.base_name[0] != ".")
         return sorted(islice(names, limit))
 
     def delete(self, names: Iterable[str]) -> None:
         # The store answers each request after milliseconds, so many are asked at once.
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-            for _ in pool.map(self._delete_one, [checked(name) for name in names]):
-                pass
+            asked = [pool.submit(self._delete_one, checked(name)) for name in names]
+        for one in asked:
+            one.result()
 
     def delete_folder(self, prefix: str) -> None:
         with suppress(FileNotFoundError):

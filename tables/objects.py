@@ -9,6 +9,7 @@ Only the standard library and pyarrow are needed here, so that it works on Spark
 
 from __future__ import annotations
 
+import errno
 import re
 import uuid
 from collections.abc import Iterable
@@ -21,11 +22,16 @@ Names: TypeAlias = list[str]
 Data: TypeAlias = bytes | pa.Buffer | memoryview
 
 
+class MaybeThere(OSError):
+    """The store failed after the object could be seen: it may be there, and may have been read; or it is not."""
+
+
 class Files(Protocol):
     """Objects under `root`. A name is a path below it, `folder/name`, no part of which begins with a dot.
 
     Every method raises ValueError for anything else: `..`, an absolute path, an empty or hidden part.
-    What the store reports (no space left, read-only, not allowed) comes out as the OSError it is.
+    What the store reports (no space left, read-only, not allowed) comes out as the OSError it is. What could be seen
+    for a moment is never taken back, as somebody may act on it already: then putting raises MaybeThere.
     """
 
     root: str
@@ -33,8 +39,11 @@ class Files(Protocol):
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
         """The object is there, whole. FileExistsError: there is one of that name, and it stays as it is."""
 
-    def get(self, name: str) -> bytes:
-        """All of an object. FileNotFoundError: not there."""
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        """All of an object. FileNotFoundError: not there; OSError: it is none, or has more than `limit` bytes.
+
+        It never waits for somebody else, nor reads what it refuses.
+        """
 
     def size(self, name: str) -> int | None:
         """Bytes of an object, None: not there."""
@@ -60,8 +69,14 @@ class Files(Protocol):
         At most `limit`: then whichever the store names first. A folder that is not there holds nothing.
         """
 
+    def folders(self, prefix: str, limit: int | None = None) -> Names:
+        """Names of the folders directly in folder `prefix`, sorted; at most `limit`, as in `list`."""
+
     def delete(self, names: Iterable[str]) -> None:
-        """None of these objects is there; that some were not is fine. A loss of power may bring some back."""
+        """None of these objects is there; that some were not is fine. A loss of power may bring some back.
+
+        One that cannot be deleted does not keep the others; then what the store said of the first is raised.
+        """
 
     def delete_folder(self, prefix: str) -> None:
         """The objects directly in folder `prefix` are gone, and so is the folder if nothing is left in it."""
@@ -77,6 +92,10 @@ class Files(Protocol):
 
     def uri(self, name: str) -> str:
         """How Spark and delta-rs call the object (a path on a local disk is not percent-encoded)."""
+
+
+def too_large(name: str, limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"more than {limit} bytes", name)
 
 
 _NAME = re.compile(r"(?!\.)[^/\0]+(?:/(?!\.)[^/\0]+)*")

@@ -1,12 +1,14 @@
 """How requests, answers and decisions look on the wire and in the journal.
 
-A letter is a JSON head and, after it, the rows that ride with it as an Arrow stream. A step is a table of the
-journal's schema: one row per decision, JSON but for the segments, which stay columns.
+A letter is a JSON head and, after it, the rows that ride with it as an Arrow stream. In its head each request stands on
+its own: it was encoded, and found right, before it met the others. A step is a table of the journal's schema: one row
+per decision, JSON but for the segments, which stay columns.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,9 +20,9 @@ from lakemq.tables.journal import JOURNAL
 from lakemq.tables.messages import BODY_SCHEMA
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
-from .errors import NewerFormat
+from .errors import InvalidRequest, NewerFormat
 from .records import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
-from .requests import Answer, AnyResult, Letter
+from .requests import Answer, AnyRequest, AnyResult, Count, Letter, Produce, Unreadable
 from .segments import NO_SEGMENTS, Segments, table_of
 from .state import Transaction
 
@@ -28,16 +30,52 @@ _HEAD = struct.Struct("<4sI")
 _MAGIC = b"LMQ1"
 _json = msgspec.json.Encoder()
 _ordered_json = msgspec.json.Encoder(order="deterministic")
-_letters = msgspec.json.Decoder(Letter)
+_requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _transactions = msgspec.json.Decoder(Transaction)
 _results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
 
 
-def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
-    head = _json.encode(letter)
+class _Head(msgspec.Struct, frozen=True):
+    """Requests: for each the row of the letter at which its own begin, and its JSON."""
+
+    client_id: str
+    number: int
+    requests: Sequence[tuple[Count, msgspec.Raw]]
+    sent_at_ms: int
+
+
+class _ReadHead(msgspec.Struct, frozen=True):
+    """The same, where every request is one we know."""
+
+    client_id: str
+    number: int
+    requests: list[tuple[Count, AnyRequest]]
+    sent_at_ms: int
+
+
+_heads = msgspec.json.Decoder(_Head)
+_read_heads = msgspec.json.Decoder(_ReadHead)
+
+
+def enclose(
+    client_id: str,
+    number: int,
+    requests: Sequence[tuple[int, bytes]],
+    sent_at_ms: int,
+    rows: pa.Table | None = None,
+) -> bytes:
+    """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
+    head = _json.encode(_Head(client_id, number, [(row, msgspec.Raw(text)) for row, text in requests], sent_at_ms))
     return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else _stream(rows)])
+
+
+def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
+    """A letter of requests that nobody has to check."""
+    rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
+    requests = list(zip(rows_begin, map(_json.encode, letter.requests), strict=True))
+    return enclose(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
 
 
 def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
@@ -47,9 +85,33 @@ def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
     _, length = _HEAD.unpack_from(body)
     head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
     try:
-        return _letters.decode(head), _rows(rest) if len(rest) else None
+        return _decode_head(head), _rows(rest) if len(rest) else None
     except (pa.ArrowException, OSError, RecursionError) as error:
         raise ValueError(f"not a letter: {error}") from error
+
+
+def _decode_head(head: bytes) -> Letter:
+    try:
+        read = _read_heads.decode(head)
+    except (msgspec.ValidationError, RecursionError):  # one by one, so that those we know are decided
+        found = _heads.decode(head)
+        requests = [_decode_request(row, text) for row, text in found.requests]
+        return Letter(found.client_id, found.number, requests, found.sent_at_ms)
+    return Letter(read.client_id, read.number, [_placed(*one) for one in read.requests], read.sent_at_ms)
+
+
+def _decode_request(first_row: int, text: msgspec.Raw) -> AnyRequest | Unreadable:
+    try:
+        return _placed(first_row, _requests.decode(text))
+    except (ValueError, RecursionError) as error:
+        return Unreadable(InvalidRequest(f"The request cannot be read: {error}").refusal())
+
+
+def _placed(first_row: int, request: AnyRequest) -> AnyRequest:
+    """Where its rows begin is the letter's to say."""
+    if isinstance(request, Produce) and request.first_row != first_row:
+        return msgspec.structs.replace(request, first_row=first_row)
+    return request
 
 
 def _rows(stream: memoryview) -> pa.Table:

@@ -30,6 +30,7 @@ from .requests import (
     InitProducer,
     Letter,
     Produce,
+    Unreadable,
 )
 from .segments import NO_SEGMENTS, Segments
 from .state import State
@@ -43,6 +44,7 @@ _DECIDE: dict[type, Callable[[State, Any], Decision]] = {
     AbortTransaction: transactions.decide_abort,
     CommitOffsets: offsets.decide_commit,
     FetchOffsets: offsets.decide_fetch,
+    Unreadable: lambda _, request: Decision(request.refusal),
 }
 
 _EVOLVE: dict[str, Callable[[State, Any], None]] = {
@@ -71,7 +73,7 @@ def _raised(error: Exception) -> None:
 
 def decide_request(
     state: State,
-    request: AnyRequest,
+    request: AnyRequest | Unreadable,
     now_ms: int,
     inline: log.InlineRows | None = None,
     facts: Mapping[str, FileFacts | None] | None = None,

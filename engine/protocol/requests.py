@@ -287,12 +287,18 @@ class Published(Result, frozen=True, tag="published"):
 AnyResult = Done | TopicDone | ProducerDone | TransactionEnded | OffsetsFetched | Published | Refusal
 
 
+class Unreadable(msgspec.Struct, frozen=True):
+    """In place of a request that is none, or one of a newer version: it is refused, and those beside it are not."""
+
+    refusal: Refusal
+
+
 class Letter(msgspec.Struct, frozen=True):
     """What one client puts at once: requests that are decided in one step, in order."""
 
     client_id: str
     number: int
-    requests: list[AnyRequest]
+    requests: list[AnyRequest | Unreadable]
     sent_at_ms: int
 
 

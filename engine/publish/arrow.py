@@ -15,9 +15,10 @@ import pyarrow as pa
 from lakemq.tables.files import Files
 
 from .. import crash
+from ..attempts import until_answered
 from ..clock import Clock
 from ..datafile import WrittenFile, write_data_file
-from ..protocol.errors import LakeMQError, RequestTimedOut, StaleTopicMetadata
+from ..protocol.errors import StaleTopicMetadata
 from ..protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
 from ..requester import Requester
 from .arrange import Arranged, Copy, Run, arrange
@@ -33,8 +34,6 @@ Part = tuple[int, Copy, Sequence[Run]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
-_REPEAT_MS = 50
-"""Between two attempts where the last was refused for want of room, and one before it was not answered."""
 
 
 class Prepared(NamedTuple):
@@ -167,24 +166,15 @@ class ArrowPublisher:
 
     def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but StaleTopicMetadata says what became of it."""
-        request, unanswered = prepared.request, False
+        request = prepared.request
         if not (request.ranges.topic or request.refused or request.application or request.transaction):
             return Published([])
-        while True:
-            try:
-                result = published(self._requester.submit(request, prepared.rows))
-                break
-            except StaleTopicMetadata:
-                raise
-            except LakeMQError as error:
-                unanswered |= isinstance(error, RequestTimedOut)
-                if not unanswered:
-                    raise
-                may_repeat = sequences is not None or request.application is not None
-                if not (may_repeat and error.retriable and self._clock.steady_ms() < deadline_ms):
-                    raise _unknown(error) from error
-                if not isinstance(error, RequestTimedOut):
-                    self._clock.sleep(_REPEAT_MS)
+
+        def ask() -> Published:
+            return published(self._requester.submit(request, prepared.rows))
+
+        repeatable = sequences is not None or request.application is not None
+        result = until_answered(ask, self._clock, deadline_ms, (StaleTopicMetadata,)) if repeatable else ask()
         if sequences is not None:
             sequences.advance(prepared.route, request.ranges, request.refused)
         return result
@@ -209,15 +199,6 @@ class ArrowPublisher:
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         partition = np.concatenate([arranged.partition for arranged, _ in slices])
         return None, parts, [file for _, file in slices], partition
-
-
-def _unknown(error: LakeMQError) -> RequestTimedOut:
-    """Of a publish whose first answer is missing: what came after it says nothing of that one."""
-    if isinstance(error, RequestTimedOut):
-        return error
-    return RequestTimedOut(
-        "A request was not answered, and its repeat refused: the outcome is unknown.", found=str(error)
-    )
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..attempts import until_answered
 from ..clock import Clock
 from ..protocol.errors import (
     BufferFull,
@@ -294,15 +295,10 @@ class Producer:
         return self._sequences
 
     def _initialized(self, deadline_ms: int) -> ProducerDone:
-        while True:
-            try:
-                done = self._requester.ask(InitProducer())
-            except RequestTimedOut:
-                if self._clock.steady_ms() > deadline_ms:
-                    raise
-                continue  # an id that nobody uses does no harm
-            assert isinstance(done, ProducerDone)
-            return done
+        # an id that nobody uses does no harm
+        done = until_answered(lambda: self._requester.ask(InitProducer()), self._clock, deadline_ms)
+        assert isinstance(done, ProducerDone)
+        return done
 
     # -- what became of it ------------------------------------------------------------------------------
 

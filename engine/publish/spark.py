@@ -10,13 +10,13 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 
 from .. import crash
+from ..attempts import until_answered
 from ..clock import Clock
 from ..datafile import WrittenFile
 from ..namespace import Namespace
 from ..protocol.errors import (
     InvalidTopic,
     LakeMQError,
-    RequestTimedOut,
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
@@ -169,13 +169,13 @@ class SparkPublisher:
         return self._ask(request)
 
     def _ask(self, request: Produce) -> Published:
-        attempts = 1 if request.application is None else _ATTEMPTS
-        for _ in range(attempts - 1):
-            try:
-                return published(self._requester.submit(request))
-            except RequestTimedOut:
-                continue
-        return published(self._requester.submit(request))
+        def ask() -> Published:
+            return published(self._requester.submit(request))
+
+        if request.application is None:
+            return ask()
+        patience_ms = (_ATTEMPTS - 1) * self._ns.config.ms("request.timeout.ms")
+        return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms)
 
 
 def _request(

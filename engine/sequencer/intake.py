@@ -1,7 +1,13 @@
-"""The intake: which letters a step takes, in whose turn, and what is refused unread."""
+"""The intake: which letters a step takes, in whose turn, and what is refused unread.
+
+Invariant: time passes for clients only when every letter that waited was looked at in this step, and none of those that
+were decided before is left. A letter that cannot be read, or not be deleted, is its client's trouble alone.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -16,8 +22,11 @@ from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
 from ..protocol.requests import Letter
 from ..protocol.state import State
 
-_FORGET_MS = 600_000
-"""A letter that waits for one before it is remembered for this long beyond its time: it may have been withdrawn."""
+log = logging.getLogger("lakemq.serve")
+
+SHORTEST_PAUSE_MS = 1_000
+LONGEST_PAUSE_MS = 60_000
+"""Between two tries at a letter that cannot be read or deleted: each pause is twice the one before."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,33 @@ class Taken:
 
 @dataclass
 class Intake:
-    """What one step takes: letters to decide, oldest first; letters that were decided before; whether more wait."""
+    """What one step takes: letters to decide, oldest first; letters that were decided before.
+
+    backlog: there may be letters that were not looked at; undeleted: letters are left that were decided before. While
+    there are, no client may be forgotten: its letter would be decided again.
+    """
 
     taken: list[Taken] = field(default_factory=list)
     repeated: list[LetterName] = field(default_factory=list)
     backlog: bool = False
+    undeleted: bool = False
+
+
+@dataclass
+class _Held:
+    """A letter that goes on waiting: for one before it, since `since_ms`; or, after so many tries, until `again_at_ms`.
+
+    decided: it was, and could not be deleted.
+    """
+
+    since_ms: int
+    again_at_ms: int = 0
+    tries: int = 0
+    decided: bool = False
+
+    def put_off(self, now_ms: int) -> None:
+        self.again_at_ms = now_ms + min(SHORTEST_PAUSE_MS << min(self.tries, 16), LONGEST_PAUSE_MS)
+        self.tries += 1
 
 
 class Reception:
@@ -44,48 +75,95 @@ class Reception:
 
     def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
         self._mailbox, self._config, self._clock = mailbox, config, clock
-        self._waiting_since: dict[tuple[str, int], int] = {}
+        self._held: dict[str, _Held] = {}
+        """By name; of letters only that were there at the last look at all of them."""
 
-    def take(self, state: State) -> Intake:
-        """The letters of the next step. They go on waiting until they are discarded."""
-        most, room = self._config.number("step.max.letters"), self._config.number("step.max.bytes")
-        intake, planned = Intake(), dict[str, int]()
-        for name in self._mailbox.waiting(most):
-            turn = self._turn(state, name, planned)
-            if turn is Turn.REPEAT:
-                intake.repeated.append(name)
-            if turn in (Turn.WAIT, Turn.REPEAT) or (body := self._mailbox.take(name)) is None:
-                continue
-            intake.taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
-            if turn is Turn.DECIDE:
-                planned[name.client_id] = name.number
-            room -= len(body)
-            if room <= 0:
+    def take(self, state: State, alive: Callable[[], None] = lambda: None) -> Intake:
+        """The letters of the next step. They go on waiting until they are discarded. alive: called between them."""
+        visit = _Visit(self._config, self._clock.steady_ms())
+        names: set[str] = set()
+        for name in self._mailbox.look_through():
+            alive()
+            names.add(name.name)
+            self._look_at(name, state, visit)
+            if visit.is_enough:
+                visit.intake.backlog = True
                 break
-        intake.backlog = room <= 0 or len(intake.taken) >= most
-        return intake
+        else:
+            self._held = {name: held for name, held in self._held.items() if name in names}
+        visit.tell()
+        return visit.intake
 
-    def _turn(self, state: State, name: LetterName, planned: dict[str, int]) -> Turn:
-        if planned.get(name.client_id) == name.number - 1:
-            return Turn.DECIDE
-        if name.number <= planned.get(name.client_id, 0):
-            return Turn.WAIT
-        key, now_ms = (name.client_id, name.number), self._clock.steady_ms()
-        since_ms, gap_ms = self._waiting_since.get(key, now_ms), self._config.ms("request.gap.ms")
-        turn = turn_of(state, *key, now_ms - since_ms, gap_ms)
-        if turn is not Turn.WAIT:
-            self._waiting_since.pop(key, None)
-        elif key not in self._waiting_since:
-            self._waiting_since[key] = now_ms
-            self._forget_before(now_ms - gap_ms - _FORGET_MS)
-        return turn
+    def discard(self, letters: Iterable[LetterName]) -> None:
+        """These letters were decided. Those that cannot be deleted are tried again later, and never decided again."""
+        now_ms = self._clock.steady_ms()
+        for name, error in self._mailbox.discard(letters):
+            held = self._held.setdefault(name.name, _Held(now_ms))
+            if not held.decided:
+                log.warning("The letter %s was decided and cannot be deleted: %s", name.name, error)
+            held.decided = True
+            held.put_off(now_ms)
 
-    def _forget_before(self, horizon_ms: int) -> None:
-        while self._waiting_since:
-            oldest = next(iter(self._waiting_since))
-            if self._waiting_since[oldest] > horizon_ms:
+    def _look_at(self, name: LetterName, state: State, visit: _Visit) -> None:
+        held, intake = self._held.get(name.name), visit.intake
+        turn = self._turn(state, name, visit, held)
+        if turn is Turn.WAIT:
+            self._held.setdefault(name.name, _Held(visit.now_ms))
+        elif held is not None and visit.now_ms < held.again_at_ms:
+            intake.undeleted |= held.decided
+        elif turn is Turn.REPEAT:
+            intake.repeated.append(name)
+            visit.looked += 1
+        else:
+            self._open(name, turn, visit)
+
+    def _turn(self, state: State, name: LetterName, visit: _Visit, held: _Held | None) -> Turn:
+        if held is not None and held.decided:
+            return Turn.REPEAT  # whatever has become of its client since
+        planned = visit.planned.get(name.client_id)
+        if planned is not None:
+            return Turn.DECIDE if name.number == planned + 1 else Turn.WAIT
+        waited_ms = 0 if held is None else visit.now_ms - held.since_ms
+        return turn_of(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
+
+    def _open(self, name: LetterName, turn: Turn, visit: _Visit) -> None:
+        visit.looked += 1
+        try:
+            body = self._mailbox.take(name)
+        except OSError as error:
+            if turn is not Turn.REFUSE:
+                held = self._held.setdefault(name.name, _Held(visit.now_ms))
+                if not held.tries:
+                    visit.unreadable.append((name, error))
+                held.put_off(visit.now_ms)
                 return
-            del self._waiting_since[oldest]
+            body = b""  # it is refused whatever it says
+        if body is None:
+            return
+        visit.intake.taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
+        if turn is Turn.DECIDE:
+            visit.planned[name.client_id] = name.number
+        visit.room -= len(body)
+
+
+class _Visit:
+    """One look at the mailbox. planned: the last number per client that this step decides."""
+
+    def __init__(self, config: EngineConfig, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
+        self.intake, self.planned, self.looked = Intake(), dict[str, int](), 0
+        self.unreadable: list[tuple[LetterName, OSError]] = []
+
+    @property
+    def is_enough(self) -> bool:
+        return self.looked >= self._most or self.room <= 0
+
+    def tell(self) -> None:
+        if self.unreadable:
+            name, error = self.unreadable[0]
+            text = "Letters that cannot be read: %d, such as %s (%s). They are tried again later; see lakemq doctor"
+            log.warning(text, len(self.unreadable), name.name, error.strerror or error)
 
 
 def _opened(name: LetterName, body: bytes, in_turn: bool) -> Taken:

@@ -8,10 +8,11 @@ that was not answered is still in the mailbox; decided again, it is recognised b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -22,12 +23,11 @@ from ..clock import Clock
 from ..config import limits_of
 from ..namespace import Namespace
 from ..protocol import leader, machine
-from ..protocol.codec import encode_answer, encode_step
+from ..protocol.codec import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.log import InlineRows
 from ..protocol.patience import Patience
 from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
-from ..protocol.requests import Answer, AnyResult
 from ..protocol.state import State
 from ..recovery import damage_told, load_state, read_watermark
 from ..store_errors import store_errors
@@ -38,10 +38,13 @@ from .intake import Intake, Reception, Taken
 from .journal import Journal
 from .preparing import Prepared, Preparing
 from .projector import Projector
+from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
 
 log = logging.getLogger("lakemq.serve")
+
+T = TypeVar("T")
 
 EXPIRY_INTERVAL_MS = 10_000
 _WHAT = "The sequencer cannot read or write what it must."
@@ -107,6 +110,7 @@ class Sequencer:
         self._reception = Reception(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
+        self._replies = Replies(self._mailbox, clock, self._executor, new_id)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
@@ -215,12 +219,13 @@ class Sequencer:
 
     def _step(self, term: _Term) -> StepReport:
         term.backstage.collect()
-        intake = self._reception.take(term.state)
+        intake = self._reception.take(term.state, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
         time = self._time(term, intake)
         renewal = self._renewal(term)
         decided = self._decide(term, intake, renewal, time) if intake.taken or renewal or time.is_due else []
         self._reply(term, intake, decided)
+        self._replies.sweep_if_due(term.state)
         term.backstage.project_if_due(term.state)
         return StepReport(term.state.step, len(intake.taken), len(decided), intake.backlog)
 
@@ -230,7 +235,8 @@ class Sequencer:
         if intake.repeated or intake.backlog:
             return _NO_TIME
         steady_ms = self._clock.steady_ms()
-        expire = steady_ms >= term.expire_at_ms
+        # an undeleted letter of a client that was forgotten would be decided again
+        expire = steady_ms >= term.expire_at_ms and not intake.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
         overdue = term.patience.overdue(term.state, steady_ms)
@@ -315,31 +321,24 @@ class Sequencer:
             self._aside.poison(client_id, int(number))
 
     def _reply(self, term: _Term, intake: Intake, decided: Sequence[Decided]) -> None:
-        step, repeated = term.state.step, intake.repeated
-        for one in decided:
-            if isinstance(one.record, Answered):
-                self._give_sign_of_life(term)
-                self._answer(step, one.record.client_id, one.record.number, one.record.results)
-        expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
-        if expired:
-            self._executor.submit(self._forget_clients, [record.client_id for record in expired])
-        for name in repeated:
-            client = term.state.clients.get(name.client_id)
+        state, records = term.state, [one.record for one in decided]
+        replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
+        for name in intake.repeated:
+            client = state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
-                self._answer(step, name.client_id, name.number, client.results)
+                replies.append((name.client_id, name.number, client.results))
+        self._replies.give(state.step, self._living(term, replies))
+        self._replies.again(state)
+        expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
+        self._replies.forget([record.client_id for record in expired])
         self._reached("sequencer.answered")
-        done: list[LetterName] = [one.name for one in intake.taken] + repeated
+        done: list[LetterName] = [one.name for one in intake.taken] + intake.repeated
         if done:
-            self._mailbox.discard(done)
+            self._reception.discard(self._living(term, done))
             self._reached("sequencer.letters_discarded")
 
-    def _forget_clients(self, client_ids: Sequence[str]) -> None:
-        """In the background: nobody reads their last replies any more."""
-        try:
-            for client_id in client_ids:
-                self._mailbox.forget_client(client_id)
-        except OSError as error:
-            log.warning("Replies to %d clients that have expired may be left behind: %s", len(client_ids), error)
-
-    def _answer(self, step: int, client_id: str, number: int, results: list[AnyResult]) -> None:
-        self._mailbox.reply(client_id, number, encode_answer(Answer(client_id, number, step, results)))
+    def _living(self, term: _Term, items: Iterable[T]) -> Iterator[T]:
+        """One after the other, with signs of life in between: each may take the store a while."""
+        for one in items:
+            self._give_sign_of_life(term)
+            yield one

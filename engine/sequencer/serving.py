@@ -114,7 +114,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
             except NotLeader:
                 continue  # overtaken: it may be ours again, before the deadline
             letters += report.letters
-            if report.letters == 0:
+            if report.letters == 0 and not report.backlog:
                 return letters
             clock.sleep(config.ms("engine.tick.ms"))
     finally:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ..attempts import NOT_DECIDED, until_answered
 from ..clock import Clock
 from ..consume.offsets import ConsumedOffsets, offset_commits
 from ..protocol.errors import (
@@ -324,7 +325,7 @@ class TransactionManager:
     def _sent(self, letter: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
         futures = self._requester.submit_all(letter)
         # an unknown outcome is of the letter as a whole, and so is that it was not sent
-        if isinstance(error := futures[-1].exception(), (RequestTimedOut, *_NOT_SENT)):
+        if isinstance(error := futures[-1].exception(), (RequestTimedOut, *NOT_DECIDED)):
             raise error
         return futures
 
@@ -364,26 +365,18 @@ class TransactionManager:
 
     def _until_answered(self, ask: Callable[[], R]) -> R:
         """Ask again when nobody answered: an init or an end that was decided already is answered the same."""
-        deadline_ms, unanswered = self._clock.steady_ms() + self._answer_timeout_ms, False
-        while True:
+
+        def noting() -> R:
             try:
                 return ask()
-            except RequestTimedOut:
-                unanswered = self._is_doubtful = True
-                if self._clock.steady_ms() > deadline_ms:
-                    raise
-            except _NOT_SENT as error:
-                if not unanswered:
-                    raise
-                if self._clock.steady_ms() > deadline_ms:
-                    detail = "A request was not answered, and its repeat not sent: the outcome is unknown."
-                    raise RequestTimedOut(detail, found=str(error)) from error
-                self._clock.sleep(_REPEAT_MS)
-            except LakeMQError:
+            except LakeMQError as error:
+                self._is_doubtful |= isinstance(error, RequestTimedOut)
                 raise
             except BaseException:
                 self._is_doubtful = True
                 raise
+
+        return until_answered(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
 
     def _raise_if_over(self) -> None:
         if self._over is not None:

@@ -31,7 +31,6 @@ from stateful.world import Killed, World
 from lakemq.engine.fetch.arrow import fetch_arrow
 from lakemq.engine.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
 from lakemq.engine.fetch.reader import Reader
-from lakemq.engine.protocol.codec import encode_letter
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,
     ProducerFenced,
@@ -47,14 +46,13 @@ from lakemq.engine.protocol.requests import (
     AnyResult,
     CreateTopic,
     DeleteRecords,
-    Letter,
     Refusal,
 )
 from lakemq.engine.protocol.state import Topic
 from lakemq.engine.publish.arrow import ArrowPublisher, Spread
 from lakemq.engine.publish.compose import Sequences, body_of
 from lakemq.engine.publish.routing import RouteCache
-from lakemq.engine.requester import _placed, _Waiting
+from lakemq.engine.requester import Waiting, letter_of
 from lakemq.engine.transactions.manager import TransactionManager
 
 pytestmark = pytest.mark.slow
@@ -121,7 +119,7 @@ class SteppedRequester:
         return self.submit_all([(request, rows)])[0]
 
     def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
-        waiting = [_Waiting(request, rows, Future()) for request, rows in requests]
+        waiting = [Waiting.of(request, rows) for request, rows in requests]
         mishap, self.mishap = self.mishap, None
         results: list[Any] = [] if mishap == "unsent" else self._exchange(waiting, mishap)
         for i, one in enumerate(waiting):
@@ -133,11 +131,10 @@ class SteppedRequester:
                 one.future.set_result(results[i])
         return [one.future for one in waiting]
 
-    def _exchange(self, waiting: list[_Waiting], mishap: str | None) -> list[Any]:
+    def _exchange(self, waiting: list[Waiting], mishap: str | None) -> list[Any]:
         world, client_id = self._machine.world, self._machine.world.new_id()
-        requests, rows = _placed(waiting)
         now_ms = world.clock.now_ms()
-        world.namespace.mailbox.put(client_id, 1, encode_letter(Letter(client_id, 1, requests, now_ms), rows), now_ms)
+        world.namespace.mailbox.put(client_id, 1, letter_of(client_id, 1, waiting, now_ms), now_ms)
         if mishap and mishap.startswith("sequencer."):
             world.doomed = mishap
         for _ in range(3):

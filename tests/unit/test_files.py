@@ -8,12 +8,14 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,7 @@ from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
 
 from lakemq.tables import local_files
 from lakemq.tables.files import ArrowFiles, Files, LocalFiles, open_files
+from lakemq.tables.objects import MaybeThere
 
 
 def _parent_of(root: str) -> SubTreeFileSystem:
@@ -312,19 +315,108 @@ def as_nobody(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_an_object_whose_folder_cannot_be_made_durable_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-):
+def test_an_object_that_could_be_seen_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool):
+    """Somebody may have read it before its folder could not be made durable."""
     files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
     files.put("box/before", b"")
 
     def fail(folder: str) -> None:
+        assert files.get("box/a") == b"x"
         raise OSError(5, "Input/output error", folder)
 
     monkeypatch.setattr(local_files, "_sync_folder", fail)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(MaybeThere, match="Input/output error"):
         files.put("box/a", b"x")
-    assert everything(tmp_path) == ["box/before"]
+    assert everything(tmp_path) == ["box/a", "box/before"]
+
+
+def test_a_store_that_fails_on_closing_may_have_taken_the_object(tmp_path: Path):
+    files = ArrowFiles(LocalFileSystem(), str(tmp_path / "root"), f"file://{tmp_path}/root")
+    files.filesystem = FailsOnClosing(files.filesystem)
+    files._complete_on_close = True
+    with pytest.raises(MaybeThere, match="Input/output error"):
+        files.put("box/a", b"x")
+    assert (tmp_path / "root/box/a").read_bytes() == b"x"
+
+
+class FailsOnClosing:
+    """A file system whose outputs are there, and whose closing fails all the same."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._filesystem, name)
+
+    @contextmanager
+    def open_output_stream(self, path: str) -> Iterator[Any]:
+        self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        with self._filesystem.open_output_stream(path) as stream:
+            yield stream
+        raise OSError(5, "Input/output error")
+
+
+def make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 20 << 30)
+
+
+def make_link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+NO_OBJECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "a folder": (Path.mkdir, "not a regular file"),
+    "a link to itself": (make_link_to_itself, "symbolic links"),
+    "a link": (lambda path: path.symlink_to("/etc/hostname"), "symbolic links"),
+    "a socket": (lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path)), "No such device"),
+    "a large file": (
+        lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 20 << 30),
+        "more than 100 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_OBJECTS)
+def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "box").mkdir()
+    monkeypatch.chdir(tmp_path)
+    make, reason = NO_OBJECTS[what]
+    make(tmp_path / "box/it")
+    files = LocalFiles(str(tmp_path))
+    files.put("box/other", b"x")
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=reason):
+        files.get("box/it", 100)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert "box/other" in files.list("box")
+    assert files.folders("box") == (["box/it"] if what == "a folder" else [])
+
+
+def test_an_object_that_cannot_be_deleted_does_not_keep_the_others(files: Files, tmp_path: Path):
+    files.put("box/a", b"")
+    files.put("box/z", b"")
+    (tmp_path / "root/box/folder").mkdir()
+    with pytest.raises(OSError, match=r"box/folder|Is a directory|regular file"):
+        files.delete(["box/a", "box/folder", "box/z"])
+    assert everything(tmp_path) == []
+
+
+def test_get_is_bounded(files: Files):
+    files.put("a", b"x" * 10)
+    assert files.get("a", 10) == b"x" * 10
+    with pytest.raises(OSError, match="more than 9 bytes"):
+        files.get("a", 9)
+
+
+def test_folders_are_listed_apart(files: Files):
+    files.put("box/a", b"")
+    files.put("box/one/a", b"")
+    files.put("box/two/a", b"")
+    assert files.folders("box") == ["box/one", "box/two"]
+    assert files.folders("box/one") == files.folders("nothing") == []
+    assert len(files.folders("box", 1)) == 1
 
 
 @pytest.mark.parametrize("named", [False, True])

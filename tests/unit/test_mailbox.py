@@ -9,11 +9,14 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from faulty_files import FaultyFiles
 from pyarrow.fs import LocalFileSystem
 
+from lakemq.tables import mailbox as mailbox_module
 from lakemq.tables.files import ArrowFiles, Files, LocalFiles
 from lakemq.tables.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
 
@@ -196,6 +199,29 @@ def test_aliens_are_passed_over_and_reported(files: Files):
     assert mailbox.alien(2) == aliens[:2]
 
 
+def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: Path):
+    files = FaultyFiles(str(tmp_path), undeletable="stuck")
+    mailbox = Mailbox(files)
+    for client_id in ("a", "stuck", "z"):
+        mailbox.put(client_id, 1, b"", NOW_MS)
+    ((letter, error),) = mailbox.discard(mailbox.waiting(10))
+    assert (letter.client_id, error.strerror) == ("stuck", "Operation not permitted")
+    assert numbers(mailbox.waiting(10)) == [("stuck", 1)]
+
+
+def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mailbox_module, "MAX_LETTER_BYTES", 10)
+    mailbox = Mailbox(files)
+    with pytest.raises(ValueError, match="size of a letter: found 11 bytes, expected at most 10"):
+        mailbox.put("c", 1, b"x" * 11, NOW_MS)
+    name = mailbox.put("c", 1, b"x" * 10, NOW_MS)
+    assert mailbox.take(LetterName(name, "c", 1)) == b"x" * 10
+    files.put(f"mailbox/{LetterName.of('c', 2, NOW_MS).name}", b"x" * 11)
+    ((unreadable, reason),) = mailbox.unreadable(10)
+    assert unreadable.endswith("-c-0000000002")
+    assert reason == "more than 10 bytes"
+
+
 # -- replies --------------------------------------------------------------------------------------------
 
 
@@ -230,6 +256,19 @@ def test_a_forgotten_client_leaves_nothing_and_others_stay(files: Files, tmp_pat
     assert mailbox.poll_reply("cc", 2) == b"answer"
     mailbox.reply("c", 3, b"late")
     assert mailbox.poll_reply("c", 3) == b"late"
+
+
+def test_the_age_of_replies_is_by_the_stores_time(files: Files, tmp_path: Path):
+    mailbox = Mailbox(files)
+    mailbox.reply("c", 1, b"")
+    mailbox.reply("c", 2, b"")
+    os.utime(tmp_path / "replies/c/0000000002", (1_000, 1_000))
+    files.put("replies/-no client/1", b"")
+    assert mailbox.answered_clients() == ["c"]
+    age_ms = mailbox.store_now_ms("new") - (mailbox.replied_at_ms("c") or 0)
+    assert 0 <= age_ms < 60_000
+    assert mailbox.replied_at_ms("nobody") is None
+    assert mailbox.answered_clients() == ["c"]
 
 
 # -- the limit ------------------------------------------------------------------------------------------
@@ -285,12 +324,17 @@ def test_errors_travel_between_processes(error: Exception):
 # -- a backlog ------------------------------------------------------------------------------------------
 
 
+def some(mailbox: Mailbox, most: int) -> list[LetterName]:
+    """The next letters; who takes no more stops."""
+    return list(islice(mailbox.look_through(), most))
+
+
 def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of(f"c{i % 7}", i + 1, NOW_MS + i * 10) for i in range(1_000)))
     files = CountingFiles(str(tmp_path))
     mailbox = Mailbox(files)
     seen: list[LetterName] = []
-    while letters := mailbox.waiting(100):
+    while letters := some(mailbox, 100):
         assert len(letters) == 100
         mailbox.discard(letters)
         seen += letters
@@ -308,26 +352,17 @@ def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
         mailbox.discard(letters)
 
 
-def test_letters_that_are_gone_cost_no_turn(tmp_path: Path):
+def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
     """Another sequencer took all that an old listing names: what is new still comes in the same call."""
     put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)
-    assert len(stale.waiting(5)) == 5
+    assert len(some(stale, 5)) == 5
     other.discard(other.waiting(100))
     other.put("new", 1, b"", 9_000)
-    letters = stale.waiting(5)
+    letters = list(stale.look_through())
     assert numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
     assert [stale.take(letter) is not None for letter in letters] == [False, False, True]
-
-
-def test_an_old_letter_comes_first_though_the_listing_was_made_before_it(files: Files):
-    mailbox = Mailbox(files)
-    for number in (1, 2, 3):
-        mailbox.put("c", number, b"", 5_000)
-    mailbox.discard(mailbox.waiting(2))
-    mailbox.put("slow", 1, b"", 1_000)
-    assert numbers(mailbox.waiting(5)) == [("slow", 1), ("c", 3)]
 
 
 def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
@@ -336,24 +371,18 @@ def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
     for round in range(1, 4):
         mailbox.put("c", round, b"", 2_000)
         for _ in range(6):  # to the end of the last listing and through the next
-            found = [letter for letter in mailbox.waiting(20) if letter.client_id == "c"]
+            found = [letter for letter in some(mailbox, 20) if letter.client_id == "c"]
             if found:
                 break
         assert numbers(found) == [("c", round)]
         mailbox.discard(found)
 
 
-def test_who_stops_at_a_letter_finds_the_rest_in_the_next_call(tmp_path: Path):
-    """A step may be full by bytes after a part of what it was named."""
+def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of("c", i, 1_000) for i in range(1, 101)))
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
-    taken: list[int] = []
-    while letters := mailbox.waiting(30):
-        step = letters[:7]
-        assert [mailbox.take(letter) for letter in step] == [b""] * len(step)
-        taken += [letter.number for letter in step]
-        mailbox.discard(step)
-    assert taken == list(range(1, 101))
+    assert len(some(mailbox, 30)) == 30
+    assert [letter.number for letter in mailbox.look_through()] == [*range(31, 101), *range(1, 31)]
 
 
 @pytest.mark.slow
@@ -377,7 +406,7 @@ def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
     longest_s, at_the_quiet, seen = 0.0, [], 0
     for step in range(seconds * of_the_busy // 1_000):
         began_s = time.perf_counter()
-        letters = sequencer.waiting(1_000)
+        letters = some(sequencer, 1_000)
         longest_s = max(longest_s, time.perf_counter() - began_s) if step else 0.0
         seen += len(letters)
         at_the_quiet += [(step, letter.number) for letter in letters if letter.client_id == "quiet"]

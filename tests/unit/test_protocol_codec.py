@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from protocol_harness import Harness, inline_file, plain
 
 from lakemq.engine.protocol import codec, errors, machine
+from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.records import (
     Answered,
@@ -55,6 +56,7 @@ from lakemq.engine.protocol.requests import (
     TopicRef,
     TransactionEnded,
     TransactionRef,
+    Unreadable,
 )
 from lakemq.engine.protocol.segments import NO_SEGMENTS, Segments
 from lakemq.tables.journal import JOURNAL
@@ -209,7 +211,7 @@ def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(at: int, byte: int,
 
 
 def letter_json(request: dict[str, Any]) -> bytes:
-    head = msgspec.json.encode({"client_id": "c", "number": 1, "requests": [request], "sent_at_ms": 0})
+    head = msgspec.json.encode({"client_id": "c", "number": 1, "requests": [[0, request]], "sent_at_ms": 0})
     return b"LMQ1" + len(head).to_bytes(4, "little") + head
 
 
@@ -242,13 +244,36 @@ SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [],
     ],
 )
 def test_what_no_client_of_ours_would_say_is_refused_on_reading(request_: dict[str, Any]) -> None:
-    codec.decode_letter(letter_json({**PRODUCE, "files": [FILE], "producer": SEQUENCES}))
-    with pytest.raises(ValueError, match=r"requests\[0\]|Invalid value"):
-        codec.decode_letter(letter_json(request_))
+    (good,) = codec.decode_letter(letter_json({**PRODUCE, "files": [FILE], "producer": SEQUENCES}))[0].requests
+    assert isinstance(good, Produce)
+    (bad,) = codec.decode_letter(letter_json(request_))[0].requests
+    assert isinstance(bad, Unreadable)
+    assert bad.refusal.error == "INVALID_REQUEST"
+    assert "at `$" in bad.refusal.message
+
+
+def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
+    """One of a newer client, or a bad value: the others are decided, in order, and answered in their places."""
+    good = [CreateTopic("a", 1), CreateTopic("b", 2)]
+    texts = [encode_request(good[0]), b'{"request":"launch"}', encode_request(good[1]), b'{"request":"delete_topic"}']
+    letter, _ = codec.decode_letter(codec.enclose("c", 1, [(0, text) for text in texts], 5))
+    assert [letter.requests[0], letter.requests[2]] == good
+    mq = Harness()
+    decided = machine.decide_letter(mq.state, letter, 5)
+    results = decided[-1].record.results  # type: ignore[union-attr]
+    assert [type(result).__name__ for result in results] == ["TopicDone", "Refusal", "TopicDone", "Refusal"]
+    assert {results[1].error, results[3].error} == {"INVALID_REQUEST"}
+    assert sorted(mq.state.topic_ids) == ["a", "b"]
+
+
+def test_a_letter_says_where_the_rows_of_a_request_begin() -> None:
+    asked = Produce([], Ranges(), 0)
+    letter, _ = codec.decode_letter(codec.enclose("c", 1, [(row, encode_request(asked)) for row in (0, 7)], 5))
+    assert [one.first_row for one in letter.requests] == [0, 7]  # type: ignore[union-attr]
 
 
 def test_deep_nesting_is_a_value_error() -> None:
-    head = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[{"request":"create_topic","config":{"a":'
+    head = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[[0,{"request":"create_topic","config":{"a":'
     deep = head + b"[" * 100_000
     with pytest.raises(ValueError, match="not a letter"):
         codec.decode_letter(b"LMQ1" + len(deep).to_bytes(4, "little") + deep)

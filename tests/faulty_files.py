@@ -1,0 +1,62 @@
+"""A local store that fails where it is told to, for what root is never refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+
+from lakemq.tables.files import LocalFiles
+from lakemq.tables.objects import Data, MaybeThere
+
+
+class FaultyFiles(LocalFiles):
+    """What names hold one of these words cannot be read, deleted or put; `after_put` is told of all that was put.
+
+    vague: a put that fails has landed nevertheless.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        unreadable: str = "",
+        undeletable: str = "",
+        unwritable: str = "",
+        vague: bool = False,
+        code: int = errno.EACCES,
+    ) -> None:
+        super().__init__(root)
+        self.unreadable, self.undeletable, self.unwritable = unreadable, undeletable, unwritable
+        self.vague, self.code = vague, code
+        self.reads: list[str] = []
+        self.deletes: list[str] = []
+        self.puts: list[str] = []
+        self.after_put: Callable[[str], None] = lambda name: None
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        self.reads.append(name)
+        if self.unreadable and self.unreadable in name and self.size(name) is not None:
+            raise OSError(self.code, os.strerror(self.code), name)
+        return super().get(name, limit)
+
+    def delete(self, names: Iterable[str]) -> None:
+        failed = None
+        for name in names:
+            self.deletes.append(name)
+            if self.undeletable and self.undeletable in name and self.size(name) is not None:
+                failed = OSError(errno.EPERM, os.strerror(errno.EPERM), name)
+            else:
+                super().delete([name])
+        if failed is not None:
+            raise failed
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+        self.puts.append(name)
+        if self.unwritable and self.unwritable in name:
+            if self.vague:
+                super().put(name, data, durable=durable)
+                self.after_put(name)
+                raise MaybeThere(errno.EIO, os.strerror(errno.EIO), name)
+            raise OSError(self.code, os.strerror(self.code), name)
+        super().put(name, data, durable=durable)
+        self.after_put(name)

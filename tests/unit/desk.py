@@ -1,0 +1,49 @@
+"""A requester whose letters are answered in the moment they are put, over a store that fails where it is told to."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from faulty_files import FaultyFiles
+from stateful.world import ManualClock
+
+from lakemq.engine.protocol.codec import decode_letter, encode_answer
+from lakemq.engine.protocol.requests import Answer, AnyResult, InitProducer, ProducerDone
+from lakemq.engine.requester import Requester
+from lakemq.tables.mailbox import LetterName, Mailbox
+
+
+class Desk:
+    """A requester, its store, and who answers each letter in the moment it is put. Waiting takes no time.
+
+    letters: client id, number and count of requests, as they were seen; silent: so many of them are not answered;
+    result: of every request of the others.
+    """
+
+    def __init__(self, folder: Path, limit: int = 100, **faults: Any) -> None:
+        self.files = FaultyFiles(str(folder), **faults)
+        self.files.after_put = self._answer
+        self.mailbox = Mailbox(self.files, limit=limit)
+        self.letters: list[tuple[str, int, int]] = []
+        self.silent = 0
+        self.result: AnyResult = ProducerDone(7, 0)
+        self.clock, ids = ManualClock(), itertools.count(1)
+        self.requester = Requester(self.mailbox, self.clock, lambda: f"c{next(ids)}", 1_000)
+
+    def _answer(self, path: str) -> None:
+        name = LetterName.parse(path.removeprefix("mailbox/"))
+        if name is None:
+            return
+        letter, _ = decode_letter(self.files.get(path))
+        self.letters.append((name.client_id, name.number, len(letter.requests)))
+        if self.silent:
+            self.silent -= 1
+            return
+        results: Any = [self.result] * len(letter.requests)
+        self.mailbox.reply(name.client_id, name.number, encode_answer(Answer(name.client_id, name.number, 1, results)))
+        self.mailbox.discard([name])
+
+    def ask(self) -> Any:
+        return self.requester.ask(InitProducer())

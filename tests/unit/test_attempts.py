@@ -1,0 +1,89 @@
+"""Asking again: once an attempt was not answered, nobody is told that nothing was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from lakemq.engine.attempts import until_answered
+from lakemq.engine.protocol.errors import (
+    ClientEnded,
+    IllegalState,
+    InvalidTopic,
+    LakeMQError,
+    MailboxFullError,
+    RequestTimedOut,
+    StorageError,
+)
+
+UNSENT = [MailboxFullError("full"), StorageError("no space")]
+
+
+class Clock:
+    """Each attempt takes a second."""
+
+    def __init__(self, outcomes: Iterable[Any]) -> None:
+        self.ms, self.outcomes = 0, iter(outcomes)
+
+    def now_ms(self) -> int:
+        raise AssertionError("may jump")
+
+    def steady_ms(self) -> int:
+        return self.ms
+
+    def sleep(self, ms: float) -> None:
+        self.ms += int(ms)
+
+    def ask(self) -> Any:
+        self.ms += 1_000
+        outcome = next(self.outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def outcome(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
+    clock = Clock(outcomes)
+    try:
+        return until_answered(clock.ask, clock, deadline_ms)
+    except LakeMQError as error:
+        return error
+
+
+def test_an_answer_is_an_answer():
+    assert outcome(7) == 7
+    assert outcome(RequestTimedOut(), RequestTimedOut(), 7) == 7
+    refused = InvalidTopic()
+    assert outcome(refused) is refused
+    assert outcome(RequestTimedOut(), refused) is refused
+
+
+@pytest.mark.parametrize("unsent", UNSENT)
+def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
+    assert outcome(unsent, 7) is unsent
+
+
+@pytest.mark.parametrize("unsent", UNSENT)
+def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: LakeMQError):
+    assert outcome(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
+    given_up = outcome(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
+    assert type(given_up) is RequestTimedOut
+    assert given_up.detail == f"Who knows. The last attempt was not sent: {unsent}"
+
+
+def test_the_deadline_ends_it():
+    assert type(outcome(*[RequestTimedOut()] * 3, deadline_ms=2_500)) is RequestTimedOut
+
+
+def test_a_client_that_ended_starts_over():
+    assert outcome(ClientEnded(), 7) == 7
+    assert outcome(RequestTimedOut(), ClientEnded(), 7) == 7
+    assert type(outcome(ClientEnded(), deadline_ms=500)) is ClientEnded
+
+
+def test_a_connection_that_was_closed_meanwhile_leaves_the_doubt():
+    closed = IllegalState("closed")
+    assert outcome(closed) is closed
+    assert type(outcome(RequestTimedOut(), closed)) is RequestTimedOut

@@ -1,0 +1,92 @@
+"""All who ask again by themselves: after an attempt that nobody answered, none says that nothing was sent."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from protocol_harness import Harness
+from unit.desk import Desk
+
+from lakemq.engine.errors import RequestTimedOut, StorageError
+from lakemq.engine.protocol.requests import ApplicationVersion, Published, TransactionEnded
+from lakemq.engine.publish.arrow import ArrowPublisher, Spread
+from lakemq.engine.publish.compose import body_of
+from lakemq.engine.publish.producer import Producer
+from lakemq.engine.publish.routing import RouteCache
+from lakemq.engine.transactions.manager import TransactionManager
+
+PATIENCE_MS = 5_000
+
+
+def publisher(desk: Desk) -> ArrowPublisher:
+    mq = Harness()
+    mq.create("t", 1)
+    routes = RouteCache(lambda: mq.state, desk.clock)
+    return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: "f", 10_000, Spread(0))
+
+
+def publish_a_version(desk: Desk) -> Any:
+    body, asked = body_of(pa.table({"value": ["x"]}), "t", 0)
+    application = ApplicationVersion("app", 1, "t")
+    desk.result = Published([])
+    return publisher(desk).publish("t", body, asked, application=application, timeout_ms=PATIENCE_MS)
+
+
+def flush(desk: Desk) -> Any:
+    producer = Producer(publisher(desk), desk.requester, desk.clock, linger_ms=0, delivery_timeout_ms=PATIENCE_MS)
+    producer.send("t", "x")
+    return producer.flush()
+
+
+def manager(desk: Desk) -> TransactionManager:
+    return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS)
+
+
+def commit(desk: Desk) -> Any:
+    silent, desk.silent = desk.silent, 0
+    mine = manager(desk)
+    mine.initialize()
+    mine.begin()
+    mine.accepted()
+    desk.silent, desk.result = silent, TransactionEnded(7, 0)
+    return mine.commit()
+
+
+ASKING: dict[str, Callable[[Desk], Any]] = {
+    "publish of a version": publish_a_version,
+    "flush": flush,
+    "initialize": lambda desk: manager(desk).initialize(),
+    "commit": commit,
+}
+
+
+class Unsteady(Desk):
+    """Nobody answers the first letter, and there is no room for any after it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, code=errno.ENOSPC)
+        self.silent = 1
+
+    def _answer(self, path: str) -> None:
+        if self.silent and path.startswith("mailbox/"):
+            self.files.unwritable = "mailbox/"
+        super()._answer(path)
+
+
+@pytest.mark.parametrize("asking", ASKING)
+def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
+    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*The last attempt was not sent.*No space left"):
+        ASKING[asking](Unsteady(tmp_path))
+
+
+@pytest.mark.parametrize("asking", ASKING)
+def test_what_was_never_sent_is_told_so(tmp_path: Path, asking: str):
+    desk = Desk(tmp_path, code=errno.ENOSPC)
+    desk.files.unwritable = "mailbox/"
+    with pytest.raises(StorageError, match="nothing was sent"):
+        ASKING[asking](desk)

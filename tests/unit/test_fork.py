@@ -1,0 +1,133 @@
+"""Forks after `connect`: a child is refused at once and clearly, and the parent goes on. Spawned children work.
+
+delta-rs, which reads the tables, cannot be used in a child of a process that has used it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_topic, served, values
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import IllegalState
+from lakemq.engine.process import OwnLock, same_process
+from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
+
+CHILD_S = 20
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with served(tmp_path_factory.mktemp("fork")) as connection:
+        yield connection
+
+
+def in_a_fork(work: Callable[[], Any]) -> str:
+    """What the work says in a forked child: its result, or the name of its error. The child must end."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        watch = threading.Timer(CHILD_S, os._exit, [9])
+        watch.daemon = True
+        watch.start()
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as opened:
+        said = opened.read()
+    assert os.waitpid(child, 0)[1] == 0, "the child hung"
+    return said
+
+
+CALLS: dict[str, Callable[[Connection, str], Any]] = {
+    "ask": lambda mq, t: mq.requester.ask(CommitOffsets("g", [OffsetCommit(t, 0, 0)])),
+    "state": lambda mq, t: mq.state(),
+    "topics.list": lambda mq, t: mq.topics.list(),
+    "topics.create": lambda mq, t: mq.topics.create("fork"),
+    "publish": lambda mq, t: mq.publish(t, pa.table({"value": ["x"]})),
+    "producer": lambda mq, t: mq.producer(),
+    "transaction": lambda mq, t: mq.transaction("fork"),
+    "consumer": lambda mq, t: mq.consumer("g", topics=[t]),
+    "fetch": lambda mq, t: mq.fetch(t),
+    "tail": lambda mq, t: next(mq.tail(t)),
+    "offsets": lambda mq, t: mq.end_offsets(t),
+    "groups": lambda mq, t: mq.groups.list(),
+    "transactions": lambda mq, t: mq.transactions.all(),
+    "serving": lambda mq, t: mq.serving(),
+    "step_until_idle": lambda mq, t: mq.step_until_idle(),
+    "connect": lambda mq, t: lakemq.connect(mq.namespace.path),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
+    topic = new_topic(mq)
+    with mq._lock, mq._taking:  # as another thread of the parent may hold them in the moment of the fork
+        said = in_a_fork(lambda: CALLS[call](mq, topic))
+    assert said.startswith("IllegalState: ILLEGAL_STATE")
+    assert "spawn or forkserver" in said
+
+
+def test_a_child_that_closes_ends_nothing_of_its_parents(mq: Connection):
+    topic = new_topic(mq)
+    with mq.producer() as producer:
+        producer.send(topic, "before")
+        producer.flush()
+        assert in_a_fork(mq.close) == "None"
+        producer.send(topic, "after")
+    assert values(mq, topic) == ["before", "after"]
+
+
+def test_children_that_were_refused_leave_the_parent_its_numbers(mq: Connection):
+    """Four children ask for something; nobody is told of another's request, and the parent's next is its own."""
+    topic = new_topic(mq, partitions=5)
+    mq.publish(topic, pa.table({"value": ["x"], "partition": [4]}))
+
+    def commit(partition: int) -> Any:
+        return mq.requester.ask(CommitOffsets("four", [OffsetCommit(topic, partition, 0)]))
+
+    said = [in_a_fork(lambda p=p: commit(p)) for p in range(4)]
+    assert all(one.startswith("IllegalState") for one in said)
+    commit(4)
+    assert [(one.topic, one.partition) for one in mq.groups.lag("four")] == [(topic, 4)]
+
+
+def _commit_one(path: str, topic: str, partition: int) -> None:
+    with lakemq.connect(path) as mq:
+        mq.requester.ask(CommitOffsets("spawned", [OffsetCommit(topic, partition, 1)]))
+        mq.publish(topic, pa.table({"value": [f"from {partition}"]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_children_that_connect_by_themselves_work(mq: Connection, method: str):
+    topic = new_topic(mq, partitions=4)
+    mq.publish(topic, pa.table({"value": [str(p) for p in range(4)], "partition": list(range(4))}))
+    with multiprocessing.get_context(method).Pool(4) as pool:
+        pool.starmap(_commit_one, [(mq.namespace.path, topic, p) for p in range(4)])
+    mine = [one for one in mq.groups.lag("spawned") if one.topic == topic]
+    assert [(one.partition, one.committed_offset) for one in mine] == [(p, 1) for p in range(4)]
+    assert {f"from {p}" for p in range(4)} <= set(values(mq, topic))
+
+
+def test_what_belongs_to_a_process_says_so():
+    same_process(os.getpid(), "It")
+    with pytest.raises(IllegalState, match=r"It was made in another process \(fork\): make one there\."):
+        same_process(os.getpid() + 1, "It")
+    lock = OwnLock("It")
+    with lock:
+        assert in_a_fork(lambda: lock.__enter__()).startswith("IllegalState")
+    with lock:
+        pass

@@ -1,0 +1,228 @@
+"""What a step takes: whose turn it is, when time may pass, and letters that cannot be read or deleted."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from faulty_files import FaultyFiles
+from stateful.world import ManualClock
+
+from lakemq.engine.config import EngineConfig
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec import encode_letter
+from lakemq.engine.protocol.errors import ClientEnded
+from lakemq.engine.protocol.requests import InitProducer, Letter
+from lakemq.engine.protocol.state import State
+from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, Reception
+from lakemq.tables.mailbox import LetterName, Mailbox
+
+GAP_MS = 10_000
+
+
+class Office:
+    """A reception with its mailbox, state and time; `step` decides and discards as the sequencer does."""
+
+    def __init__(self, folder: Path, most: int = 50, **faults: str | int) -> None:
+        self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
+        self.mailbox, self.clock, self.state = Mailbox(self.files), ManualClock(), State()
+        config = EngineConfig({"step.max.letters": most, "request.gap.ms": GAP_MS})
+        self.reception = Reception(self.mailbox, config, self.clock)
+        self.decided: list[tuple[str, int]] = []
+
+    def put(self, client_id: str, number: int, coarse_s: int = 0) -> LetterName:
+        letter = Letter(client_id, number, [InitProducer()], 0)
+        name = LetterName.of(client_id, number, 1_000 * coarse_s)
+        self.files.put(f"mailbox/{name.name}", encode_letter(letter), durable=False)
+        return name
+
+    def take(self) -> Intake:
+        return self.reception.take(self.state)
+
+    def step(self, crash: bool = False) -> Intake:
+        """crash: right after the step has landed, before any letter was discarded."""
+        intake = self.take()
+        machine.begin_step(self.state, self.clock.now_ms())
+        for one in intake.taken:
+            if one.refusal is None:
+                machine.decide_letter(self.state, one.letter, 0)
+                self.decided.append((one.name.client_id, one.name.number))
+            else:
+                machine.refuse_letter(self.state, one.name.client_id, one.name.number, one.refusal)
+        if not crash:
+            self.reception.discard([one.name for one in intake.taken] + intake.repeated)
+        return intake
+
+    def time_passes(self, intake: Intake) -> bool:
+        return not (intake.repeated or intake.backlog)
+
+
+def numbers(intake: Intake) -> list[tuple[str, int]]:
+    return [(one.name.client_id, one.name.number) for one in intake.taken]
+
+
+# -- letters behind others ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("most", "waiting"), [(50, 50), (50, 400), (1, 3)])
+def test_no_time_passes_while_a_letter_that_was_decided_waits_unseen(tmp_path: Path, most: int, waiting: int) -> None:
+    """Behind letters that wait for a gap, as many as a step takes: its client would be forgotten, it decided again."""
+    office = Office(tmp_path, most)
+    office.put("payer", 1, coarse_s=5)
+    office.step(crash=True)
+    for number in range(2, 2 + waiting):
+        office.put("gap", number, coarse_s=1)
+    heir = Office(tmp_path, most)
+    heir.state = office.state
+    for _ in range(10):
+        if heir.time_passes(heir.step()):
+            heir.state.clients.clear()  # as after client.expiration.ms
+    assert heir.decided == []
+    assert ("payer", 1) not in [(name.client_id, name.number) for name in heir.mailbox.waiting(9_999)]
+
+
+def test_letters_that_wait_for_a_gap_leave_time_and_room_to_others(tmp_path: Path) -> None:
+    office = Office(tmp_path, most=20)
+    for number in range(2, 102):
+        office.put("gap", number, coarse_s=1)
+    assert office.time_passes(office.step())
+    office.put("c", 1, coarse_s=2)
+    intake = office.step()
+    assert numbers(intake) == [("c", 1)]
+    assert not intake.backlog
+
+
+def test_a_full_step_says_that_more_may_wait(tmp_path: Path) -> None:
+    office = Office(tmp_path, most=20)
+    for i in range(30):
+        office.put(f"c{i}", 1)
+    assert (office.step().backlog, office.step().backlog) == (True, False)
+    assert len(set(office.decided)) == 30
+
+
+def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    names = [office.put("gap", number) for number in range(2, 42)]
+    office.step()
+    assert len(office.reception._held) == 40
+    office.mailbox.discard(names[1:])
+    office.step()
+    assert list(office.reception._held) == [names[0].name]
+    office.clock.sleep(GAP_MS + 1)
+    (refused,) = office.step().taken
+    assert isinstance(refused.refusal, ClientEnded)
+    office.step()
+    assert office.reception._held == {}
+
+
+# -- letters that cannot be read ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ELOOP])
+def test_a_letter_that_cannot_be_read_stops_nobody(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    office = Office(tmp_path, unreadable="bad", code=code)
+    office.put("bad", 1)
+    office.put("good", 1)
+    with caplog.at_level(logging.WARNING):
+        intake = office.step()
+        assert numbers(intake) == [("good", 1)]
+        assert office.time_passes(intake)
+        for _ in range(20):
+            assert office.time_passes(office.step())
+    assert [name for name in office.files.reads if "-bad-" in name] == [f"mailbox/{LetterName.of('bad', 1, 0).name}"]
+    assert len(caplog.records) == 1
+    assert os.strerror(code) in caplog.text
+
+
+def test_it_is_tried_ever_more_seldom_and_decided_once_it_can_be_read(tmp_path: Path) -> None:
+    office = Office(tmp_path, unreadable="bad")
+    office.put("bad", 1)
+    for _ in range(600):
+        office.step()
+        office.clock.sleep(1_000)
+    assert 10 <= len(office.files.reads) <= 17  # 1, 2, 4, ... 32 and then 60 s apart
+    office.files.unreadable = ""
+    office.clock.sleep(LONGEST_PAUSE_MS)
+    office.step()
+    assert office.decided == [("bad", 1)]
+    assert office.mailbox.waiting(10) == []
+
+
+def test_many_that_cannot_be_read_leave_each_step_its_bound(tmp_path: Path) -> None:
+    office = Office(tmp_path, most=10, unreadable="bad")
+    for i in range(35):
+        office.put(f"bad{i}", 1, coarse_s=1)
+    office.put("good", 1, coarse_s=2)
+    reads = []
+    for _ in range(6):
+        before = len(office.files.reads)
+        intake = office.step()
+        reads.append(len(office.files.reads) - before)
+    assert max(reads) == 10
+    assert office.decided == [("good", 1)]
+    assert office.time_passes(intake)
+
+
+def test_after_a_gap_it_is_refused_unread(tmp_path: Path) -> None:
+    office = Office(tmp_path, unreadable="bad")
+    office.put("bad", 2)
+    office.step()
+    office.clock.sleep(GAP_MS + 1)
+    (refused,) = office.step().taken
+    assert isinstance(refused.refusal, ClientEnded)
+
+
+def make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 20 << 30)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, make_large, lambda path: path.symlink_to(path)],
+    ids=["pipe", "folder", "20GB", "loop"],
+)
+def test_what_is_no_file_stops_nobody(tmp_path: Path, make) -> None:
+    """For real: root may read anything, but not these."""
+    office = Office(tmp_path)
+    (tmp_path / "mailbox").mkdir()
+    make(tmp_path / "mailbox" / LetterName.of("bad", 1, 0).name)
+    office.put("good", 1)
+    assert numbers(office.step()) == [("good", 1)]
+    assert office.time_passes(office.step())
+    listed = [name.client_id for name in office.mailbox.waiting(10)]
+    assert [name.split("-")[1] for name, _ in office.mailbox.unreadable(10)] == listed
+
+
+# -- letters that cannot be deleted -------------------------------------------------------------------------
+
+
+def test_a_letter_that_cannot_be_deleted_is_decided_once_and_answered_seldom(tmp_path: Path) -> None:
+    office = Office(tmp_path, undeletable="stuck")
+    office.put("stuck", 1)
+    office.put("other", 1)
+    assert office.step().undeleted is False
+    assert [name.client_id for name in office.mailbox.waiting(10)] == ["stuck"]
+    intake = office.step()
+    assert (intake.repeated, intake.undeleted) == ([], True)
+    assert office.time_passes(intake), "transactions end in time"
+    office.clock.sleep(SHORTEST_PAUSE_MS)
+    assert len(office.step().repeated) == 1
+    deletes = len(office.files.deletes)
+    for _ in range(600):
+        office.step()
+        office.clock.sleep(1_000)
+    assert len(office.files.deletes) - deletes <= 3 * 17
+    office.state.clients.clear()
+    for _ in range(5):
+        office.clock.sleep(LONGEST_PAUSE_MS)
+        office.step()
+    assert office.decided.count(("stuck", 1)) == 1
+    office.files.undeletable = ""
+    office.clock.sleep(LONGEST_PAUSE_MS)
+    office.step()
+    assert office.mailbox.waiting(10) == []
+    assert office.step().undeleted is False

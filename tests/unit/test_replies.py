@@ -1,0 +1,133 @@
+"""Replies: one that cannot be given stops nobody, and none stays for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from faulty_files import FaultyFiles
+from stateful.world import Backstage, ManualClock
+
+from lakemq.engine.protocol.requests import Done
+from lakemq.engine.protocol.state import Client, State
+from lakemq.engine.sequencer.replies import OLD_MS, SWEEP_MS, TRIES, Replies
+from lakemq.tables.mailbox import Mailbox
+
+
+class Counter:
+    """Where replies are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, FaultyFiles(str(folder))
+        self.mailbox, self.clock, self.backstage = Mailbox(self.files), ManualClock(), Backstage()
+        self.replies = Replies(self.mailbox, self.clock, self.backstage, lambda: "clock")
+        self.state = State()
+
+    def give(self, *client_ids: str) -> None:
+        for client_id in client_ids:
+            self.state.clients[client_id] = Client(1, [Done()], 0)
+        self.replies.give(1, [(client_id, 1, [Done()]) for client_id in client_ids])
+
+    def seconds_pass(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.sleep(1_000)
+            self.replies.again(self.state)
+
+    def sweep(self) -> list[str]:
+        self.replies.sweep_if_due(self.state)
+        self.backstage.run()
+        return self.mailbox.answered_clients()
+
+    def grow_old(self, client_id: str) -> None:
+        for path in (self.folder / "replies" / client_id).iterdir():
+            at_s = path.stat().st_mtime - OLD_MS // 1_000 - 1
+            os.utime(path, (at_s, at_s))
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Counter:
+    return Counter(tmp_path)
+
+
+def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
+    counter: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter.files.unwritable = "replies/b"
+    with caplog.at_level(logging.ERROR):
+        counter.give("a", "b", "c")
+        assert counter.mailbox.answered_clients() == ["a", "c"]
+        counter.seconds_pass(3)
+        counter.files.unwritable = ""
+        counter.seconds_pass(5)
+    assert counter.mailbox.poll_reply("b", 1) is not None
+    assert len(caplog.records) == 1
+    puts = len(counter.files.puts)
+    counter.seconds_pass(100)
+    assert len(counter.files.puts) == puts
+
+
+def test_the_tries_have_an_end(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.give("b")
+    counter.seconds_pass(1_000)
+    assert len(counter.files.puts) == TRIES
+    assert counter.replies._failed == {}
+
+
+def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.give("b")
+    counter.state.clients["b"] = Client(2, [Done()], 0)
+    counter.files.unwritable = ""
+    counter.seconds_pass(100)
+    assert counter.mailbox.answered_clients() == []
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file for its folder"])
+def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path: Path, what: str) -> None:
+    """For real."""
+    place = tmp_path / "replies/b"
+    if what == "a folder":
+        (place / "0000000001").mkdir(parents=True)
+    else:
+        place.parent.mkdir()
+        place.touch()
+    counter.give("a", "b", "c")
+    assert counter.mailbox.poll_reply("c", 1) is not None
+    counter.seconds_pass(100)
+    assert counter.replies._failed == {}
+
+
+# -- what nobody fetches ------------------------------------------------------------------------------------
+
+
+def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:
+    counter.give("known", "left-a-gap", "new")
+    for client_id in ("left-a-gap", "new"):
+        del counter.state.clients[client_id]
+    for client_id in ("known", "left-a-gap"):
+        counter.grow_old(client_id)
+    assert counter.sweep() == ["known", "new"]
+
+
+def test_a_sweep_is_made_at_once_and_then_every_hour(counter: Counter) -> None:
+    counter.sweep()
+    counter.replies.sweep_if_due(counter.state)
+    assert not counter.backstage.waiting
+    counter.clock.sleep(SWEEP_MS)
+    counter.replies.sweep_if_due(counter.state)
+    assert counter.backstage.waiting
+
+
+def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
+    counter: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter.give("a", "b", "c")
+    counter.files.undeletable = "replies/b"
+    with caplog.at_level(logging.WARNING):
+        counter.replies.forget(["a", "b", "c"])
+        counter.backstage.run()
+    assert counter.mailbox.answered_clients() == ["b"]
+    assert len(caplog.records) == 1

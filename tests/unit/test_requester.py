@@ -1,0 +1,141 @@
+"""The client's side of the mailbox: what each caller is told, whatever the store and the others in its letter do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.desk import Desk
+
+from lakemq.engine import requester as requester_module
+from lakemq.engine.protocol.codec import decode_letter
+from lakemq.engine.protocol.errors import IllegalState, InvalidRequest, MailboxFullError, RequestTimedOut, StorageError
+from lakemq.engine.protocol.requests import CreateTopic, DeleteTopic, InitProducer, ProducerDone
+from lakemq.engine.requester import Waiting, letter_of
+from lakemq.tables.mailbox import LetterName
+from lakemq.tables.messages import BODY_SCHEMA
+
+
+def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(tmp_path: Path):
+    desk = Desk(tmp_path)
+    with pytest.raises(InvalidRequest, match="partitions of CreateTopic"):
+        desk.requester.submit_all([(DeleteTopic("t"), None), (CreateTopic("t", "4"), None)])  # type: ignore[arg-type]
+    assert desk.ask() == ProducerDone(7, 0)
+    assert desk.letters == [("c1", 1, 1)]
+
+
+def test_a_letter_that_may_be_there_is_waited_for(tmp_path: Path):
+    """The disk failed after the letter could be seen: it was decided, and the answer says so."""
+    desk = Desk(tmp_path, unwritable="mailbox/", vague=True)
+    assert desk.ask() == ProducerDone(7, 0)
+    desk.files.unwritable = ""
+    assert desk.ask() == ProducerDone(7, 0)
+    assert desk.letters == [("c1", 1, 1), ("c1", 2, 1)]
+
+
+def test_where_nobody_answers_its_outcome_is_unknown_and_its_number_never_used_again(tmp_path: Path):
+    desk = Desk(tmp_path, unwritable="mailbox/", vague=True)
+    desk.silent = 1
+    with pytest.raises(RequestTimedOut, match="outcome is unknown"):
+        desk.ask()
+    desk.ask()
+    assert desk.letters == [("c1", 1, 1), ("c2", 1, 1)]
+
+
+def test_a_letter_that_was_not_put_is_told_so(tmp_path: Path):
+    desk = Desk(tmp_path, unwritable="mailbox/", code=errno.ENOSPC)
+    with pytest.raises(StorageError, match="nothing was sent"):
+        desk.ask()
+    desk.files.unwritable = ""
+    desk.ask()
+    assert desk.letters == [("c2", 1, 1)]
+
+
+def test_a_full_mailbox_costs_no_number(tmp_path: Path):
+    desk = Desk(tmp_path, limit=1)
+    other = LetterName.of("other", 1, 0).name
+    (tmp_path / "mailbox").mkdir()
+    (tmp_path / "mailbox" / other).touch()
+    with pytest.raises(MailboxFullError):
+        desk.ask()
+    desk.mailbox.withdraw(other)
+    desk.mailbox._look_at_s = None
+    desk.ask()
+    assert desk.letters == [("c1", 1, 1)]
+
+
+def test_a_letter_that_cannot_be_withdrawn_is_of_unknown_outcome(tmp_path: Path):
+    desk = Desk(tmp_path, undeletable="mailbox/")
+    desk.silent = 1
+    with pytest.raises(RequestTimedOut):
+        desk.ask()
+    desk.ask()
+    assert [client for client, _, _ in desk.letters] == ["c1", "c2"]
+
+
+def test_what_a_loss_of_power_left_of_a_reply_is_no_answer(tmp_path: Path):
+    desk = Desk(tmp_path)
+    desk.silent = 1
+    desk.mailbox.reply("c1", 1, b"")
+    with pytest.raises(RequestTimedOut):
+        desk.ask()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
+def test_what_stands_in_place_of_a_reply_is_no_answer(tmp_path: Path, make: Any):
+    desk = Desk(tmp_path)
+    desk.silent = 1
+    (tmp_path / "replies/c1").mkdir(parents=True)
+    make(tmp_path / "replies/c1/0000000001")
+    with pytest.raises(RequestTimedOut):
+        desk.ask()
+    assert desk.ask() == ProducerDone(7, 0)
+
+
+def test_a_request_too_large_for_any_letter_is_its_callers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requester_module, "MAX_REQUEST_BYTES", 1_000)
+    desk = Desk(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"too large for a letter.*Expected at most 1000"):
+        desk.requester.ask(CreateTopic("t" * 1_001, 1))
+    with pytest.raises(InvalidRequest, match="too large for a letter"):
+        desk.requester.ask(InitProducer(), body(["x" * 2_000]))
+    desk.ask()
+    assert len(desk.letters) == 1
+
+
+def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(requester_module, "MAX_BYTES", 1_000)
+    desk = Desk(tmp_path)
+    asked = [CreateTopic("t" * size, 1) for size in (10, 5_000, 10, 10)]
+    for future in desk.requester.submit_all([(one, None) for one in asked]):
+        future.result()
+    assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 2)]
+
+
+def test_rows_of_each_request_are_told_apart():
+    batch = [Waiting.of(InitProducer(), rows) for rows in (body(["a", "b"]), None, body(["c"]))]
+    letter, rows = decode_letter(letter_of("c", 1, batch, 5))
+    assert len(letter.requests) == 3
+    assert rows is not None
+    assert rows.column("value").to_pylist() == [b"a", b"b", b"c"]
+
+
+def test_after_close_nothing_is_sent_and_nothing_is_left(tmp_path: Path):
+    desk = Desk(tmp_path)
+    desk.ask()
+    desk.requester.close()
+    with pytest.raises(IllegalState, match="closed"):
+        desk.ask()
+    assert desk.files.folders("replies") == []
+
+
+def body(values: list[str]) -> pa.Table:
+    filled: dict[str, Any] = {"topic": "t", "partition": 0, "timestamp": 5}
+    columns = [
+        [v.encode() for v in values] if f.name == "value" else [filled.get(f.name)] * len(values) for f in BODY_SCHEMA
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
