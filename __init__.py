@@ -29,22 +29,24 @@ def connect(
     *,
     spark: SparkSession | None = None,
     create: bool = False,
+    shared_with_group: bool = False,
     conf: str | None = None,
     config: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Connection:
     """The namespace at a path or URI.
 
-    spark: adds the DataFrame side, and registers the tables and views. create: make the namespace if it is not there.
+    spark: adds the DataFrame side, and registers the tables and views. create: make the namespace if it is not there;
+    shared_with_group: and all in it for the group of its folder to read and write, whatever anybody's umask.
     conf: a settings file (else $LAKEMQ_CONF); config: settings that win over it. storage_options: passed through to
-    the object store. Raises NamespaceError, NewerFormat, InvalidConfig.
+    the object store. Raises NamespaceError, NewerFormat, InvalidConfig; IllegalState in a forked process.
     """
     # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
     from lakemq.engine.config import load_config
     from lakemq.engine.connection import Connection
     from lakemq.engine.namespace import open_namespace
 
-    namespace = open_namespace(str(path), load_config(conf, config), storage_options, create)
+    namespace = open_namespace(str(path), load_config(conf, config), storage_options, create, shared_with_group)
     connection = Connection(namespace, spark)
     if spark is not None:
         from lakemq.engine.errors import NamespaceError

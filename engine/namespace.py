@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
-from lakemq.tables.files import Files, open_files
+from lakemq.tables.files import Files, LocalFiles, open_files
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
 from lakemq.tables.migrations import migrate
 from lakemq.tables.registry import TABLES
+from lakemq.tables.sharing import share_with_group
 from lakemq.tables.spec import TableSpec
 from lakemq.tables.store import NewerTable, NotATable, OlderTable, Store
 
@@ -37,9 +38,11 @@ def open_namespace(
     config: EngineConfig | None = None,
     storage_options: Mapping[str, str] | None = None,
     create: bool = False,
+    shared_with_group: bool = False,
 ) -> Namespace:
     """The namespace at a path or URI, made first where `create` allows it.
 
+    shared_with_group: with `create`, all in the folder is for its group to read and write, from now on, whatever umask.
     Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; IllegalState in a process
     that was forked from one that has opened some.
     """
@@ -48,6 +51,8 @@ def open_namespace(
     try:
         files = open_files(path, storage_options)
         store = Store(files, storage_options)
+        if create and shared_with_group:
+            _share(files)
         if create and not store.exists(JOURNAL):
             _check_free(path, files, store)
             migrate(store, 0)
@@ -58,6 +63,18 @@ def open_namespace(
         raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
     return Namespace(path, files, store, mailbox, config, dict(storage_options or {}))
+
+
+def _share(files: Files) -> None:
+    if not isinstance(files, LocalFiles):
+        raise NamespaceError(f"{files.root} is not on a disk: who may read and write it is for the store's policies.")
+    try:
+        share_with_group(files.root)
+    except OSError as error:
+        raise NamespaceError(
+            f"{files.root} cannot be shared with its group ({error.strerror or error}). Without access lists: give the "
+            "folder to the group, chmod g+rwxs, and start every process that uses it with umask 002 or 007."
+        ) from error
 
 
 _USABLE = "a folder that this user may read and write, or the URI of an object store"

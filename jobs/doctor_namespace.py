@@ -36,6 +36,7 @@ WAITING_MS = 10_000
 
 _SOME = 5
 _MOST_LETTERS = 10_000
+_SOME_LETTERS = 1_000
 
 
 def check_tables(mq: Connection) -> Finding:
@@ -134,6 +135,20 @@ def check_mailbox(mq: Connection) -> Finding:
     return Finding("mailbox", False, found, mend)
 
 
+def check_letters(mq: Connection) -> Finding:
+    """Every letter that waits can be read, by this user at least."""
+    unreadable = mq.namespace.mailbox.unreadable(_SOME_LETTERS)
+    if not unreadable:
+        return Finding("letters", True, "every letter that waits can be read")
+    shown = ", ".join(f"{name} ({reason})" for name, reason in unreadable[:_SOME])
+    more = f", and {len(unreadable) - _SOME} more" if len(unreadable) > _SOME else ""
+    mend = (
+        "They are left aside, and their clients wait. Delete what is no file of a client's. Where users must share the"
+        f" namespace: lakemq --path {mq.namespace.path} init --shared-with-group"
+    )
+    return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), mend)
+
+
 def check_aliens(mq: Connection) -> Finding:
     """Nothing but letters lies in the mailbox."""
     aliens = mq.namespace.mailbox.alien(_SOME + 1)
@@ -216,6 +231,7 @@ CHECKS: dict[str, Callable[[Connection], Finding]] = {
     "clock": check_clock,
     "sequencer": check_sequencer,
     "mailbox": check_mailbox,
+    "letters": check_letters,
     "aliens": check_aliens,
     "foreign commits": check_foreign_commits,
     "data files": check_data_files,

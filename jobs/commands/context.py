@@ -50,11 +50,17 @@ class Session:
             raise typer.BadParameter(f"give --path, or set {PATH_VARIABLE}", param_hint="--path")
         return self.path
 
-    def connect(self, create: bool = False) -> Connection:
+    def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
         """The namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
         import lakemq
 
-        return lakemq.connect(self.required_path(), create=create, conf=self.conf, storage_options=self.storage_options)
+        return lakemq.connect(
+            self.required_path(),
+            create=create,
+            shared_with_group=shared_with_group,
+            conf=self.conf,
+            storage_options=self.storage_options,
+        )
 
 
 def session_of(ctx: typer.Context) -> Session:

@@ -15,10 +15,18 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def init(ctx: typer.Context) -> None:
-    """Make a namespace at --path: all tables, empty. One that is there already stays as it is."""
+def init(
+    ctx: typer.Context,
+    shared_with_group: Annotated[
+        bool,
+        typer.Option(
+            "--shared-with-group", help="All in it is for the folder's group to read and write, whatever umask."
+        ),
+    ] = False,
+) -> None:
+    """Make a namespace at --path: all tables, empty. One that is there already keeps all it holds."""
     session = session_of(ctx)
-    with session.connect(create=True) as mq:
+    with session.connect(create=True, shared_with_group=shared_with_group) as mq:
         made = {"path": mq.namespace.path, "topics": len(mq.topics.list())}
     show([made], session.output, tuple(made))
 

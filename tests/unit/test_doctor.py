@@ -192,6 +192,19 @@ def test_aliens_in_the_mailbox(path: Path) -> None:
     assert found["aliens"].found.endswith(", ...")
 
 
+def test_letters_that_cannot_be_read(path: Path) -> None:
+    (path / "mailbox").mkdir(exist_ok=True)
+    for i in range(7):
+        name = path / "mailbox" / f"{time.time_ns() // 10**9}000-c{i}-0000000001"
+        os.mkfifo(name) if i % 2 else name.symlink_to(name)
+    found = ill(path)
+    assert "letters" in found
+    assert "-c0-0000000001 (Too many levels of symbolic links)" in found["letters"].found
+    assert "-c1-0000000001 (not a regular file)" in found["letters"].found
+    assert found["letters"].found.endswith("and 2 more")
+    assert "--shared-with-group" in found["letters"].mend
+
+
 def test_foreign_commits(path: Path, mq: Connection) -> None:
     with mq.serving():
         mq.publish("t", pa.table({"value": ["2"]}))

@@ -1,0 +1,152 @@
+"""A namespace that users share: whatever their umask, each reads, writes and serves what the others wrote."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lakemq.engine.errors import NamespaceError
+from lakemq.engine.namespace import open_namespace
+from lakemq.jobs.cli import app
+from lakemq.tables import sharing
+
+GROUP, ANN, BOB, EVE = 64_001, 64_002, 64_003, 64_004
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that ANN owns for GROUP, where everybody gets to: other users cannot get to pytest's."""
+    place = Path(tempfile.mkdtemp(prefix="lakemq-sharing-"))
+    place.chmod(0o711)
+    root = place / "mq"
+    root.mkdir()
+    root.chmod(0o750)
+    if os.geteuid() == 0:
+        os.chown(root, ANN, GROUP)
+    yield root
+    shutil.rmtree(place)
+
+
+def modes(root: Path) -> dict[str, set[str]]:
+    """Kind -> modes that occur."""
+    found: dict[str, set[str]] = {"folders": set(), "files": set()}
+    for path in [root, *root.rglob("*")]:
+        found["folders" if path.is_dir() else "files"].add(oct(stat.S_IMODE(path.stat().st_mode)))
+    return found
+
+
+WORK = """
+import os, sys, tempfile
+import lakemq
+
+def make(path, **options):
+    lakemq.connect(path, create=True, **options)
+
+def write(path):
+    with lakemq.connect(path, config={"request.timeout.ms": 20000}) as mq, mq.serving():
+        mq.topics.create("t", exist_ok=True)
+        with mq.producer() as producer:
+            producer.send("t", str(os.getuid()))
+        print(*(message.value.decode() for message in mq.fetch("t")))
+
+def put(path):
+    lakemq.connect(path).namespace.mailbox.put(f"u{os.getuid()}", 1, b"", 0)
+
+def unreadable(path):
+    print(lakemq.connect(path).namespace.mailbox.unreadable(9))
+
+user, group, umask, what, path = sys.argv[1:]
+scratch, out, sys.stdout = tempfile.mkdtemp(), sys.stdout, sys.stderr
+make(scratch)
+write(scratch)  # all is imported by then: another user may not reach this interpreter's files
+sys.stdout = out
+os.setgroups([int(group)]), os.setgid(int(user)), os.setuid(int(user)), os.umask(int(umask, 8))
+eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
+"""
+
+
+def as_user(user: int, what: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
+    """What the function of WORK prints, run as that user. AssertionError: what it says on stderr."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", WORK, str(user), str(group), umask, what, str(root)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("others", [0o0, 0o5])
+def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, others: int):
+    folder.chmod(0o700 | others)
+    before = os.umask(0o077)
+    try:
+        namespace = open_namespace(str(folder), create=True, shared_with_group=True)
+        namespace.mailbox.put("c", 1, b"", 0)
+        namespace.mailbox.reply("c", 1, b"")
+        with namespace.files.open_output("messages/f.parquet"):
+            pass
+    finally:
+        os.umask(before)
+    assert modes(folder) == {"folders": {oct(0o2770 | others)}, "files": {oct(0o660 | others & 0o006)}}
+    assert {path.stat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
+
+
+def test_a_namespace_that_is_there_can_be_shared_later(folder: Path):
+    before = os.umask(0o077)
+    try:
+        open_namespace(str(folder), create=True)
+        assert "0o600" in modes(folder)["files"]
+        done = CliRunner().invoke(app, ["--path", str(folder), "init", "--shared-with-group"])
+        assert done.exit_code == 0, done.output
+        open_namespace(str(folder)).mailbox.put("c", 1, b"", 0)
+    finally:
+        os.umask(before)
+    assert modes(folder) == {"folders": {"0o2770"}, "files": {"0o660"}}
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+
+
+@pytest.mark.slow
+@as_root
+def test_two_users_share_and_a_third_stays_out(folder: Path):
+    """ANN makes it; ANN and BOB publish, serve and fetch in turn, each with umask 077."""
+    as_user(ANN, "shared", folder)
+    seen = [sorted(as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
+    assert seen == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]
+    with pytest.raises(AssertionError, match="NOT_A_NAMESPACE"):
+        as_user(EVE, "write", folder, group=EVE)
+
+
+@pytest.mark.slow
+@as_root
+def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: Path):
+    folder.chmod(0o2770)
+    as_user(ANN, "make", folder, umask="007")
+    (folder / "mailbox").mkdir()
+    os.chown(folder / "mailbox", ANN, GROUP)
+    (folder / "mailbox").chmod(0o2770)
+    as_user(BOB, "put", folder)
+    named = as_user(ANN, "unreadable", folder)
+    assert f"-u{BOB}-0000000001" in named
+    assert "Permission denied" in named
+    assert as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
+
+
+def test_where_access_lists_are_not_kept_it_is_refused_with_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unsupported(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(sharing.os, "setxattr", unsupported)
+    with pytest.raises(NamespaceError, match=r"cannot be shared .*Operation not supported.* umask 002 or 007"):
+        open_namespace(str(tmp_path / "mq"), create=True, shared_with_group=True)
