@@ -42,11 +42,24 @@ def connect(
     the object store. Raises NamespaceError, NewerFormat, InvalidConfig; IllegalState in a forked process.
     """
     # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
+    from lakemq.engine.arguments import file_path, flag, mapped
     from lakemq.engine.config import load_config
     from lakemq.engine.connection import Connection
+    from lakemq.engine.errors import InvalidConfig
     from lakemq.engine.namespace import open_namespace
 
-    namespace = open_namespace(str(path), load_config(conf, config), storage_options, create, shared_with_group)
+    place = file_path("path", path)
+    settings = load_config(
+        None if conf is None else file_path("conf", conf, InvalidConfig),
+        None if config is None else mapped("config", config, InvalidConfig),
+    )
+    options = {} if storage_options is None else mapped("storage_options", storage_options, InvalidConfig)
+    for key, value in options.items():
+        if not isinstance(value, str):  # which may be secret
+            raise InvalidConfig(f"storage_options[{key!r}] is not text.", found=type(value).__name__)
+    namespace = open_namespace(
+        place, settings, options, flag("create", create), flag("shared_with_group", shared_with_group)
+    )
     connection = Connection(namespace, spark)
     if spark is not None:
         from lakemq.engine.errors import NamespaceError

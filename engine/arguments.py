@@ -7,7 +7,9 @@ Each function raises InvalidRequest (or the `error` named) with the argument's n
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from .protocol.errors import InvalidRequest, LakeMQError
@@ -53,6 +55,11 @@ def text(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> st
     return str.__str__(value)  # of a subclass (an Enum, numpy's) the text alone
 
 
+def file_path(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> str:
+    """A path or URI: text, or what stands for a path, such as pathlib's."""
+    return text(name, os.fspath(value) if isinstance(value, os.PathLike) else value, error)
+
+
 def one_of(name: str, value: Any, choices: Collection[str], error: type[LakeMQError] = InvalidRequest) -> str:
     """One of these words."""
     for choice in choices:
@@ -82,6 +89,61 @@ def mapped(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> 
     if not isinstance(value, Mapping):
         raise refused(name, value, "a mapping, such as a dict", error)
     return dict(value)
+
+
+def texts(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> list[str]:
+    """The elements of an iterable of texts."""
+    return [text(name, one, error) for one in listed(name, value, error)]
+
+
+def whole_numbers(name: str, value: Any, low: int | None = None, high: int | None = None) -> list[int]:
+    """The elements of an iterable of whole numbers."""
+    return [whole_number(name, one, low, high) for one in listed(name, value)]
+
+
+def partition_number(value: Any) -> int:
+    """A number that a partition could have; whether there is one is not known here."""
+    return whole_number("partition", value, -(2**31), 2**31 - 1)
+
+
+def topic_partitions(name: str, value: Any) -> list[tuple[str, int]]:
+    """The elements of an iterable of (topic, partition)."""
+    pairs = listed(name, value)
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise refused(name, pair, "(topic, partition)")
+    return [(text(name, topic), partition_number(number)) for topic, number in pairs]
+
+
+def place_offsets(name: str, value: Any) -> dict[tuple[str, int], int]:
+    """(topic, partition) -> offset."""
+    given = mapped(name, value)
+    return dict(zip(topic_partitions(name, given.keys()), whole_numbers(name, given.values()), strict=True))
+
+
+def offsets(name: str, value: Any) -> dict[int, int]:
+    """Partition -> offset."""
+    return {partition_number(number): whole_number(name, offset) for number, offset in mapped(name, value).items()}
+
+
+def moment(name: str, value: Any) -> int | datetime:
+    """A time: epoch milliseconds, or a datetime."""
+    if isinstance(value, datetime):
+        if value != value:  # pandas has a datetime that is none
+            raise refused(name, value, "a time")
+        return value
+    return whole_number(name, value)
+
+
+def fetch_position(name: str, value: Any) -> str | int | datetime | dict[int, int]:
+    """Where to begin or end: `earliest`, `latest`, an offset, partition -> offset, or a time."""
+    if isinstance(value, str):
+        return one_of(name, value, ("earliest", "latest"))
+    if isinstance(value, Mapping):
+        return offsets(name, value)
+    if isinstance(value, datetime):
+        return moment(name, value)
+    return whole_number(name, value)
 
 
 def refused(name: str, value: Any, expected: str, error: type[LakeMQError] = InvalidRequest) -> LakeMQError:

@@ -12,7 +12,10 @@ import yaml
 from .protocol.errors import InvalidConfig
 from .protocol.hashing import SHARDS
 from .protocol.limits import Limits
+from .protocol.not_ours import NOT_OURS
 from .protocol.parameters import Parameter, Parameters, Value
+
+__all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
 
 VARIABLE = "LAKEMQ_CONF"
 _DAY_MS = 86_400_000
@@ -160,6 +163,8 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node)
+        if not isinstance(key, str):
+            raise InvalidConfig("A key is not text.", found=f"{key!r} in line {key_node.start_mark.line + 1}")
         if key in seen:
             raise InvalidConfig("A key stands twice.", found=f"{key} in line {key_node.start_mark.line + 1}")
         seen[key] = loader.construct_object(value_node, deep=True)
@@ -175,13 +180,19 @@ def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = N
     Raises InvalidConfig for a file that cannot be read, an unknown key, a key that stands twice, a bad value.
     """
     name = path or os.environ.get(VARIABLE)
-    given: dict[str, Any] = {}
-    if name:
-        try:
-            loaded = yaml.load(Path(name).read_text(), _UniqueKeys)
-        except (OSError, yaml.YAMLError) as error:
-            raise InvalidConfig(f"Cannot read {name}: {error}") from error
-        if loaded is not None and not isinstance(loaded, dict):
-            raise InvalidConfig(f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines")
-        given = loaded or {}
+    given = {} if not name else _settings_of(str(name))
     return EngineConfig({**given, **(overrides or {})})
+
+
+def _settings_of(name: str) -> dict[str, Any]:
+    """What a file sets, not checked yet."""
+    try:
+        loaded = yaml.load(Path(name).read_text(encoding="utf-8"), _UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"Cannot read {name}: {error}", expected="a YAML file in UTF-8") from error
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise InvalidConfig(f"Cannot read {name}: {why}", expected="a YAML file of key: value lines") from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise InvalidConfig(f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines")
+    return loaded or {}

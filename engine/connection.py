@@ -14,19 +14,32 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from . import crash
+from .arguments import (
+    fetch_position,
+    mapped,
+    moment,
+    one_of,
+    partition_number,
+    text,
+    texts,
+    topic_partitions,
+    whole_number,
+    whole_numbers,
+)
 from .clock import Clock, SystemClock
 from .consume.consumer import Consumer
 from .consume.groups import Groups
 from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
-from .fetch.plan import Bounds, Isolation, Position, bounds_of
+from .fetch.plan import Bounds, Isolation, Position, bounds_of, check_isolation
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .process import OwnLock, same_process
-from .protocol.errors import IllegalState, InvalidRecord, InvalidRequest, UnsupportedVersion
+from .protocol.errors import IllegalState, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
-from .publish.arrow import ArrowPublisher, OnError, Spread
+from .publish.arrow import ON_ERROR, ArrowPublisher, OnError, Spread
 from .publish.compose import COLUMNS, body_of
+from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
 from .publish.producer import Producer
 from .publish.routing import RouteCache
@@ -113,7 +126,7 @@ class Connection:
     def publish(
         self,
         topic: str,
-        data: DataFrame | pa.Table,
+        data: DataFrame | pa.Table | Any,
         *,
         key: Any = None,
         value: Any = None,
@@ -128,6 +141,7 @@ class Connection:
     ) -> Published:
         """Publish all rows of a DataFrame or Arrow table, together or not at all.
 
+        data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
         key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
         columns of those names are taken where they are there. order_by: columns by which the rows of a key are
         ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
@@ -136,6 +150,8 @@ class Connection:
         if deliver_at is not None:
             raise UnsupportedVersion("Delayed delivery is not offered yet.")
         self._check_open()
+        topic = text("topic", topic)
+        on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
         application = _application(topic, txn_app_id, txn_version)
         columns = {
             "key": key,
@@ -156,14 +172,14 @@ class Connection:
         application: ApplicationVersion | None = None,
         transaction: TransactionRef | None = None,
     ) -> Published:
-        if isinstance(data, pa.Table):
-            if order_by is not None:
-                data = data.sort_by([(c, "ascending") for c in ([order_by] if isinstance(order_by, str) else order_by)])
-            table = _selected(data, columns)
+        topic, rows = text("topic", topic), arrow_table(data)
+        if rows is not None:
+            table = selected(ordered(rows, order_by), columns)
             body, asked = body_of(table, topic, self._clock.now_ms())
             return self._arrow_publisher().publish(
                 topic, body, asked, on_error, application=application, transaction=transaction
             )
+        check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
         return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application, transaction)
 
     def publish_stream(
@@ -180,6 +196,12 @@ class Connection:
             return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
 
         columns = {name: how.get(name) for name in COLUMNS}
+        if unknown := how.keys() - {*COLUMNS, "order_by", "on_error"}:
+            raise InvalidRequest("Not an option of a published stream.", found=sorted(unknown)[0])
+        one_of("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
+        topic, query = text("topic", topic), text("query", query)
+        checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
+        check_dataframe("stream", stream, "a streaming DataFrame of Spark")
         self._spark_publisher().check(topic, stream, columns)
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
@@ -301,6 +323,7 @@ class Connection:
         **options: Any,
     ) -> Consumer:
         """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
+        group, topics, assign = text("group", group), texts("topics", topics), topic_partitions("assign", assign)
         return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
@@ -340,6 +363,8 @@ class Connection:
         message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
         """
         self._check_open()
+        topic, start, end = text("topic", topic), fetch_position("start", start), fetch_position("end", end)
+        partitions = None if partitions is None else whole_numbers("partitions", partitions)
         with self._lock:
             self._reader.refresh()
             plan = plan_positions(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
@@ -359,6 +384,15 @@ class Connection:
         UnknownTopicOrPartition also when the topic is deleted later.
         """
         self._check_open()
+        topic, start, poll_ms = (
+            text("topic", topic),
+            fetch_position("start", start),
+            whole_number("poll_ms", poll_ms, 0),
+        )
+        check_isolation(isolation)
+        return self._tail(topic, start, isolation, poll_ms)
+
+    def _tail(self, topic: str, start: Position, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
         with self._lock:
             self._reader.refresh()
             first = plan_positions(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
@@ -376,17 +410,18 @@ class Connection:
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""
-        return {p: one.first for (_, p), one in self._bounds([topic], "read_committed").items()}
+        return {p: one.first for (_, p), one in self._bounds([text("topic", topic)], "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
         """Partition -> offset after the last message a fetch of this isolation sees."""
-        return {p: one.end for (_, p), one in self._bounds([topic], isolation).items()}
+        return {p: one.end for (_, p), one in self._bounds([text("topic", topic)], isolation).items()}
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
         self._check_open()
+        asked = {partition_number(p): moment("times", time) for p, time in mapped("times", times).items()}
         with self._lock:
-            return offsets_for_times(self._reader, self.namespace.files, topic, times)
+            return offsets_for_times(self._reader, self.namespace.files, text("topic", topic), asked)
 
     # -- sequencing -------------------------------------------------------------------------------------
 
@@ -398,6 +433,7 @@ class Connection:
 
     def step_until_idle(self, wait_ms: int = 0) -> int:
         """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""
+        wait_ms = whole_number("wait_ms", wait_ms, 0)
         return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 
     def sequencer(self) -> Sequencer:
@@ -445,16 +481,7 @@ class Connection:
 
 def _application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
     if (app_id is None) != (version is None):
-        raise InvalidRequest(
-            "txn_app_id and txn_version go together.", found={"txn_app_id": app_id, "txn_version": version}
-        )
-    return None if app_id is None or version is None else ApplicationVersion(app_id, version, target)
-
-
-def _selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """The table with the columns named as a message's; those not named are taken by their own name."""
-    chosen = {name: given or name for name, given in columns.items() if given or name in table.column_names}
-    missing = [given for given in chosen.values() if given not in table.column_names]
-    if missing:
-        raise InvalidRecord("The table lacks columns.", found=table.column_names, expected=", ".join(missing))
-    return pa.table({name: table.column(given) for name, given in chosen.items()})
+        raise InvalidRequest("txn_app_id and txn_version go together.", expected="both, or none")
+    if app_id is None or version is None:
+        return None
+    return ApplicationVersion(text("txn_app_id", app_id), whole_number("txn_version", version), target)

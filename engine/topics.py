@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .protocol.errors import InvalidConfig
+from .arguments import flag, mapped, offsets, text, texts, whole_number
+from .protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
 from .protocol.parameters import TOPIC
 from .protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
 from .protocol.state import State, Topic
@@ -50,12 +51,18 @@ class Topics:
 
         exist_ok: a topic of this name and number of partitions may be there already.
         """
-        known = self._state()
-        if exist_ok and topic in known.topic_ids:
+        request = CreateTopic(
+            text("topic", topic, InvalidTopic),
+            whole_number("partitions", partitions, error=InvalidPartitions),
+            _checked_config(config),
+            texts("subscriptions", subscriptions, InvalidTopic),
+        )
+        known = self._state() if flag("exist_ok", exist_ok) else None
+        if known is not None and topic in known.topic_ids:
             existing = _description(known.topic(topic))
             if existing.partitions == partitions:
                 return existing
-        self._ask(CreateTopic(topic, partitions, _dict(config or {}), _list(subscriptions)))
+        self._ask(request)
         return self.describe(topic)
 
     def list(self) -> list[TopicDescription]:
@@ -64,7 +71,7 @@ class Topics:
 
     def describe(self, topic: str) -> TopicDescription:
         """One topic. Raises UnknownTopicOrPartition."""
-        return _description(self._state().topic(topic))
+        return _description(self._state().topic(text("topic", topic)))
 
     def alter(
         self,
@@ -74,22 +81,29 @@ class Topics:
         subscriptions: Sequence[str] | None = None,
     ) -> TopicDescription:
         """Set or (with None) reset settings, add partitions, replace subscriptions."""
-        listed = None if subscriptions is None else _list(subscriptions)
-        self._ask(AlterTopic(topic, _dict(config or {}), partitions, listed))
+        wanted = None if subscriptions is None else texts("subscriptions", subscriptions, InvalidTopic)
+        number = None if partitions is None else whole_number("partitions", partitions, error=InvalidPartitions)
+        self._ask(AlterTopic(text("topic", topic), _checked_config(config), number, wanted))
         return self.describe(topic)
 
     def delete(self, topic: str) -> None:
         """The topic and all it holds are gone. Raises UnknownTopicOrPartition."""
-        self._ask(DeleteTopic(topic))
+        self._ask(DeleteTopic(text("topic", topic)))
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete the records before an offset per partition; -1 deletes all there are."""
-        self._ask(DeleteRecords(topic, _dict(before)))
+        self._ask(DeleteRecords(text("topic", topic), offsets("before", before)))
 
     def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
         result = self._requester.ask(request)
         self._changed()
         return result if isinstance(result, TopicDone) else None
+
+
+def _checked_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings with checked values, None where one is reset. Raises InvalidConfig."""
+    given = {} if config is None else mapped("config", config, InvalidConfig)
+    return {TOPIC[key].name: None if value is None else TOPIC[key].parse(value) for key, value in given.items()}
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, str]:
@@ -105,15 +119,6 @@ def parse_config(pairs: Sequence[str]) -> dict[str, str]:
             )
         config[key] = value
     return config
-
-
-def _dict(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    """As a request has it; what is none is refused there, by name."""
-    return dict(given) if isinstance(given, Mapping) else given
-
-
-def _list(given: Sequence[str]) -> list[str]:
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else given  # type: ignore[return-value]
 
 
 def _description(topic: Topic) -> TopicDescription:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from lakemq.engine.config import ENGINE, Parameter
+from lakemq.engine.config import ENGINE, NOT_OURS, Parameter
 from lakemq.engine.errors import LakeMQError, all_errors
 from lakemq.engine.publish.options import PRODUCER
 from lakemq.engine.publish.producer import Producer
@@ -107,6 +107,9 @@ def settings_page() -> str:
             "Per topic: `mq.topics.create(topic, config={...})`, `mq.topics.alter(topic, config={...})`, where `None` "
             "resets one.",
             _settings(TOPIC.declared),
+            "## Kafka's that are refused",
+            "These have no meaning here; whoever sets one for the engine or a topic is told why.",
+            _table(("settings", "why"), _not_ours()),
             "## Producers",
             inspect.cleandoc(Producer.__doc__ or ""),
             "Options of `mq.producer(...)`, in Kafka's words:",
@@ -115,6 +118,13 @@ def settings_page() -> str:
             "published twice. `False` is refused for a producer with a transactional id.",
         ]
     )
+
+
+def _not_ours() -> list[tuple[str, str]]:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in NOT_OURS.items():
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
 def _settings(declared: Mapping[str, Parameter]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ..arguments import one_of, partition_number, place_offsets, text, whole_number
 from ..clock import Clock
 from ..fetch.fetched import Fetched
-from ..fetch.plan import Bounds, Isolation
+from ..fetch.plan import Bounds, Isolation, check_isolation
 from ..protocol.errors import (
     IllegalState,
     InvalidRequest,
@@ -66,15 +67,13 @@ class Consumer:
         """bounds: of the partitions of some topics, as of now; default_timeout_ms: how long to wait for offsets that an
         open transaction holds back. Raises UnknownTopicOrPartition, InvalidRequest.
         """
-        if auto_offset_reset not in ("earliest", "latest", "none"):
-            raise InvalidRequest(
-                "Unknown auto_offset_reset.", found=auto_offset_reset, expected="earliest, latest or none"
-            )
+        one_of("auto_offset_reset", auto_offset_reset, ("earliest", "latest", "none"))
+        check_isolation(isolation)
         if not topics and not assign:
             raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
         self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
-        self._timeout_ms = default_timeout_ms
+        self._timeout_ms = whole_number("default_timeout_ms", default_timeout_ms, 0)
         self._lock = threading.RLock()
         self._topics, self._assigned = frozenset(topics), frozenset(assign)
         self._positions: dict[Place, _Position] = {}
@@ -90,9 +89,8 @@ class Consumer:
         timeout_ms: how long to wait for the first one. With auto_offset_reset "none" raises
         NoOffsetForPartition, OffsetOutOfRange.
         """
-        if max_records < 1:
-            raise InvalidRequest("max_records is not positive.", found=max_records, expected="at least 1")
-        deadline_ms = self._clock.steady_ms() + timeout_ms
+        max_records, poll_ms = whole_number("max_records", max_records, 1), whole_number("poll_ms", poll_ms, 0)
+        deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
         passed = ConsumedOffsets({}, {})
         while True:
             with self._lock:
@@ -200,6 +198,7 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read on from this offset. Raises OffsetOutOfRange, UnknownTopicOrPartition, IllegalState."""
+        offset = whole_number("offset", offset)
         with self._lock:
             looked = self._look()
             self._check_assigned((topic, partition))
@@ -228,6 +227,7 @@ class Consumer:
         Raises OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge; UnknownTopicId: the topic that was
         read is deleted, and nothing is noted.
         """
+        metadata = None if metadata is None else text("metadata", metadata)
         with self._lock:
             offsets = self._consumed(what)
         if offsets:
@@ -238,7 +238,9 @@ class Consumer:
         given = what.offsets if isinstance(what, ConsumerBatch) else what
         if isinstance(given, ConsumedOffsets):
             return given
-        if given is None:
+        if given is not None:
+            given = place_offsets("what", given)
+        else:
             given = {place: one.offset for place, one in self._positions.items() if one.offset is not None}
         # names stand for the topics that this one has seen; of others the sequencer knows best
         return ConsumedOffsets(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
@@ -272,5 +274,7 @@ class Consumer:
         self.close()
 
     def _check_assigned(self, place: Place) -> None:
+        text("topic", place[0])
+        partition_number(place[1])
         if place not in self._positions:
             raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")

@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..arguments import text
 from ..protocol.errors import GroupIdNotFound
 from ..protocol.hashing import shard
 from ..protocol.names import shown
@@ -60,13 +61,13 @@ class Groups:
 
     def describe(self, group: str) -> GroupInfo:
         """Raises GroupIdNotFound."""
-        state = self._state()
+        group, state = text("group", group), self._state()
         rows = _rows(state, group)
         return GroupInfo(group, shard(group), state.leader, len(rows), sum(row.lag or 0 for row in rows))
 
     def lag(self, group: str) -> builtins.list[PartitionLag]:
         """By topic and partition, of every partition for which the group has offsets. Raises GroupIdNotFound."""
-        return _rows(self._state(), group)
+        return _rows(self._state(), text("group", group))
 
 
 def _rows(state: State, group: str) -> list[PartitionLag]:

@@ -105,6 +105,8 @@ def plan_positions(
         unknown = [p for p in partitions if not 0 <= p < topic.partition_count]
         if unknown:
             raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
+        if lacking := [p for p in partitions if p not in starts]:
+            raise InvalidRequest("start names no offset of a partition that is asked for.", found=lacking[0])
         starts = {p: starts[p] for p in partitions}
     return plan_fetch(reader, topic, isolation, starts, ends)
 

@@ -10,6 +10,7 @@ from typing import Literal, SupportsIndex
 
 import pyarrow as pa
 
+from ..arguments import one_of
 from ..protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 from ..protocol.state import Topic
 from .reader import OffsetRange, Reader
@@ -35,8 +36,7 @@ class FetchPlan:
 
 
 def check_isolation(isolation: str) -> None:
-    if isolation not in ("read_committed", "read_uncommitted"):
-        raise InvalidRequest("Unknown isolation.", found=isolation, expected="read_committed or read_uncommitted")
+    one_of("isolation", isolation, ("read_committed", "read_uncommitted"))
 
 
 def plan_fetch(

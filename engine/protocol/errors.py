@@ -6,6 +6,7 @@ ours have no number. An error travels in a reply as `Refusal` and is raised agai
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, ClassVar
 
 import msgspec
@@ -43,7 +44,7 @@ class LakeMQError(Exception):
     def __str__(self) -> str:
         text = f"{self.name}: {self.detail or self.meaning()}"
         if self.found is not None:
-            text += f" Found {self.found!r}."
+            text += f" Found {_brief(self.found)}."
         if self.expected is not None:
             text += f" Expected {self.expected}."
         return text + (" Retrying may help." if self.retriable else "")
@@ -61,10 +62,26 @@ class LakeMQError(Exception):
         return Refusal(self.name, self.detail[:MAX_SHOWN], _shown(self.found), _shown(self.expected))
 
 
+class _Brief(reprlib.Repr):
+    """As repr, cut where it is deep or long, whatever the value does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, MAX_SHOWN, MAX_SHOWN, 60
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 20
+
+
+def _brief(value: Any) -> str:
+    try:
+        return _Brief().repr(value)
+    except Exception:  # such as a number too long to be told
+        return f"an object of type {type(value).__name__}"
+
+
 def _shown(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else _brief(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .errors import InvalidConfig
+from .not_ours import NOT_OURS
 
 Value = int | str
 
@@ -35,10 +38,11 @@ class Parameter:
 
     def _whole_number(self, raw: object) -> int:
         number: int | None = None
-        if isinstance(raw, int) and not isinstance(raw, bool):
-            number = raw
-        elif isinstance(raw, str) and _WHOLE_NUMBER.fullmatch(raw.strip()):
-            number = int(raw)
+        if isinstance(raw, str):
+            number = int(raw) if _WHOLE_NUMBER.fullmatch(raw.strip()) else None
+        elif not isinstance(raw, bool):
+            with suppress(TypeError):  # numpy's integers are numbers, too
+                number = operator.index(raw)  # type: ignore[arg-type]
         if number is None or not self._within(number):
             raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
         return number
@@ -69,6 +73,8 @@ class Parameters:
 
     def __getitem__(self, key: str) -> Parameter:
         if key not in self.declared:
+            if key in NOT_OURS:
+                raise InvalidConfig(f"{key} is no setting of LakeMQ: {NOT_OURS[key]}.")
             near = difflib.get_close_matches(str(key), self.declared, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(self.declared))
             raise InvalidConfig("Unknown parameter.", found=key, expected=hint)

@@ -26,6 +26,7 @@ from .compose import Sequences, produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
 
 OnError = Literal["dead_letter", "fail"]
+ON_ERROR = ("dead_letter", "fail")
 
 SLICE_ROWS = 1 << 18
 """Rows of a data file; a larger body is written as several."""

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..arguments import text
 from ..protocol.errors import InvalidRecord
 from .compose import KEY_HEADERS
 
@@ -51,9 +52,9 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
     if missing := [name for name in named if name.lower() not in map(str.lower, df.columns)]:
         raise InvalidRecord("The DataFrame lacks columns.", found=df.columns, expected=", ".join(missing))
     try:
-        picked = [_column(given).alias(name) for name, given in chosen.items()]
+        picked = [_column(name, given).alias(name) for name, given in chosen.items()]
         ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]
-        kept = [_column(given).alias(f"__order_{i}") for i, given in enumerate(ordering)]
+        kept = [_column("order_by", given).alias(f"__order_{i}") for i, given in enumerate(ordering)]
         message = df.select(*picked, *kept)
     except PySparkException as error:
         raise InvalidRecord(_first_line(error), found=df.columns) from None
@@ -77,8 +78,8 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
     )
 
 
-def _column(given: Any) -> Column:
-    return given if isinstance(given, Column) else F.col(str(given))
+def _column(name: str, given: Any) -> Column:
+    return given if isinstance(given, Column) else F.col(text(name, given))
 
 
 def _without_nulls(name: str) -> Column:

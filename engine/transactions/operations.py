@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..arguments import partition_number, text, texts, whole_number
 from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ..protocol.hashing import shard
 from ..protocol.names import shown
@@ -58,14 +59,14 @@ class Transactions:
 
     def all(self, states: tuple[str, ...] = ()) -> list[TransactionInfo]:
         """All transactional ids, or those in one of the states, by name."""
-        state = self._state()
+        states, state = tuple(texts("states", states)), self._state()
         now_ms = self._now_ms(state)
         infos = [_info(state, name, one, now_ms) for name, one in sorted(state.transactions.items())]
         return [info for info in infos if not states or info.state in states]
 
     def describe(self, transactional_id: str) -> TransactionInfo:
         """Raises TransactionalIdNotFound."""
-        state = self._state()
+        transactional_id, state = text("transactional_id", transactional_id), self._state()
         known = state.transactions.get(transactional_id)
         if known is None:
             raise TransactionalIdNotFound(found=shown(transactional_id))
@@ -73,12 +74,13 @@ class Transactions:
 
     def find_hanging(self, max_open_ms: int = 900_000) -> list[TransactionInfo]:
         """Transactions that have been open for longer; the oldest first. Consumers wait behind each of them."""
+        max_open_ms = whole_number("max_open_ms", max_open_ms)
         hanging = [info for info in self.all(("Ongoing",)) if (info.open_ms or 0) > max_open_ms]
         return sorted(hanging, key=lambda info: -(info.open_ms or 0))
 
     def describe_producers(self, topic: str, partition: int) -> list[ProducerInfo]:
         """The producers the sequencer remembers of a partition. Raises UnknownTopicOrPartition."""
-        state = self._state()
+        topic, partition, state = text("topic", topic), partition_number(partition), self._state()
         known = state.topic(topic)
         if not 0 <= partition < known.partition_count:
             raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
@@ -102,7 +104,7 @@ class Transactions:
 
     def abort(self, transactional_id: str) -> None:
         """End an open transaction; its producer is fenced. Raises TransactionalIdNotFound, InvalidTxnState."""
-        self._requester.ask(AbortTransaction(transactional_id))
+        self._requester.ask(AbortTransaction(text("transactional_id", transactional_id)))
 
     def _now_ms(self, state: State) -> int:
         """The time of the steps, also while nobody leads; as of the last one for who may only read."""

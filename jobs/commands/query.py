@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from lakemq.engine.errors import InvalidRequest
 from lakemq.jobs.commands.context import session_of
 from lakemq.jobs.output import show
 
@@ -48,6 +47,8 @@ def sql(
 
 
 def _from_stdin() -> str:
+    from lakemq.engine.errors import InvalidRequest
+
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

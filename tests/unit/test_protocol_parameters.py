@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from lakemq.engine.config import ENGINE
 from lakemq.engine.protocol.errors import InvalidConfig
+from lakemq.engine.protocol.not_ours import NOT_OURS
 from lakemq.engine.protocol.parameters import TOPIC, Parameter, Parameters
 
 json_values = st.recursive(
@@ -81,6 +83,39 @@ def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
         TOPIC.parse({"retention.mss": 1})
     with pytest.raises(InvalidConfig, match=r"one of cleanup\.policy, "):
         TOPIC.parse({"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("min.insync.replicas", "it is the store's business"),
+        ("replication.factor", "it is the store's business"),
+        ("segment.bytes", "no log segments"),
+        ("acks", "acks=all"),
+        ("bootstrap.servers", "no wire protocol"),
+        ("min.compaction.lag.ms", "no compacted topics"),
+        ("num.partitions", "when a topic is created"),
+    ],
+)
+def test_a_setting_of_kafkas_that_has_no_meaning_here_is_refused_with_the_reason(key: str, reason: str) -> None:
+    for declared in (TOPIC, Parameters([])):
+        with pytest.raises(InvalidConfig, match=rf"{key} is no setting of LakeMQ: .*{reason}") as refused:
+            declared.parse({key: 1})
+        assert "did you mean" not in str(refused.value)
+
+
+def test_no_setting_of_ours_is_also_refused() -> None:
+    assert not NOT_OURS.keys() & {*TOPIC.declared, *ENGINE.declared}
+
+
+def test_an_error_can_be_told_whatever_was_found() -> None:
+    bomb: list[Any] = ["x" * 10_000]
+    for _ in range(60):
+        bomb = [bomb] * 10
+    for value in (2**70_000, bomb, "x" * 10**6, {"a": bomb}):
+        with pytest.raises(InvalidConfig) as refused:
+            TOPIC.parse({"retention.ms": value})
+        assert len(str(refused.value)) < 50_000
 
 
 @given(st.dictionaries(st.sampled_from(sorted(TOPIC.declared)) | st.text(), json_values, max_size=3))

@@ -1,0 +1,275 @@
+"""Every public call, given wrong types and values: it is refused by an error of ours with nothing changed, or it works.
+
+Longer: HYPOTHESIS_PROFILE=long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from unit.served import served
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import LakeMQError
+
+pytestmark = pytest.mark.slow
+
+TOPIC, OTHER, GROUP = "t", "u", "g"
+EXAMPLES = {"long": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 200)
+
+
+class Odd:
+    """An object that says nothing of itself."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+ODD: list[Callable[[], Any]] = [
+    lambda: None,
+    lambda: "",
+    lambda: "4",
+    lambda: TOPIC,
+    lambda: OTHER,
+    lambda: "earliest",
+    lambda: "read_committed",
+    lambda: "\ud800",
+    lambda: "a\0b",
+    lambda: "x" * 300,
+    lambda: b"t",
+    lambda: bytearray(b"t"),
+    lambda: 0,
+    lambda: 1,
+    lambda: -1,
+    lambda: -3,
+    lambda: 2**31,
+    lambda: 2**63,
+    lambda: -(2**70),
+    lambda: 2**20_000,
+    lambda: 1.0,
+    lambda: 1.7,
+    lambda: float("nan"),
+    lambda: True,
+    lambda: np.int64(1),
+    lambda: np.float64(1),
+    lambda: np.bool_(True),
+    lambda: np.str_(TOPIC),
+    lambda: np.array([0, 1]),
+    lambda: pd.NaT,
+    lambda: datetime(1970, 1, 1),
+    lambda: datetime.max,
+    lambda: datetime.min.replace(tzinfo=timezone.utc),
+    lambda: date(2024, 1, 1),
+    list,
+    lambda: [0],
+    lambda: ["t"],
+    lambda: [None],
+    lambda: [("t", 0)],
+    lambda: [("t", "0")],
+    lambda: (0, 1),
+    dict,
+    lambda: {0: 1},
+    lambda: {0: "1"},
+    lambda: {"0": 1},
+    lambda: {None: None},
+    lambda: {7: 0},
+    lambda: {("t", 0): 1},
+    lambda: {("t", 0): 2**70},
+    lambda: {"t": 0},
+    lambda: {"retention.ms": "x"},
+    lambda: {"\ud800": 1},
+    lambda: {1, 2},
+    lambda: (n for n in range(2)),
+    lambda: object(),
+    lambda: Odd(),
+    lambda: len,
+    lambda: int,
+    lambda: pa.table({"value": ["v"]}),
+    lambda: pa.table({"value": [1]}),
+    lambda: pa.table({"key": ["k"]}),
+    lambda: pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"]),
+    lambda: pa.table({"value": pa.nulls(2)}),
+    lambda: pa.array(["v"]),
+    lambda: pa.record_batch({"value": ["v"]}),
+    lambda: pd.DataFrame({"value": ["v", None]}),
+    lambda: pd.DataFrame({"value": ["v", 1]}),
+    lambda: pd.DataFrame({("a", "b"): [1]}),
+    lambda: pd.Series(["v"], name="value"),
+]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A public call: its name, the arguments that are right, and how to make it with others."""
+
+    name: str
+    right: dict[str, Callable[[], Any]]
+    make: Callable[..., Any]
+
+
+def rows() -> pa.Table:
+    return pa.table({"value": ["v"], "key": ["k"], "n": [1]})
+
+
+def calls(mq: Connection) -> list[Call]:
+    def right(**values: Any) -> dict[str, Callable[[], Any]]:
+        return {name: value if callable(value) else lambda value=value: value for name, value in values.items()}
+
+    def tail(**given: Any) -> None:
+        mq.tail(**given)
+
+    def poll(**given: Any) -> None:
+        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+            longest = given["timeout_ms"]
+            consumer.poll(**{**given, "timeout_ms": min(longest, 1) if isinstance(longest, int) else longest})
+
+    def seek(**given: Any) -> None:
+        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+            consumer.seek(**given)
+            consumer.position(given["topic"], given["partition"])
+
+    def commit(**given: Any) -> None:
+        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+            consumer.commit(**given)
+
+    def consumer(**given: Any) -> None:
+        with mq.consumer(**given) as made:
+            made.lag()
+
+    def wait(wait_ms: Any) -> None:
+        mq.step_until_idle(min(wait_ms, 1) if isinstance(wait_ms, int) else wait_ms)
+
+    def fetch(**given: Any) -> None:
+        mq.fetch(**given).to_arrow()
+
+    return [
+        Call("topics.describe", right(topic=TOPIC), mq.topics.describe),
+        Call(
+            "topics.create",
+            right(topic=TOPIC, partitions=2, config=dict, subscriptions=list, exist_ok=True),
+            mq.topics.create,
+        ),
+        Call("topics.alter", right(topic=TOPIC, config=dict, partitions=2, subscriptions=list), mq.topics.alter),
+        Call("topics.delete", right(topic="nobody"), mq.topics.delete),
+        Call("topics.delete_records", right(topic=TOPIC, before=lambda: {0: 0}), mq.topics.delete_records),
+        Call(
+            "publish",
+            right(
+                topic=TOPIC,
+                data=lambda: rows,
+                key="key",
+                value="value",
+                headers=None,
+                timestamp=None,
+                partition=None,
+                order_by="n",
+                on_error="fail",
+                txn_app_id=None,
+                txn_version=None,
+                deliver_at=None,
+            ),
+            lambda data, **given: mq.publish(data=data() if data is rows else data, **given),
+        ),
+        Call(
+            "publish of an application",
+            right(topic=TOPIC, data=rows, txn_app_id="app", txn_version=1),
+            mq.publish,
+        ),
+        Call("publish_stream", right(topic=TOPIC, stream=rows, query="q", checkpoint=None), mq.publish_stream),
+        Call(
+            "fetch",
+            right(topic=TOPIC, isolation="read_committed", start="earliest", end="latest", partitions=lambda: [0]),
+            fetch,
+        ),
+        Call("tail", right(topic=TOPIC, start="latest", isolation="read_committed", poll_ms=20), tail),
+        Call("beginning_offsets", right(topic=TOPIC), mq.beginning_offsets),
+        Call("end_offsets", right(topic=TOPIC, isolation="read_committed"), mq.end_offsets),
+        Call("offsets_for_times", right(topic=TOPIC, times=lambda: {0: 0}), mq.offsets_for_times),
+        Call(
+            "consumer",
+            right(
+                group=GROUP,
+                topics=lambda: [TOPIC],
+                assign=list,
+                auto_offset_reset="earliest",
+                isolation="read_committed",
+                default_timeout_ms=100,
+            ),
+            consumer,
+        ),
+        Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
+        Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
+        Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
+        Call("groups.lag", right(group=GROUP), mq.groups.lag),
+        Call("transactions.all", right(states=tuple), mq.transactions.all),
+        Call("transactions.describe", right(transactional_id="x"), mq.transactions.describe),
+        Call("transactions.find_hanging", right(max_open_ms=0), mq.transactions.find_hanging),
+        Call("transactions.describe_producers", right(topic=TOPIC, partition=0), mq.transactions.describe_producers),
+        Call("transactions.abort", right(transactional_id="x"), mq.transactions.abort),
+        Call("step_until_idle", right(wait_ms=0), wait),
+    ]
+
+
+def make_topics(mq: Connection) -> None:
+    """What a call deleted as it was asked to is there again."""
+    there = {topic.topic for topic in mq.topics.list()}
+    for topic in {TOPIC, OTHER} - there:
+        mq.topics.create(topic, partitions=2)
+        mq.publish(topic, rows())
+
+
+def seen(mq: Connection) -> Any:
+    """What a refused call must leave as it was."""
+    return mq.topics.list()
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("fuzz")) as connection:
+        make_topics(connection)
+        yield connection
+
+
+def check(mq: Connection, call: Call, arguments: dict[str, Any]) -> None:
+    make_topics(mq)
+    before = seen(mq)
+    try:
+        call.make(**arguments)
+    except LakeMQError as error:
+        str(error).encode()
+        assert seen(mq) == before, call.name
+
+
+NOT_THERE = {"topics.delete", "transactions.describe", "transactions.abort", "publish_stream", "step_until_idle"}
+"""Calls that are refused also when their arguments are right: there is no such thing, or another one leads."""
+
+
+def test_the_calls_work_when_their_arguments_are_right(mq: Connection) -> None:
+    make_topics(mq)
+    for call in calls(mq):
+        right = {name: make() for name, make in call.right.items()}
+        if call.name in NOT_THERE:
+            with pytest.raises(LakeMQError):
+                call.make(**right)
+        else:
+            call.make(**right)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_odd_arguments_are_refused_or_work(mq: Connection, data: st.DataObject) -> None:
+    call = data.draw(st.sampled_from(calls(mq)), label="call")
+    names = data.draw(st.sets(st.sampled_from(sorted(call.right)), min_size=1, max_size=2), label="arguments")
+    odd = {name: data.draw(st.integers(0, len(ODD) - 1), label=f"number of the odd {name}") for name in sorted(names)}
+    right = {name: make() for name, make in call.right.items()}
+    check(mq, call, right | {name: ODD[number]() for name, number in odd.items()})

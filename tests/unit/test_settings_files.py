@@ -1,0 +1,78 @@
+"""Settings files: whatever stands in one, it is taken or refused in one line that names the key or the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lakemq.engine.config import load_config
+from lakemq.engine.errors import InvalidConfig
+from lakemq.jobs.cli import app
+
+LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
+    f"{chr(c)}: &{chr(c)} [{', '.join([f'*{chr(c - 1)}'] * 9)}]\n" for c in range(ord("c"), ord("z"))
+)
+
+BAD = {
+    "unknown": (b"lease.m: 1", "lease.m"),
+    "kafka": (b"min.insync.replicas: 2", "min.insync.replicas is no setting of LakeMQ"),
+    "word": (b"lease.ms: soon", "lease.ms"),
+    "date": (b"lease.ms: 2024-01-01", "lease.ms"),
+    "time": (b"lease.ms: 2024-01-01 10:00:00", "lease.ms"),
+    "bad date": (b"lease.ms: 2024-13-45", "month"),
+    "boolean": (b"lease.ms: yes", "lease.ms"),
+    "float": (b"lease.ms: 1e4", "lease.ms"),
+    "list": (b"lease.ms: [1]", "lease.ms"),
+    "mapping": (b"lease.ms: {a: 1}", "lease.ms"),
+    "null": (b"lease.ms:", "lease.ms"),
+    "bytes": (b"lease.ms: !!binary aGk=", "lease.ms"),
+    "set": (b"lease.ms: !!set {a}", "lease.ms"),
+    "object": (b"lease.ms: !!python/object/apply:os.getcwd []", "Cannot read"),
+    "long": (b"lease.ms: " + b"9" * 5000, "Cannot read"),
+    "out of range": (b"lease.ms: 18446744073709551616", "lease.ms"),
+    "number as key": (b"5: 1", "A key is not text"),
+    "boolean as key": (b"yes: 1", "A key is not text"),
+    "list as key": (b"[a]: 1", "A key is not text"),
+    "mapping as key": (b"{a: 1}: 1", "A key is not text"),
+    "twice": (b"lease.ms: 1000\nlease.ms: 1000", "lease.ms in line 2"),
+    "nested": (b"engine:\n  tick.ms: 1", "engine"),
+    "not a mapping": (b"- a", "holds no settings"),
+    "text": (b"lease.ms", "holds no settings"),
+    "latin-1": ("# \u00fc\nlease.ms: 1000".encode("latin-1"), "UTF-8"),
+    "utf-16": ("lease.ms: 1000".encode("utf-16"), "UTF-8"),
+    "nul": (b"lease.ms: 1\0", "Cannot read"),
+    "two documents": (b"lease.ms: 1000\n---\nlease.ms: 1000", "Cannot read"),
+    "broken": (b"lease.ms: [", "Cannot read"),
+    "deep": (b"a: " + b"[" * 5000, "Cannot read"),
+    "laughs": (LAUGHS.encode(), "Unknown parameter"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_one_line_that_names_what_is_wrong(tmp_path: Path, kind: str) -> None:
+    text, named = BAD[kind]
+    file = tmp_path / "lakemq.yaml"
+    file.write_bytes(text)
+    result = CliRunner().invoke(app, ["--path", str(tmp_path / "mq"), "--conf", str(file), "topics", "list"])
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert line.startswith("INVALID_CONFIG: ")
+    assert named in line
+    assert len(line) < 3000
+    with pytest.raises(InvalidConfig):
+        load_config(str(file))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "lease.ms: '1000'", "\ufefflease.ms: 1000", "lease.ms: 0x3e8"])
+def test_a_good_file_is_taken(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "lakemq.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert load_config(str(file))["lease.ms"] in (1000, 10_000)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    for name in (str(tmp_path), str(tmp_path / "none"), "a\0b"):
+        with pytest.raises(InvalidConfig, match="Cannot read"):
+            load_config(name)
