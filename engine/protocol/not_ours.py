@@ -8,7 +8,6 @@ _NO_SEGMENTS = "LakeMQ has no log segments on brokers: files are merged by whoev
 _NO_COMPACTION = "there are no compacted topics; cleanup.policy is delete"
 _NO_WIRE = "there is no wire protocol: nothing listens, and who may read and write is the store's to say"
 _FILES_PACK = "data files are Parquet, packed by column"
-_SHARDS = "the shards of groups and transactional ids are fixed when a namespace is made"
 _PER_TOPIC = "the number of partitions is given when a topic is created"
 
 NOT_OURS: dict[str, str] = {
@@ -85,6 +84,5 @@ NOT_OURS: dict[str, str] = {
         _NO_WIRE,
     ),
     **dict.fromkeys(("compression.type", "compression.gzip.level", "compression.zstd.level"), _FILES_PACK),
-    **dict.fromkeys(("offsets.topic.num.partitions", "transaction.state.log.num.partitions"), _SHARDS),
     "num.partitions": _PER_TOPIC,
 }

@@ -15,6 +15,7 @@ from lakemq.engine.protocol.errors import (
     LakeMQError,
     MailboxFullError,
     RequestTimedOut,
+    StaleTopicMetadata,
     StorageError,
 )
 
@@ -60,6 +61,16 @@ def test_an_answer_is_an_answer():
     assert outcome(RequestTimedOut(), refused) is refused
 
 
+def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_outcome():
+    """A repeat that finds its producer id expired: the one before it may have been decided."""
+    clock = Clock([RequestTimedOut("Who knows."), InvalidTopic("gone")])
+    with pytest.raises(RequestTimedOut, match=r"Who knows\..*INVALID_TOPIC"):
+        until_answered(clock.ask, clock, 100_000, telling=(StaleTopicMetadata,))
+    clock = Clock([RequestTimedOut(), StaleTopicMetadata("anew")])
+    with pytest.raises(StaleTopicMetadata):
+        until_answered(clock.ask, clock, 100_000, telling=(StaleTopicMetadata,))
+
+
 @pytest.mark.parametrize("unsent", UNSENT)
 def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
     assert outcome(unsent, 7) is unsent
@@ -70,7 +81,7 @@ def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: Lak
     assert outcome(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
     given_up = outcome(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
     assert type(given_up) is RequestTimedOut
-    assert given_up.detail == f"Who knows. The last attempt was not sent: {unsent}"
+    assert given_up.detail == f"Who knows. The last attempt says nothing of it: {unsent}"
 
 
 def test_the_deadline_ends_it():

@@ -16,6 +16,7 @@ from lakemq.engine.errors import RequestTimedOut, StorageError
 from lakemq.engine.protocol.requests import ApplicationVersion, Published, TransactionEnded
 from lakemq.engine.publish.arrow import ArrowPublisher, Spread
 from lakemq.engine.publish.compose import body_of
+from lakemq.engine.publish.options import producer_options
 from lakemq.engine.publish.producer import Producer
 from lakemq.engine.publish.routing import RouteCache
 from lakemq.engine.transactions.manager import TransactionManager
@@ -34,11 +35,12 @@ def publish_a_version(desk: Desk) -> Any:
     body, asked = body_of(pa.table({"value": ["x"]}), "t", 0)
     application = ApplicationVersion("app", 1, "t")
     desk.result = Published([])
-    return publisher(desk).publish("t", body, asked, application=application, timeout_ms=PATIENCE_MS)
+    return publisher(desk).send("t", body, asked, "fail", None, PATIENCE_MS, application)
 
 
 def flush(desk: Desk) -> Any:
-    producer = Producer(publisher(desk), desk.requester, desk.clock, linger_ms=0, delivery_timeout_ms=PATIENCE_MS)
+    options = producer_options({"linger_ms": 0, "delivery_timeout_ms": PATIENCE_MS})
+    producer = Producer(publisher(desk), desk.requester, desk.clock, options)
     producer.send("t", "x")
     return producer.flush()
 
@@ -52,7 +54,8 @@ def commit(desk: Desk) -> Any:
     mine = manager(desk)
     mine.initialize()
     mine.begin()
-    mine.accepted()
+    with mine.part():
+        pass
     desk.silent, desk.result = silent, TransactionEnded(7, 0)
     return mine.commit()
 
@@ -80,7 +83,9 @@ class Unsteady(Desk):
 
 @pytest.mark.parametrize("asking", ASKING)
 def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
-    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*The last attempt was not sent.*No space left"):
+    with pytest.raises(
+        RequestTimedOut, match=r"outcome is unknown.*The last attempt says nothing of it.*No space left"
+    ):
         ASKING[asking](Unsteady(tmp_path))
 
 
