@@ -34,7 +34,7 @@ from .fetch.plan import Bounds, Isolation, Position, bounds_of, check_isolation
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .process import OwnLock, same_process
-from .protocol.errors import IllegalState, InvalidRequest, UnsupportedVersion
+from .protocol.errors import IllegalState, InvalidConfig, InvalidRequest, UnsupportedVersion
 from .protocol.requests import ApplicationVersion, Published, TransactionRef
 from .protocol.state import State
 from .publish.arrow import ON_ERROR, ArrowPublisher, OnError, Spread
@@ -48,7 +48,6 @@ from .requester import Requester
 from .sequencer.sequencer import Sequencer
 from .sequencer.serving import Serving, step_until_idle
 from .topics import Topics
-from .transactions.arguments import checked_batch_id, checked_timeout_ms, checked_transactional_id
 from .transactions.manager import TransactionManager
 from .transactions.operations import Transactions
 from .transactions.scope import Transaction
@@ -272,7 +271,8 @@ class Connection:
         InvalidTransactionTimeout, IllegalState.
         """
         self._check_open()
-        transactional_id, batch_id = checked_transactional_id(transactional_id), checked_batch_id(batch_id)
+        transactional_id = text("transactional_id", transactional_id)
+        batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
         with self._taking:  # two threads that take an id at the same time would fence each other
             manager = self._managers.get(transactional_id)
             if manager is None:
@@ -297,7 +297,8 @@ class Connection:
         return Reader(self.namespace.store, self._clock, with_clients=True).refresh()
 
     def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
-        transactional_id, timeout_ms = checked_transactional_id(transactional_id), checked_timeout_ms(timeout_ms)
+        transactional_id = text("transactional_id", transactional_id)
+        timeout_ms = whole_number("transaction_timeout_ms", timeout_ms, error=InvalidConfig)
         answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")
         manager = TransactionManager(self.requester, self._clock, transactional_id, timeout_ms, answer_timeout_ms)
         manager.initialize()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lakemq.tables.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 from lakemq.tables.spec import TIME
 
-from ..checked import shown_number, whole_number
+from ..arguments import whole_number
 from ..protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ..protocol.names import check_destination
 
@@ -96,12 +96,6 @@ def check_callback(name: str, given: object) -> None:
         raise InvalidRecord(f"{name} cannot be called.", found=type(given).__name__, expected="a function")
 
 
-def _shown(given: object, number: int | None) -> object:
-    if number is None:
-        return type(given).__name__
-    return shown_number(number)
-
-
 def _encoded(what: str, text: str) -> bytes:
     try:
         return text.encode()
@@ -113,29 +107,11 @@ def _encoded(what: str, text: str) -> bytes:
 
 
 def _partition(given: object) -> int | None:
-    if given is None:
-        return None
-    number = whole_number(given)
-    if number is None or not 0 <= number < 2**31:
-        raise InvalidRecord(
-            "The partition is not a number of one.",
-            found=_shown(given, number),
-            expected=f"a whole number from 0 to {2**31 - 1}, or None: by the key",
-        )
-    return number
+    return None if given is None else whole_number("partition", given, 0, 2**31 - 1, InvalidRecord)
 
 
 def _timestamp_us(given: object) -> int | None:
-    if given is None:
-        return None
-    number = whole_number(given)
-    if number is None:
-        raise InvalidTimestamp(
-            "The timestamp is not a number.", found=type(given).__name__, expected="whole milliseconds since 1970"
-        )
-    if not _MIN_MS <= number <= _MAX_MS:
-        raise InvalidTimestamp(found=_shown(given, number), expected=f"{_MIN_MS} to {_MAX_MS} ms")
-    return number * 1000
+    return None if given is None else 1000 * whole_number("timestamp_ms", given, _MIN_MS, _MAX_MS, InvalidTimestamp)
 
 
 def _headers(given: object) -> tuple[list[Header] | None, int]:

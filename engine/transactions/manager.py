@@ -10,7 +10,7 @@ that closed the transaction. So nothing is part of a transaction that ended befo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import Enum
@@ -18,20 +18,20 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ..arguments import place_offsets, text
 from ..attempts import NOT_DECIDED, until_answered
 from ..clock import Clock
 from ..consume.offsets import ConsumedOffsets, offset_commits
 from ..protocol.errors import (
     IllegalState,
+    InvalidGroupId,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTxnState,
     LakeMQError,
-    MailboxFullError,
     ProducerFenced,
     RequestTimedOut,
     StaleTopicMetadata,
-    StorageError,
     TransactionAbortable,
 )
 from ..protocol.requests import (
@@ -48,14 +48,14 @@ from ..protocol.requests import (
     TransactionRef,
 )
 from ..requester import Requester
-from .arguments import Offsets, checked_group, checked_metadata, checked_offsets
+
+Offsets = Mapping[tuple[str, int], int]
+"""(topic, partition) -> the next offset to consume."""
 
 Part = tuple[Produce, pa.Table | None]
 """A publish that was not sent yet, with the rows that ride in it."""
 
 _AT_AN_END = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
-_NOT_SENT = (MailboxFullError, StorageError)
-_REPEAT_MS = 50
 
 R = TypeVar("R")
 
@@ -206,8 +206,8 @@ class TransactionManager:
 
         Raises InvalidRequest, InvalidGroupId, and what `ref` raises.
         """
-        group, metadata = checked_group(group), checked_metadata(metadata)
-        places = offsets if isinstance(offsets, ConsumedOffsets) else checked_offsets(offsets)
+        group, metadata = text("group", group, InvalidGroupId), None if metadata is None else text("metadata", metadata)
+        places = offsets if isinstance(offsets, ConsumedOffsets) else place_offsets("offsets", offsets)
         with self.lock:
             self.ref(mine)
             known = self._offsets.setdefault(group, {})

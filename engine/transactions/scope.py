@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from ..protocol.errors import IllegalState, InvalidRequest, LakeMQError
 from ..protocol.requests import Published, TransactionRef
-from .arguments import Offsets
-from .manager import TransactionManager
+from .manager import Offsets, TransactionManager
 
 
 class Consumed(Protocol):
