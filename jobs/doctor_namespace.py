@@ -18,6 +18,7 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.fetch.files import verify_files
 from lakemq.engine.fetch.plan import beginning_offsets
 from lakemq.engine.fetch.reader import OffsetRange, Reader
+from lakemq.engine.sequencer.aside import FOLDER as ASIDE
 from lakemq.jobs.doctor import Finding
 from lakemq.jobs.output import iso, one_line
 from lakemq.jobs.probe import probe
@@ -149,6 +150,16 @@ def check_letters(mq: Connection) -> Finding:
     return Finding("letters", False, one_line(f"cannot be read: {shown}{more}"), mend)
 
 
+def check_aside(mq: Connection) -> Finding:
+    """No request has met an error that nobody foresaw."""
+    kept = mq.namespace.files.list(ASIDE)
+    if not kept:
+        return Finding("aside", True, "no request has met an error that nobody foresaw")
+    names = ", ".join(kept[:_SOME]) + (", ..." if len(kept) > _SOME else "")
+    mend = "They were refused; the sequencer's log says why. Report the error, with the letters; then delete them."
+    return Finding("aside", False, one_line(f"requests that were refused for a mistake of ours: {names}"), mend)
+
+
 def check_aliens(mq: Connection) -> Finding:
     """Nothing but letters lies in the mailbox."""
     aliens = mq.namespace.mailbox.alien(_SOME + 1)
@@ -232,6 +243,7 @@ CHECKS: dict[str, Callable[[Connection], Finding]] = {
     "sequencer": check_sequencer,
     "mailbox": check_mailbox,
     "letters": check_letters,
+    "aside": check_aside,
     "aliens": check_aliens,
     "foreign commits": check_foreign_commits,
     "data files": check_data_files,

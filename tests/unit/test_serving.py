@@ -28,6 +28,7 @@ from lakemq.engine.protocol.state import State
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.engine.sequencer.serving import Serving
+from lakemq.jobs.doctor_namespace import check_aside
 from lakemq.tables.files import LocalFiles
 from lakemq.tables.messages import BODY_SCHEMA
 from lakemq.tables.store import Store
@@ -157,6 +158,11 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
     assert "ZeroDivisionError" in caplog.text
     (kept,) = mq.namespace.files.list("aside")
     assert b'"odd"' in mq.namespace.files.get(kept)
+    told = check_aside(mq)
+    assert not told.ok
+    assert kept in told.found
+    mq.namespace.files.delete([kept])
+    assert check_aside(mq).ok
 
 
 @pytest.mark.parametrize("what", ["folded", "journaled"])
