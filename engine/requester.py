@@ -215,7 +215,7 @@ class Requester:
         deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
         while (results := self._poll(number)) is None:
             if self._clock.steady_ms() > deadline_ms:
-                return None
+                return self._poll(number)  # this process may have been stopped since the last look
             self._clock.sleep(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)])
             polls += 1
         return results

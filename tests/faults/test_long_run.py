@@ -23,6 +23,7 @@ from lakemq.engine.connection import Connection, new_id
 from lakemq.engine.protocol.codec import decode_answer, encode_letter
 from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
 from lakemq.engine.publish.compose import body_of
+from lakemq.engine.sequencer import housekeeping
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.registry import TABLES
 
@@ -39,12 +40,13 @@ CONFIG = {
 
 
 @pytest.fixture
-def namespace(tmp_path: Path, template: Path) -> Iterator[Path]:
-    """A namespace whose tables keep log entries for a second instead of minutes."""
+def namespace(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A namespace whose tables keep log entries for a second instead of minutes, and are cleaned as often."""
     path = tmp_path / "namespace"
     shutil.copytree(template, path)
+    monkeypatch.setattr(housekeeping, "CLEAN_MS", 1000)
     for spec in TABLES:
-        DeltaTable(path / spec.name).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 seconds"})
+        monkeypatch.setitem(vars(spec), "log_retention_ms", 1000)
     yield path
     shutil.rmtree(path)
 

@@ -116,7 +116,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
 
 
 def replace_id(file: DataFile, number: int) -> DataFile:
-    return file if number < 20 else DataFile(f"none-{number}", 1, 1, 0, 0)
+    return file if number < 20 else DataFile(f"none-{number}", 1, 1, 0, 0, 0)
 
 
 @pytest.mark.slow
