@@ -46,6 +46,10 @@ test: $(READY) ## all tests: no JVM first, then killed processes, then Spark
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
+.PHONY: soak
+soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
+	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
 .PHONY: lint
 lint: $(READY) types ## format, lint, types, layers
 	$(BIN)/ruff check

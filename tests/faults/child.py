@@ -1,4 +1,4 @@
-"""A process of a test: `python child.py serve|publish|transact|fill <JSON of its arguments>`.
+"""A process of a test: `python child.py ROLE <JSON of its arguments>`; the roles are in ROLES.
 
 It lives until it is stopped or killed, or has done its work. A line on stdout says that it is at work: `ready`.
 """
@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from faults import chaos_children
 from faults.ageing import age_log
 from faults.checks import value_of
 from faults.power import tell
@@ -161,7 +162,7 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
             age_log(Path(path, spec.name))
 
 
-ROLES = {"serve": serve, "publish": publish, "transact": transact, "fill": fill}
+ROLES = {"serve": serve, "publish": publish, "transact": transact, "fill": fill, **chaos_children.ROLES}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -46,6 +46,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """A child process that has begun its work; what it says goes to `log`. environ: added to the environment."""
     variables = {**{k: v for k, v in os.environ.items() if k != crash.VARIABLE}, **(environ or {})}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHILD.parents[1]), os.environ.get("PYTHONPATH")]))
     if crash_at:
         variables[crash.VARIABLE] = crash_at
     command = [sys.executable, str(CHILD), role, json.dumps(arguments)]

@@ -1,0 +1,243 @@
+"""The chaos run: sequencers, producers, a pipeline of transactions and a tail are stopped and killed; what must hold.
+
+The schedule of faults follows from the seed; what the machine makes of it does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults import chaos_checks
+from faults.chaos_children import FENCED, INPUT, OUTPUT, PARTITIONS, read_notes
+from faults.chaos_schedule import LEASE_MS, PIPELINE, PRODUCERS, SEQUENCERS, TAIL, Fault, schedule
+from faults.processes import start
+
+import lakemq
+
+PATIENCE_S = 180
+"""For what takes a second or two on an idle machine."""
+
+CONFIG: dict[str, Any] = {
+    "lease.ms": LEASE_MS,
+    "engine.tick.ms": 5,
+    "project.interval.ms": 50,
+    "checkpoint.interval": 10,
+    "compact.min.files": 8,
+    "reader.grace.ms": 10_000,
+    "request.timeout.ms": 10_000,
+    "request.gap.ms": 2000,
+    # of every step, so that the tables can be compared with a replay of all
+    "journal.retention.ms": 30 * 86_400_000,
+}
+
+ROLES = {
+    **dict.fromkeys(SEQUENCERS, "serve"),
+    **dict.fromkeys(PRODUCERS, "produce"),
+    PIPELINE: "pipe",
+    TAIL: "watch",
+}
+
+
+@dataclass
+class Figures:
+    """What has happened so far."""
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    committed: int = 0
+    aborted: int = 0
+    fenced: int = 0
+    steps: int = 0
+    takeovers: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.acknowledged} acknowledged, {self.steps} steps, {self.takeovers} takeovers, "
+            f"{self.faults['kill']} kills, {self.faults['stop']} stops, {self.faults['replace']} replaced, "
+            f"{self.committed} transactions committed, {self.aborted} aborted, {self.fenced} fenced, "
+            f"{self.files} files, {self.bytes >> 20} MiB"
+        )
+
+
+class Chaos:
+    """One run in an empty folder. `run` raises AssertionError where an invariant is broken."""
+
+    def __init__(self, folder: Path, seed: int, lasts_s: float) -> None:
+        self.folder, self.seed, self._lasts_s = folder, seed, lasts_s
+        self.path = str(folder / "namespace")
+        self._log = (folder / "children.log").open("w")
+        self._incarnations: Counter[str] = Counter()
+        self._current: dict[str, subprocess.Popen[str]] = {}
+        self._replaced: list[subprocess.Popen[str]] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._figures = Figures(seed)
+
+    def run(self, report: Callable[[Figures], None] = lambda figures: None, every_s: float = 60) -> Figures:
+        """All of it; report: called with the figures now and then."""
+        try:
+            self._begin()
+            self._go_through(schedule(self.seed, int(self._lasts_s * 1000)), report, every_s)
+            self._settle()
+            self._end()
+            chaos_checks.check(self.path, self.folder)
+            return self.figures()
+        except AssertionError as error:
+            raise AssertionError(f"seed {self.seed}, in {self.folder}: {error}\n{self.said()}") from error
+        finally:
+            self._kill_all()
+
+    def said(self) -> str:
+        """The end of what the processes have logged."""
+        return (self.folder / "children.log").read_text()[-4000:]
+
+    def figures(self) -> Figures:
+        """As of now."""
+        found, notes = self._figures, [read_notes(self.folder / f"{name}.notes") for name in PRODUCERS]
+        found.acknowledged = sum(len(one[1]) for lines in notes for one in lines if one[0] == "acknowledged")
+        ends = Counter(one[0] for one in read_notes(self.folder / f"{PIPELINE}.notes"))
+        found.committed, found.aborted, found.fenced = ends["committed"], ends["aborts"], ends["fenced"]
+        with lakemq.connect(self.path) as mq:
+            state = mq.state()
+        found.steps, found.takeovers = state.step, state.leader_epoch
+        sizes = [_size(path) for path in Path(self.path).rglob("*")]
+        found.files, found.bytes = sum(size is not None for size in sizes), sum(size or 0 for size in sizes)
+        return found
+
+    # -- processes --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        with lakemq.connect(self.path, create=True) as mq, mq.serving():
+            for topic in (INPUT, OUTPUT):
+                mq.topics.create(topic, partitions=PARTITIONS)
+        for name in ROLES:
+            self._start(name)
+        for child in self._current.values():
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n", "a process did not start"
+
+    def _start(self, name: str) -> None:
+        role, arguments = ROLES[name], {"path": self.path, "config": CONFIG}
+        if role != "serve":
+            own = {"folder": str(self.folder), "name": name, "incarnation": self._incarnations[name], "seed": self.seed}
+            arguments |= own
+        self._incarnations[name] += 1
+        self._current[name] = start(role, self._log, **arguments)
+
+    def _look_after(self) -> None:
+        """Nobody ends by itself; but for a pipeline whose id another one has taken: then there is a next one."""
+        for name, child in list(self._current.items()):
+            code = child.poll()
+            if name == PIPELINE and code == FENCED:
+                self._start(name)
+            else:
+                assert code is None, f"{name} has ended with {code}"
+        for child in self._replaced:
+            assert child.poll() in (None, 0, FENCED), f"a replaced pipeline has ended with {child.returncode}"
+
+    def _kill_all(self) -> None:
+        for child in (*self._current.values(), *self._replaced):
+            if child.poll() is None:
+                child.kill()
+            child.wait(PATIENCE_S)
+            if child.stdout:
+                child.stdout.close()
+        self._log.close()
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def _go_through(self, faults: Iterable[Fault], report: Callable[[Figures], None], every_s: float) -> None:
+        begun_s = time.monotonic()
+        for fault in faults:
+            self._plan(begun_s + fault.at_ms / 1000, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+        report_at_s = begun_s + every_s
+        while self._agenda or time.monotonic() < begun_s + self._lasts_s:
+            while self._agenda and self._agenda[0][0] <= time.monotonic():
+                heapq.heappop(self._agenda)[2]()
+            self._look_after()
+            if time.monotonic() >= report_at_s:
+                report_at_s += every_s
+                report(self.figures())
+            time.sleep(0.01)
+
+    def _plan(self, at_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (at_s, next(self._order), act))
+
+    def _befall(self, fault: Fault) -> None:
+        child, over_s = self._current.get(fault.target), time.monotonic() + fault.for_ms / 1000
+        if child is None:  # late: the one before has not started yet
+            return
+        self._figures.faults[fault.kind] += 1
+        if fault.kind == "kill":
+            child.kill()
+            child.wait(PATIENCE_S)
+            _close(child)
+            del self._current[fault.target]
+            self._plan(over_s, lambda: self._start(fault.target))
+            return
+        os.kill(child.pid, signal.SIGSTOP)
+        if fault.kind == "replace":
+            self._replaced.append(child)
+            self._start(fault.target)
+        self._plan(over_s, lambda: _go_on(child))
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Who is at work ends its work: first who sends, then who copies, then who watches; each in time."""
+        for names in (PRODUCERS, (PIPELINE,), (TAIL,)):
+            for name in names:
+                (self.folder / f"{name}.end").touch()
+            for name in names:
+                self._await(name)
+        for child in self._replaced:
+            assert _ended(child) in (0, FENCED), "a replaced pipeline goes on"
+
+    def _await(self, name: str) -> None:
+        while (code := _ended(self._current[name])) == FENCED and name == PIPELINE:
+            self._start(name)
+        assert code == 0, f"{name} has ended with {code}"
+
+    def _end(self) -> None:
+        for name in SEQUENCERS:
+            self._current[name].terminate()
+        for name in SEQUENCERS:
+            self._await(name)
+
+
+def _go_on(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        os.kill(child.pid, signal.SIGCONT)
+
+
+def _close(child: subprocess.Popen[str]) -> None:
+    if child.stdout:
+        child.stdout.close()
+
+
+def _ended(child: subprocess.Popen[str]) -> int:
+    try:
+        return child.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{child.args[2]} has not ended within {PATIENCE_S} s") from None  # type: ignore[index]
+
+
+def _size(path: Path) -> int | None:
+    """Of a file that may be gone by now."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except FileNotFoundError:
+        return None

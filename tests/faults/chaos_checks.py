@@ -1,0 +1,146 @@
+"""What must hold after the chaos run, of what the processes noted and what the namespace holds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from faults.chaos_children import GROUP, INPUT, OUTPUT, read_notes, tail_notes
+from faults.chaos_schedule import PIPELINE, PRODUCERS
+from faults.checks import check_projections
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.jobs.sql import run_query
+
+
+class Row(NamedTuple):
+    """A message where it is."""
+
+    partition: int
+    offset: int
+    value: str
+    key: str
+
+
+def check(path: str, folder: Path) -> None:
+    """All of it, of a namespace that nobody serves any more; and that something happened."""
+    with lakemq.connect(path) as mq:
+        mq.step_until_idle(wait_ms=60_000)
+        assert mq.namespace.mailbox.waiting(10) == []
+        assert mq.transactions.all(("Ongoing",)) == []
+        read, written = rows_of(mq.fetch(INPUT).to_arrow()), rows_of(mq.fetch(OUTPUT).to_arrow())
+        check_producers(read, folder)
+        check_pipeline(read, written, folder)
+        check_progress(mq, read)
+        for topic, rows in ((INPUT, read), (OUTPUT, written)):
+            check_tail(topic, rows, folder)
+            check_sql(mq, topic, rows)
+        check_projections(mq)
+
+
+def rows_of(messages: pa.Table) -> list[Row]:
+    """By partition and offset."""
+    columns = [messages.column(name).to_pylist() for name in Row._fields]
+    return [
+        Row(partition, offset, value.decode(), key.decode())
+        for partition, offset, value, key in zip(*columns, strict=True)
+    ]
+
+
+def check_producers(rows: list[Row], folder: Path) -> None:
+    """I1, I2, I5: acknowledged once, there exactly once, where it was said; order per key and producer."""
+    found: dict[str, Row] = {}
+    partition_of: dict[str, int] = {}
+    last: dict[str, int] = {}
+    expected: Counter[int] = Counter()
+    for row in rows:
+        assert row.value not in found, f"twice: {found[row.value]} and {row}"
+        found[row.value] = row
+        assert row.offset == expected[row.partition], f"a hole before {row}"
+        expected[row.partition] += 1
+        assert partition_of.setdefault(row.key, row.partition) == row.partition, f"{row.key} is in two partitions"
+        stream, _, number = row.value.rpartition("/")
+        assert int(number) > last.get(stream, -1), f"{row} comes after number {last[stream]}"
+        last[stream] = int(number)
+    acknowledged = 0
+    for name in PRODUCERS:
+        for kind, values, ends in (one for one in read_notes(folder / f"{name}.notes") if one[0] == "acknowledged"):
+            for value in values:
+                assert value in found, f"{kind} and not there: {value}"
+                first, end = ends[str(found[value].partition)]
+                assert first <= found[value].offset <= end, f"{found[value]} was acknowledged in {first} to {end}"
+                acknowledged += 1
+    assert acknowledged, "nothing was ever acknowledged"
+
+
+class Copy(NamedTuple):
+    """What the pipeline says of a message that it wrote."""
+
+    attempt: str
+    partition: int
+    offset: int
+    value: str
+
+
+def check_pipeline(read: list[Row], written: list[Row], folder: Path) -> None:
+    """I3, I4, I5: each message is copied exactly once, in order; of a transaction all is there, or nothing."""
+    copies = [_copy(row) for row in written]
+    counts = Counter((copy.partition, copy.offset, copy.value) for copy in copies)
+    twice = [copy for copy, count in counts.items() if count > 1]
+    assert not twice, f"{len(twice)} copied twice: {twice[:3]}"
+    wanted = {(row.partition, row.offset, row.value) for row in read}
+    assert counts.keys() == wanted, (
+        f"missed {sorted(wanted - counts.keys())[:3]}, made {sorted(counts.keys() - wanted)[:3]}"
+    )
+    last: dict[tuple[int, int], int] = {}
+    for row, copy in zip(written, copies, strict=True):
+        lane = (row.partition, copy.partition)
+        assert copy.offset > last.get(lane, -1), f"{row} comes after offset {last[lane]}"
+        last[lane] = copy.offset
+    notes = read_notes(folder / f"{PIPELINE}.notes")
+    whole = {one[1]: one[2] for one in notes if one[0] == "begins"}
+    parts = Counter(copy.attempt for copy in copies)
+    torn = {attempt: (count, whole[attempt]) for attempt, count in parts.items() if count != whole[attempt]}
+    assert not torn, f"transactions in part, as (rows seen, rows sent): {torn}"
+    aborted = {one[1] for one in notes if one[0] == "aborts"}
+    assert not aborted & parts.keys(), f"aborted and seen: {sorted(aborted & parts.keys())[:3]}"
+    lost = {one[1] for one in notes if one[0] == "committed"} - parts.keys()
+    assert not lost, f"committed and not seen: {sorted(lost)[:3]}"
+
+
+def _copy(row: Row) -> Copy:
+    attempt, partition, offset, value = row.value.split("|", 3)
+    return Copy(attempt, int(partition), int(offset), value)
+
+
+def check_progress(mq: Connection, read: list[Row]) -> None:
+    """I7: the group has come to the end, for all that it has copied."""
+    ends = Counter(row.partition for row in read)
+    lags = mq.groups.lag(GROUP)
+    assert {one.partition: one.committed_offset for one in lags} == dict(ends), f"committed {lags}, copied {ends}"
+
+
+def check_tail(topic: str, rows: list[Row], folder: Path) -> None:
+    """I2, I3, I5: what the tail saw is what is there, all of it, each once and in the order of offsets."""
+    seen: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for partition, offsets, values in read_notes(tail_notes(folder, topic)):
+        seen[partition] += zip(offsets, values, strict=True)
+    there: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for row in rows:
+        there[row.partition].append((row.offset, row.value))
+    for partition, found in there.items():
+        differs = next((pair for pair in zip(seen[partition], found, strict=False) if pair[0] != pair[1]), None)
+        assert differs is None, f"{topic}-{partition}: the tail saw {differs[0]} where {differs[1]} is"  # type: ignore[index]
+        assert len(seen[partition]) == len(found), f"{topic}-{partition}: {len(seen[partition])} seen of {len(found)}"
+    assert seen.keys() == there.keys()
+
+
+def check_sql(mq: Connection, topic: str, rows: list[Row]) -> None:
+    """SQL sees what a fetch sees."""
+    _, found = run_query(
+        mq.namespace, f"""SELECT "partition", "offset", "value" FROM log_committed WHERE topic = '{topic}'"""
+    )
+    assert Counter(found) == Counter((row.partition, row.offset, row.value.encode()) for row in rows)

@@ -1,0 +1,272 @@
+"""The processes of the chaos run: what each does until it is told to end, and what it notes.
+
+Notes are lines of JSON, appended by one incarnation after the other; what a check relies on is synced before it counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.consume.batch import ConsumerBatch
+from lakemq.engine.consume.consumer import Consumer
+from lakemq.engine.errors import (
+    GroupIdNotFound,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    ProducerFenced,
+    RequestTimedOut,
+    TransactionAbortable,
+    UnstableOffsetCommit,
+)
+
+INPUT, OUTPUT, GROUP = "in", "out", "g"
+PARTITIONS = 4
+KEYS = 20
+TRANSACTIONAL_ID, TIMEOUT_MS = "pipeline", 10_000
+ABORTS = 0.25
+"""Of the transactions, on purpose."""
+FENCED = 9
+"""Exit code of a pipeline whose transactional id another one has."""
+
+
+class Notes:
+    """A file of notes; what `add` was given survives the death of the process and, durable, a loss of power."""
+
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        self._file, self._durable = path.open("ab", buffering=0), durable
+
+    def add(self, *what: Any) -> None:
+        self._file.write(json.dumps(what).encode() + b"\n")  # one call: a kill cuts no line in two
+        if self._durable:
+            os.fsync(self._file.fileno())
+
+
+def read_notes(path: Path) -> list[list[Any]]:
+    """Of all incarnations."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def goes_on(folder: Path, name: str) -> Callable[[], bool]:
+    """Whether the process may go on: until the file `name`.end appears."""
+    return lambda: not (folder / f"{name}.end").exists()
+
+
+# -- producers ------------------------------------------------------------------------------------------
+
+
+def produce(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
+    """Keyed records, numbered per key. Notes which were acknowledged, and where: [values, {partition: [first, last]}].
+
+    A value is `name.incarnation/key/number`. Records that were not acknowledged are not sent again.
+    """
+    chance, notes = random.Random(f"{seed}/{name}/{incarnation}"), Notes(Path(folder, f"{name}.notes"))
+    numbers, may_go_on = [0] * KEYS, goes_on(Path(folder), name)
+    with lakemq.connect(path, config=config) as mq, mq.producer(linger_ms=chance.choice([0, 5])) as producer:
+        print("ready", flush=True)
+        while may_go_on():
+            values = []
+            for _ in range(chance.randint(1, 20)):
+                key = chance.randrange(KEYS)
+                values.append(f"{name}.{incarnation}/{key:02d}/{numbers[key]:06d}")
+                numbers[key] += 1
+                producer.send(INPUT, values[-1], key=f"key-{key}")
+            try:
+                offsets = producer.flush().offsets()
+            except RequestTimedOut as error:  # the outcome is unknown
+                notes.add("unknown", error.name)
+                continue
+            notes.add("acknowledged", values, {partition: ends for (_, partition), ends in offsets.items()})
+            time.sleep(chance.uniform(0, 0.03))
+
+
+# -- the pipeline ---------------------------------------------------------------------------------------
+
+
+def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
+    """Copy what comes in, in transactions with the offsets of the group; end when it is told to and all is copied.
+
+    A value is `attempt|partition|offset|value`. Notes of an attempt: `begins` with the number of its rows, then
+    `aborts` before it asks for that, `committed`, or `failed`.
+    """
+    chance, notes = random.Random(f"{seed}/{name}/{incarnation}"), Notes(Path(folder, f"{name}.notes"))
+    may_go_on = goes_on(Path(folder), name)
+    with lakemq.connect(path, config=config) as mq:
+        print("ready", flush=True)
+        try:
+            copying = _Scoped(mq) if incarnation % 2 else _Produced(mq)
+            consumer = mq.consumer(GROUP, topics=[INPUT])
+            for number in itertools.count():
+                batch = _polled(consumer, chance.randint(1, 400))
+                if not batch:
+                    if not may_go_on() and not any(consumer.lag().values()):
+                        return
+                    continue
+                attempt, aborts = f"{incarnation}.{number}", chance.random() < ABORTS
+                notes.add("begins", attempt, batch.record_count)
+                try:
+                    copying.copy(batch, attempt, (lambda: notes.add("aborts", attempt)) if aborts else None)  # noqa: B023
+                    notes.add("committed", attempt)
+                except (Aborted, TransactionAbortable, RequestTimedOut) as error:
+                    notes.add("failed", attempt, type(error).__name__)
+                    copying.recover()
+                    consumer = mq.consumer(GROUP, topics=[INPUT])  # from where the group is
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            notes.add("fenced", incarnation, error.name)
+            os._exit(FENCED)  # what is open belongs to who has the id now
+
+
+def _polled(consumer: Consumer, count: int) -> ConsumerBatch:
+    while True:
+        with suppress(RequestTimedOut, UnstableOffsetCommit):
+            return consumer.poll(max_records=count, timeout_ms=300)
+
+
+class Aborted(Exception):
+    """On purpose."""
+
+
+def _copies(batch: ConsumerBatch, attempt: str) -> pa.Table:
+    read = batch.to_arrow()
+    rows = zip(*(read[name].to_pylist() for name in ("partition", "offset", "value")), strict=True)
+    values = [f"{attempt}|{partition}|{offset}|{value.decode()}" for partition, offset, value in rows]
+    return pa.table({"key": read["key"], "value": values})
+
+
+class _Scoped:
+    """With `mq.transaction`."""
+
+    def __init__(self, mq: Connection) -> None:
+        self._mq = mq
+
+    def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
+        with self._mq.transaction(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS) as transaction:
+            transaction.publish(OUTPUT, _copies(batch, attempt))
+            transaction.send_offsets(batch)
+            if abort:
+                abort()
+                raise Aborted
+
+    def recover(self) -> None:
+        """Nothing is to be done: leaving the block has aborted it."""
+
+
+class _Produced:
+    """With a transactional producer, whose calls are Kafka's."""
+
+    def __init__(self, mq: Connection) -> None:
+        self._producer = mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS)
+
+    def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
+        producer, copies = self._producer, _copies(batch, attempt)
+        producer.begin_transaction()
+        for key, value in zip(copies["key"].to_pylist(), copies["value"].to_pylist(), strict=True):
+            producer.send(OUTPUT, value, key=key)
+        producer.send_offsets_to_transaction(batch.offsets, batch.group)
+        if abort:
+            producer.flush()
+            abort()
+            raise Aborted
+        producer.commit_transaction()
+
+    def recover(self) -> None:
+        while True:
+            try:
+                self._producer.abort_transaction()
+            except RequestTimedOut:
+                continue
+            except InvalidTxnState:  # the commit that was not answered has committed it
+                self._producer.commit_transaction()
+            return
+
+
+# -- the tail -------------------------------------------------------------------------------------------
+
+
+def watch(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
+    """Tail both topics, from where the incarnation before was killed; and look that offsets never go back.
+
+    Notes of a topic: [partition, offsets, values]. It ends when it is told to and has seen all there is.
+    """
+    counts = {topic: sum(len(one[1]) for one in read_notes(tail_notes(folder, topic))) for topic in (INPUT, OUTPUT)}
+    may_go_on = goes_on(Path(folder), name)
+    with lakemq.connect(path, config=config) as mq:
+        print("ready", flush=True)
+        for topic in counts:
+            _in_background(_follow, path, config, folder, topic, counts)
+        _in_background(_look_at_bounds, path, config)
+        while may_go_on() or any(mq.fetch(topic).record_count > count for topic, count in counts.items()):
+            time.sleep(0.1)
+    os._exit(0)  # with threads that would go on
+
+
+def _in_background(act: Callable[..., None], *arguments: Any) -> None:
+    def run() -> None:
+        try:
+            act(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def tail_notes(folder: str | Path, topic: str) -> Path:
+    return Path(folder, f"tail-{topic}.notes")
+
+
+def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: dict[str, int]) -> None:
+    """One line per table and partition: what a kill leaves out is read again."""
+    start = dict.fromkeys(range(PARTITIONS), 0)
+    for partition, offsets, _ in read_notes(tail_notes(folder, topic)):
+        start[partition] = offsets[-1] + 1
+    notes = Notes(tail_notes(folder, topic), durable=False)
+    with lakemq.connect(path, config=config) as mq:
+        for table in mq.tail(topic, start=start):
+            for partition in pc.unique(table["partition"]).to_pylist():
+                mine = table.filter(pc.field("partition") == partition)
+                notes.add(partition, mine["offset"].to_pylist(), [v.decode() for v in mine["value"].to_pylist()])
+            counts[topic] += table.num_rows
+
+
+def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
+    """I6, I7: last stable offset <= high watermark; neither goes back, nor does what a group has committed."""
+    before: dict[tuple[str, str, int], int] = {}
+
+    def look(what: str, topic: str, found: Mapping[int, int]) -> None:
+        for partition, offset in found.items():
+            last = before.get((what, topic, partition), 0)
+            assert offset >= last, f"{what} of {topic}-{partition} went back from {last} to {offset}"
+            before[what, topic, partition] = offset
+
+    with lakemq.connect(path, config=config) as mq:
+        while True:
+            for topic in (INPUT, OUTPUT):
+                stable = mq.end_offsets(topic)
+                ends = mq.end_offsets(topic, "read_uncommitted")
+                assert all(stable[p] <= ends[p] for p in ends), f"{topic}: stable {stable} beyond {ends}"
+                look("last stable offset", topic, stable)
+                look("high watermark", topic, ends)
+            with suppress(GroupIdNotFound):
+                lags = [one for one in mq.groups.lag(GROUP) if one.committed_offset is not None]
+                assert all((one.lag or 0) >= 0 for one in lags), lags
+                look("committed offset", INPUT, {one.partition: one.committed_offset or 0 for one in lags})
+            time.sleep(0.05)
+
+
+ROLES = {"produce": produce, "pipe": pipe, "watch": watch}

@@ -1,0 +1,60 @@
+"""Which process is stopped or killed, when, and for how long: data that follow from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+LEASE_MS = 2000
+SEQUENCERS = ("sequencer-0", "sequencer-1")
+PRODUCERS = ("producer-0", "producer-1", "producer-2")
+PIPELINE, TAIL = "pipeline", "tail"
+
+Kind = Literal["stop", "kill", "replace"]
+"""stop: SIGSTOP, and SIGCONT later. kill: SIGKILL, and another one later. replace: SIGSTOP, another one, SIGCONT."""
+
+
+class Fault(NamedTuple):
+    """at_ms: after the beginning; for_ms: until it goes on, or another one starts."""
+
+    at_ms: int
+    target: str
+    kind: Kind
+    for_ms: int
+
+
+class Habit(NamedTuple):
+    """How often a fault befalls a target: the mean time between two, and the chances of each kind."""
+
+    targets: tuple[str, ...]
+    every_ms: int
+    kinds: dict[Kind, int]
+
+
+HABITS = (
+    Habit(SEQUENCERS, 2500, {"stop": 3, "kill": 2}),
+    Habit(PRODUCERS, 9000, {"stop": 1, "kill": 2}),
+    Habit((PIPELINE,), 4000, {"stop": 1, "kill": 2, "replace": 1}),
+    Habit((TAIL,), 8000, {"stop": 2, "kill": 1}),
+)
+SHORTEST_MS, LONGEST_MS = 100, LEASE_MS * 3 // 2
+
+
+def schedule(seed: int, lasts_ms: int) -> list[Fault]:
+    """All faults of a run, in order. Those of one target never overlap, and all are over when the time is."""
+    faults = [fault for habit in HABITS for target in habit.targets for fault in _faults(seed, habit, target, lasts_ms)]
+    return sorted(faults)
+
+
+def _faults(seed: int, habit: Habit, target: str, lasts_ms: int) -> Iterator[Fault]:
+    chance, at_ms = random.Random(f"{seed}/{target}"), 0.0
+    while True:
+        at_ms += chance.expovariate(1 / habit.every_ms)
+        # short ones as often as long ones: each decade has its own way to hurt
+        for_ms = SHORTEST_MS * (LONGEST_MS / SHORTEST_MS) ** chance.random()
+        (kind,) = chance.choices([*habit.kinds], [*habit.kinds.values()])
+        if at_ms + for_ms > lasts_ms:
+            return
+        yield Fault(int(at_ms), target, kind, int(for_ms))
+        at_ms += for_ms

@@ -1,0 +1,44 @@
+"""Everything at once: processes of all kinds that are stopped, killed and replaced at random, under load."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from faults.chaos import Chaos
+from faults.chaos_schedule import HABITS, LONGEST_MS, SEQUENCERS, schedule
+
+SECONDS = 20
+SEED = "LAKEMQ_CHAOS_SEED"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_20_seconds_of_chaos(tmp_path: Path):
+    """The seed is told when it fails; the variable takes it, for the same faults at the same times."""
+    seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1_000_000))
+    figures = Chaos(tmp_path, seed, SECONDS).run()
+    print(figures)
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_a_schedule_follows_from_its_seed():
+    """The faults of a target do not overlap, all kinds come, and some stop a leader for longer than its lease."""
+    lasts_ms = 600_000
+    faults = schedule(7, lasts_ms)
+    assert faults == schedule(7, lasts_ms)
+    assert faults != schedule(8, lasts_ms)
+    for target in {fault.target for fault in faults}:
+        mine = [fault for fault in faults if fault.target == target]
+        assert all(one.at_ms + one.for_ms <= following.at_ms for one, following in itertools.pairwise(mine))
+        assert mine[-1].at_ms + mine[-1].for_ms <= lasts_ms
+    assert {(fault.target, fault.kind) for fault in faults} == {
+        (target, kind) for habit in HABITS for target in habit.targets for kind in habit.kinds
+    }
+    stops = [one.for_ms for one in faults if one.target in SEQUENCERS and one.kind == "stop"]
+    assert min(stops) < 200
+    assert 2000 < max(stops) <= LONGEST_MS

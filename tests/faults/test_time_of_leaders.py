@@ -1,0 +1,162 @@
+"""Leaders whose wall clocks differ by hours: who is silent, and what is open for too long, goes by time that passed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.processes import QUICK, TOPIC, Processes, stands_by, until
+from faults.shims import ShiftedClock
+
+import lakemq
+from lakemq.engine.connection import Connection
+from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.engine.sequencer.journal import Journal
+
+pytestmark = pytest.mark.slow
+
+HOUR_MS = 3_600_000
+AHEAD_MS, BEHIND_MS = 2 * HOUR_MS, -2 * HOUR_MS
+SILENCE = {f"{name}.expiration.ms": HOUR_MS for name in ("client", "producer.id", "transactional.id")}
+SEQUENCER = {**SILENCE, "request.gap.ms": 2000}
+CLIENT = {**QUICK, "request.timeout.ms": 10_000}
+"""It waits for longer than a letter after a gap does, so that it sees the refusal."""
+WAIT_S = 60
+TIMEOUT_MS = 4000
+"""transaction.timeout.ms: longer than it takes to fail over."""
+
+FAIL_OVERS = [(0, AHEAD_MS), (AHEAD_MS, 0), (0, BEHIND_MS)]
+"""The clock of the leader before, and of the one after."""
+
+
+class Leaders:
+    """One sequencer after the other, each with a clock of its own."""
+
+    def __init__(self, family: Processes, library: Path, folder: Path) -> None:
+        self._family, self._library, self._folder = family, library, folder
+        self._leading: Any = None
+        self._following: Any = None
+        self._count = 0
+
+    def stand_by(self, ahead_ms: int) -> None:
+        """Another one is ready to take over; its clock is ahead. The first one leads."""
+        self._count += 1
+        clock = ShiftedClock(self._library, self._folder, f"clock{self._count}")
+        clock.shift(ahead_ms)
+        self._following = self._family.serve(environ=clock.environ, **SEQUENCER)
+        if self._leading is None:
+            self._leading = self._following
+        else:
+            until(lambda: stands_by(self._family, self._following.pid), WAIT_S, "standby")
+
+    def change(self) -> None:
+        """The leader is killed; who stands by takes over when the lease has run out."""
+        self._leading.kill()
+        self._leading.wait(10)
+        self._leading = self._following
+
+    def follow(self, ahead_ms: int) -> None:
+        self.stand_by(ahead_ms)
+        if self._leading is not self._following:
+            self.change()
+
+    def settle(self) -> None:
+        """Until the leader has decided something, and with it what time asks for at the beginning of its term."""
+        with lakemq.connect(self._family.path, config=CLIENT) as mq:
+            mq.topics.create(f"settled-{self._count}")
+            mq.topics.create(f"settled-again-{self._count}")
+
+
+@pytest.fixture
+def leaders(family: Processes, clock_shim: Path, tmp_path: Path) -> Leaders:
+    return Leaders(family, clock_shim, tmp_path)
+
+
+def send(producer: TransactionalProducer, value: str) -> None:
+    producer.send(TOPIC, value, key=value)
+    producer.flush()
+
+
+@pytest.mark.parametrize("hours_off_ms", [AHEAD_MS, BEHIND_MS], ids=["ahead", "behind"])
+def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes, leaders: Leaders):
+    """Neither a client, nor a producer, nor a transactional id, when the lease goes there and back."""
+    leaders.follow(0)
+    with lakemq.connect(family.path, config=CLIENT) as mq:
+        producer, transactional = mq.producer(linger_ms=0), mq.producer("p", linger_ms=0)
+        for number, ahead_ms in enumerate((hours_off_ms, 0, hours_off_ms)):
+            mq.topics.create(f"made-{number}")
+            send(producer, f"plain-{number}")
+            transactional.begin_transaction()
+            send(transactional, f"transactional-{number}")
+            transactional.commit_transaction()
+            leaders.follow(ahead_ms)
+            leaders.settle()
+        assert forgotten(mq) == []
+
+
+def forgotten(mq: Connection) -> list[object]:
+    decided = [one.record for step in Journal(mq.namespace.store).steps_after(0) for one in step.decisions]
+    kinds: dict[str, Callable[..., bool]] = {
+        "client_removed": lambda record: True,
+        "producer_expired": lambda record: True,
+        "transaction_moved": lambda record: record.status == "Dead",
+    }
+    return [record for record in decided if record.kind in kinds and kinds[record.kind](record)]
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), FAIL_OVERS)
+def test_an_open_transaction_is_committed_after_a_fail_over(
+    before_ms: int, after_ms: int, family: Processes, leaders: Leaders
+):
+    """Its timeout is a minute, and seconds have passed."""
+    leaders.follow(before_ms)
+    with lakemq.connect(family.path, config=CLIENT) as mq, mq.producer("p", linger_ms=0) as producer:
+        producer.begin_transaction()
+        send(producer, "before")
+        leaders.follow(after_ms)
+        leaders.settle()
+        send(producer, "after")
+        producer.commit_transaction()
+        assert mq.fetch(TOPIC).record_count == 2
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), FAIL_OVERS)
+def test_a_transaction_is_aborted_when_its_timeout_has_passed(
+    before_ms: int, after_ms: int, family: Processes, leaders: Leaders
+):
+    """Not before, and at most a timeout later for each change of leaders."""
+    leaders.follow(before_ms)
+    leaders.stand_by(after_ms)
+    with lakemq.connect(family.path, config=CLIENT) as mq:
+        producer = mq.producer("p", transaction_timeout_ms=TIMEOUT_MS, linger_ms=0)
+        producer.begin_transaction()
+        begun_s = time.monotonic()
+        send(producer, "open")
+        leaders.change()
+        until(lambda: mq.transactions.describe("p").state != "Ongoing", 2 * TIMEOUT_MS / 1000 + WAIT_S / 2, "abort")
+        assert time.monotonic() - begun_s > TIMEOUT_MS / 1000 - 0.1, "aborted early"
+        assert mq.transactions.describe("p").state == "CompleteAbort"
+        until(lambda: mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted"), WAIT_S, "stable end")
+
+
+@pytest.mark.parametrize(("before_ms", "after_ms"), [*FAIL_OVERS, (AHEAD_MS, AHEAD_MS)])
+def test_what_is_open_for_too_long_is_named_and_nothing_else(
+    before_ms: int, after_ms: int, family: Processes, leaders: Leaders
+):
+    """By one whose clock is right, whatever that of the leader says."""
+    leaders.follow(before_ms)
+    leaders.settle()
+    leaders.follow(after_ms)
+    with lakemq.connect(family.path, config=CLIENT) as mq, mq.producer("p", linger_ms=0) as producer:
+        producer.begin_transaction()
+        send(producer, "open")
+
+        def hanging(max_open_ms: int) -> list[str]:
+            return [one.transactional_id for one in mq.transactions.find_hanging(max_open_ms)]
+
+        assert hanging(900_000) == []
+        until(lambda: hanging(1000) == ["p"], WAIT_S / 2, "transaction found hanging")
+        assert hanging(900_000) == []
