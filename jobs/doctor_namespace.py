@@ -219,12 +219,11 @@ def _deletion(path: str, topic: str, segments: pa.Table, gone: list[str]) -> str
 
 
 def _store_now_ms(mq: Connection) -> int:
-    """The store's time, by which its objects are old or new; this machine's where the store tells none."""
+    """The store's time, by which its objects are old or new; this machine's for who may not write there."""
     try:
-        found = probe(mq.namespace.files)
+        return mq.namespace.files.time_ms()
     except OSError:
-        found = None
-    return _now_ms() if found is None else found
+        return _now_ms()
 
 
 def _now_ms() -> int:

@@ -229,13 +229,9 @@ class Mailbox:
         names = self._files.list(f"{REPLIES}/{_checked_client(client_id)}")
         return max(filter(None, map(self._files.modified_ms, names)), default=None)
 
-    def store_now_ms(self, new_id: str) -> int:
-        """What time it is by the clock that `replied_at_ms` goes by. `new_id`: as of a client, never used before."""
-        self.reply(new_id, 1, b"")
-        try:
-            return self.replied_at_ms(new_id) or 0
-        finally:
-            self.forget_client(new_id)
+    def store_now_ms(self) -> int:
+        """What time it is by the clock that `replied_at_ms` goes by."""
+        return self._files.time_ms()
 
     def alien(self, limit: int) -> list[str]:
         """Up to `limit` names in the folder of letters that are not letters; all else ignores them."""

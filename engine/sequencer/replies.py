@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -48,8 +48,8 @@ class _Failed:
 class Replies:
     """Of one sequencer. `give`, `again` and `sweep_if_due` are for its thread; what they leave to `executor` is not."""
 
-    def __init__(self, mailbox: Mailbox, clock: Clock, executor: Executor, new_id: Callable[[], str]) -> None:
-        self._mailbox, self._clock, self._executor, self._new_id = mailbox, clock, executor, new_id
+    def __init__(self, mailbox: Mailbox, clock: Clock, executor: Executor) -> None:
+        self._mailbox, self._clock, self._executor = mailbox, clock, executor
         self._failed: dict[str, _Failed] = {}
         self._sweep_at_ms = clock.steady_ms()
 
@@ -103,7 +103,7 @@ class Replies:
             unknown = [one for one in self._mailbox.answered_clients() if one not in known][:MOST_SWEPT]
             if not unknown:
                 return
-            now_ms = self._mailbox.store_now_ms(self._new_id())
+            now_ms = self._mailbox.store_now_ms()
             self._forget([one for one in unknown if now_ms - (self._mailbox.replied_at_ms(one) or 0) > OLD_MS])
         except OSError as error:
             log.warning("Replies that nobody fetches may be left behind: %s", error)

@@ -110,7 +110,7 @@ class Sequencer:
         self._reception = Reception(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
-        self._replies = Replies(self._mailbox, clock, self._executor, new_id)
+        self._replies = Replies(self._mailbox, clock, self._executor)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None

@@ -22,7 +22,7 @@ class Counter:
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, FaultyFiles(str(folder))
         self.mailbox, self.clock, self.backstage = Mailbox(self.files), ManualClock(), Backstage()
-        self.replies = Replies(self.mailbox, self.clock, self.backstage, lambda: "clock")
+        self.replies = Replies(self.mailbox, self.clock, self.backstage)
         self.state = State()
 
     def give(self, *client_ids: str) -> None:
