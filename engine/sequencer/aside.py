@@ -33,11 +33,12 @@ class Aside:
                 self._files.put(f"{FOLDER}/{letter.name}", body)
 
     def poison(self, client_id: str, number: int) -> None:
-        """This letter is refused unread from now on: the state may be half changed by it, and is thrown away."""
+        """This letter is refused unread when it comes again. The state may be half changed by it: it is thrown away."""
         self._poisonous.add((client_id, number))
 
     def refusal(self, letter: LetterName) -> LakeMQError | None:
         """Why a letter is refused unread, None for all but a few."""
         if (letter.client_id, letter.number) not in self._poisonous:
             return None
+        self._poisonous.remove((letter.client_id, letter.number))
         return LakeMQError("The sequencer could not deal with this request and has kept it aside.", found=letter.name)

@@ -7,15 +7,15 @@ failed with is raised by the next call here, never lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
 
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import Store
 
 from ..clock import Clock
 from ..config import EngineConfig
-from ..protocol.errors import NotLeader
+from ..protocol.errors import NotLeader, StorageError
 from ..protocol.records import StepDecisions
 from ..protocol.state import State
 from .housekeeping import Housekeeping, JournalTended
@@ -26,6 +26,12 @@ log = logging.getLogger("lakemq.serve")
 
 LONGEST_TAIL = 1000
 """Steps after which a projection is due whatever project.interval.ms says: the tail is in memory, and recovered."""
+
+
+MOST_IN_TAIL = 10_000
+"""Steps that may wait for a pass: memory, and what a new leader would have to replay."""
+
+_TURN_S = 0.1
 
 
 class Backstage:
@@ -59,10 +65,27 @@ class Backstage:
         if self._running is not None and self._running.done():
             self._finish()
 
-    def project_if_due(self, state: State) -> None:
-        """Begin a pass when it is time and none is running. `state`: the fold up to the last step that landed."""
+    def project_if_due(self, state: State, alive: Callable[[], None]) -> None:
+        """Begin a pass when it is time and none is running. `state`: the fold up to the last step that landed.
+
+        Where passes are slower than steps, the steps wait, so that the tail has a bound. alive: called meanwhile.
+        Raises StorageError when a pass does not end in step.timeout.ms.
+        """
+        if self._running is not None and len(self._tail) >= MOST_IN_TAIL:
+            self._wait(self._running, alive)
+            self._finish()
         if self._running is None and self._is_due():
             self._begin(state)
+
+    def _wait(self, running: Future[JournalTended], alive: Callable[[], None]) -> None:
+        timeout_ms = self._config.ms("step.timeout.ms")
+        deadline_ms = self._clock.steady_ms() + timeout_ms
+        while not wait([running], _TURN_S).done:
+            if self._clock.steady_ms() > deadline_ms:
+                raise StorageError(
+                    f"A projection did not end in {timeout_ms} ms.", found=f"{len(self._tail)} steps wait"
+                )
+            alive()
 
     def drain(self, state: State) -> None:
         """Project all that has landed, and see it done. Raises what it failed with, NotLeader."""

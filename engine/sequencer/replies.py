@@ -28,6 +28,9 @@ TRIES = 6
 MOST_FAILED = 10_000
 """Replies that are tried again; of more than that, clients learn when they time out."""
 
+MOST_AGAIN = 100
+"""Of them in one step, which must not take long."""
+
 SWEEP_MS = 3_600_000
 """Time between two looks for replies that nobody fetches any more."""
 
@@ -68,14 +71,15 @@ class Replies:
         if not self._failed:
             return
         now_ms = self._clock.steady_ms()
-        for client_id, failed in list(self._failed.items()):
+        due = [(client_id, one) for client_id, one in self._failed.items() if now_ms >= one.again_at_ms]
+        for client_id, failed in due[:MOST_AGAIN]:
             client = state.clients.get(client_id)
             if client is None or client.number != failed.number or failed.tries >= TRIES:
                 del self._failed[client_id]
-            elif now_ms >= failed.again_at_ms:
-                if self._write(state.step, (client_id, failed.number, client.results)) is None:
-                    del self._failed[client_id]
-                failed.tries, failed.again_at_ms = failed.tries + 1, now_ms + (PAUSE_MS << failed.tries)
+                continue
+            if self._write(state.step, (client_id, failed.number, client.results)) is None:
+                del self._failed[client_id]
+            failed.tries, failed.again_at_ms = failed.tries + 1, now_ms + (PAUSE_MS << failed.tries)
 
     def _write(self, step: int, reply: Reply) -> OSError | None:
         client_id, number, results = reply

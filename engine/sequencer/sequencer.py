@@ -47,6 +47,9 @@ log = logging.getLogger("lakemq.serve")
 T = TypeVar("T")
 
 EXPIRY_INTERVAL_MS = 10_000
+BACKLOG_MS = 10_000
+"""Of letters that were not looked at; one that lasts longer keeps no transaction from its timeout any more."""
+
 _WHAT = "The sequencer cannot read or write what it must."
 
 
@@ -65,7 +68,8 @@ class _Term:
     """What a sequencer has only while it leads; thrown away as a whole when leadership is in doubt.
 
     state: the fold of the journal up to the version of `journal`; current_at_ms: when that was known to be the newest;
-    expire_at_ms: when to look next for who has expired. A term begins with it: many a one is over in seconds.
+    expire_at_ms: when to look next for who has expired. A term begins with it: many a one is over in seconds;
+    all_seen_at_ms: when no letter was left that had not been looked at.
     """
 
     state: State
@@ -74,6 +78,7 @@ class _Term:
     time: StepTime
     current_at_ms: int
     expire_at_ms: int
+    all_seen_at_ms: int
     patience: Patience = field(default_factory=Patience)
 
 
@@ -110,7 +115,9 @@ class Sequencer:
         self._reception = Reception(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
-        self._replies = Replies(self._mailbox, clock, self._executor)
+        # not the projector's: sweeping may take long
+        self._sweeper = backstage or ThreadPoolExecutor(1, thread_name_prefix="lakemq-sweeper")
+        self._replies = Replies(self._mailbox, clock, self._sweeper)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
@@ -169,7 +176,7 @@ class Sequencer:
         housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
         backstage = Backstage(ns.store, journal, housekeeping, projector, self._executor, self._clock, ns.config, tail)
-        return _Term(state, journal, backstage, time, steady_ms, steady_ms)
+        return _Term(state, journal, backstage, time, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -192,6 +199,7 @@ class Sequencer:
             self._preparing.close()
             if self._owns_executor:
                 self._executor.shutdown()
+                self._sweeper.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: _Term) -> None:
         # the lease goes last, so that the next leader does not meet our projector
@@ -226,17 +234,19 @@ class Sequencer:
         decided = self._decide(term, intake, renewal, time) if intake.taken or renewal or time.is_due else []
         self._reply(term, intake, decided)
         self._replies.sweep_if_due(term.state)
-        term.backstage.project_if_due(term.state)
+        term.backstage.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         return StepReport(term.state.step, len(intake.taken), len(decided), intake.backlog)
 
     def _time(self, term: _Term, intake: Intake) -> _Time:
         """What time may do in this step, and whether there is anything."""
-        # nothing ends while a letter that was sent in time may be waiting
-        if intake.repeated or intake.backlog:
-            return _NO_TIME
         steady_ms = self._clock.steady_ms()
-        # an undeleted letter of a client that was forgotten would be decided again
-        expire = steady_ms >= term.expire_at_ms and not intake.undeleted
+        all_seen = not (intake.repeated or intake.backlog)
+        if all_seen:
+            term.all_seen_at_ms = steady_ms
+        elif steady_ms - term.all_seen_at_ms < BACKLOG_MS:
+            return _NO_TIME  # nothing ends while a letter that was sent in time may be waiting
+        # a letter of a client that was forgotten would be decided again
+        expire = steady_ms >= term.expire_at_ms and all_seen and not intake.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
         overdue = term.patience.overdue(term.state, steady_ms)
@@ -316,9 +326,10 @@ class Sequencer:
         try:
             encode_step(StepDecisions(step.step, step.decided_at_ms, step.leader_epoch, [one]))
         except Exception as error:
-            client_id, _, number = (one.request_id or "/0").rpartition("/")
-            log.error("What was asked in %s cannot be journaled: %s", one.request_id, error)
-            self._aside.poison(client_id, int(number))
+            log.error("What was decided for %s cannot be journaled: %s", one.request_id or "time", error)
+            if one.request_id is not None:
+                client_id, _, number = one.request_id.rpartition("/")
+                self._aside.poison(client_id, int(number))
 
     def _reply(self, term: _Term, intake: Intake, decided: Sequence[Decided]) -> None:
         state, records = term.state, [one.record for one in decided]

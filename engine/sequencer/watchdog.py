@@ -80,6 +80,11 @@ class Watchdog:
         log.critical("A step takes longer than %d ms; another sequencer takes over from\n%s", self._timeout_ms, stack)
         stuck.given_up.set()
         self._given_up += 1
-        self._renew()
+        try:
+            self._renew()
+        except Exception as error:  # it is being closed, say
+            self._fail(f"A sequencer is stuck, and no other can be made: {error}")
+            self._stop.set()
+            return
         self._worker = _Worker(self._run, self._given_up)
         self._worker.thread.start()

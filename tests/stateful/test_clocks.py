@@ -11,6 +11,7 @@ from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS, ManualClock
 
 from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.protocol.requests import CommitOffsets, InitProducer, OffsetCommit, ProducerDone, TransactionRef
+from lakemq.engine.sequencer.sequencer import BACKLOG_MS
 from lakemq.engine.sequencer.step_time import StepTime
 from lakemq.tables.journal import JOURNAL
 
@@ -127,6 +128,20 @@ def test_a_clock_that_is_set_in_the_middle_of_a_term_ends_nothing(play: Player) 
     play.world.clock.sleep(TIMEOUT_MS + 1)
     play.step()
     assert not is_open(play)
+
+
+def test_a_backlog_keeps_a_transaction_from_its_timeout_for_a_while_only(play: Player) -> None:
+    """Its commit may be among the letters that were not looked at; those that were put in time come first."""
+    open_transaction(play)
+    play.world.reconfigure({"step.max.letters": 1})
+    play.new_leader()
+    play.world.clock.sleep(TIMEOUT_MS + 1)
+    for passed_ms in range(TIMEOUT_MS + 1, BACKLOG_MS + 2000, 1000):
+        play.publish()
+        play.publish()
+        play.step()
+        assert is_open(play) == (passed_ms < BACKLOG_MS)
+        play.world.clock.sleep(1000)
 
 
 def test_a_transaction_that_began_under_the_same_id_has_its_whole_time(play: Player) -> None:

@@ -148,6 +148,10 @@ class World:
     def close(self) -> None:
         shutil.rmtree(self.folder)
 
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """For sequencers made from now on."""
+        self.namespace = replace(self.namespace, config=EngineConfig({**CONFIG, **settings}))
+
     def new_id(self) -> str:
         return f"{next(self._ids):032x}"
 

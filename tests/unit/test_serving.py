@@ -21,10 +21,11 @@ from lakemq.engine.datafile import write_data_file
 from lakemq.engine.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.decision import Decision
-from lakemq.engine.protocol.errors import FileMissing, LakeMQError
+from lakemq.engine.protocol.errors import FileMissing, LakeMQError, StorageError
 from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
 from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
 from lakemq.engine.protocol.state import State
+from lakemq.engine.sequencer import backstage
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.engine.sequencer.serving import Serving
@@ -243,3 +244,36 @@ def test_a_long_rest_is_no_step(path: str) -> None:
         first = watched.sequencer
         time.sleep(2.5)
         assert watched.sequencer is first
+
+
+@pytest.mark.slow
+def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> None:
+    stuck, made = threading.Event(), iter([make(mq.namespace, "s", lambda point: stuck.wait(30) and None)])
+    with Serving(lambda: next(made), mq.namespace.config, SystemClock()) as watched:
+        assert watched.wait(10)
+        assert isinstance(watched.error, StorageError)
+        stuck.set()
+
+
+def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that are not projected are in memory: they have a bound."""
+    monkeypatch.setattr(backstage, "MOST_IN_TAIL", 5)
+    slow, waiting = threading.Event(), list[int]()
+
+    def reached(point: str) -> None:
+        if point == "projector.watermark_written":
+            slow.wait(0.3)
+
+    namespace = namespace_on(LocalFiles(path), {**CONFIG, "project.interval.ms": 0})
+    sequencer = make(namespace, "s", reached)
+    assert sequencer.try_lead()
+    for i in range(30):
+        mq.requester.submit(CreateTopic(f"t{i}", 1))
+        until(lambda: bool(mq.namespace.files.list("mailbox")))
+        sequencer.step()
+        assert sequencer._term is not None
+        waiting.append(len(sequencer._term.backstage._tail))
+    slow.set()
+    sequencer.resign()
+    assert max(waiting) <= 6
+    assert len(mq.topics.list()) == 30
