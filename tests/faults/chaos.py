@@ -34,7 +34,8 @@ CONFIG: dict[str, Any] = {
     "checkpoint.interval": 10,
     "compact.min.files": 8,
     "reader.grace.ms": 10_000,
-    "request.timeout.ms": 10_000,
+    # less than a lease, so that clients ask again what was decided before
+    "request.timeout.ms": 1500,
     "request.gap.ms": 2000,
     # of every step, so that the tables can be compared with a replay of all
     "journal.retention.ms": 30 * 86_400_000,
@@ -113,8 +114,8 @@ class Chaos:
         with lakemq.connect(self.path) as mq:
             state = mq.state()
         found.steps, found.takeovers = state.step, state.leader_epoch
-        sizes = [_size(path) for path in Path(self.path).rglob("*")]
-        found.files, found.bytes = sum(size is not None for size in sizes), sum(size or 0 for size in sizes)
+        sizes = [_size(Path(folder, name)) for folder, _, names in os.walk(self.path) for name in names]
+        found.files, found.bytes = len(sizes), sum(sizes)
         return found
 
     # -- processes --------------------------------------------------------------------------------------
@@ -198,6 +199,8 @@ class Chaos:
 
     def _settle(self) -> None:
         """Who is at work ends its work: first who sends, then who copies, then who watches; each in time."""
+        with lakemq.connect(self.path, config={"request.timeout.ms": PATIENCE_S * 1000}) as mq:
+            mq.topics.create("settled")  # answered after all letters that the dead have left behind
         for names in (PRODUCERS, (PIPELINE,), (TAIL,)):
             for name in names:
                 (self.folder / f"{name}.end").touch()
@@ -235,9 +238,9 @@ def _ended(child: subprocess.Popen[str]) -> int:
         raise AssertionError(f"{child.args[2]} has not ended within {PATIENCE_S} s") from None  # type: ignore[index]
 
 
-def _size(path: Path) -> int | None:
+def _size(path: Path) -> int:
     """Of a file that may be gone by now."""
     try:
-        return path.stat().st_size if path.is_file() else None
+        return path.stat().st_size
     except FileNotFoundError:
-        return None
+        return 0

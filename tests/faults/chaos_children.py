@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.consume.batch import ConsumerBatch
-from lakemq.engine.consume.consumer import Consumer
 from lakemq.engine.errors import (
     GroupIdNotFound,
     InvalidProducerEpoch,
@@ -42,6 +41,9 @@ ABORTS = 0.25
 """Of the transactions, on purpose."""
 FENCED = 9
 """Exit code of a pipeline whose transactional id another one has."""
+
+
+T = TypeVar("T")
 
 
 class Notes:
@@ -112,9 +114,10 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
             copying = _Scoped(mq) if incarnation % 2 else _Produced(mq)
             consumer = mq.consumer(GROUP, topics=[INPUT])
             for number in itertools.count():
-                batch = _polled(consumer, chance.randint(1, 400))
+                is_last, count = not may_go_on(), chance.randint(1, 400)
+                batch = _until_answered(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
                 if not batch:
-                    if not may_go_on() and not any(consumer.lag().values()):
+                    if is_last:
                         return
                     continue
                 attempt, aborts = f"{incarnation}.{number}", chance.random() < ABORTS
@@ -131,10 +134,10 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
             os._exit(FENCED)  # what is open belongs to who has the id now
 
 
-def _polled(consumer: Consumer, count: int) -> ConsumerBatch:
+def _until_answered(ask: Callable[[], T]) -> T:
     while True:
         with suppress(RequestTimedOut, UnstableOffsetCommit):
-            return consumer.poll(max_records=count, timeout_ms=300)
+            return ask()
 
 
 class Aborted(Exception):
@@ -170,7 +173,7 @@ class _Produced:
     """With a transactional producer, whose calls are Kafka's."""
 
     def __init__(self, mq: Connection) -> None:
-        self._producer = mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS)
+        self._producer = _until_answered(lambda: mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS))
 
     def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
         producer, copies = self._producer, _copies(batch, attempt)
@@ -185,14 +188,10 @@ class _Produced:
         producer.commit_transaction()
 
     def recover(self) -> None:
-        while True:
-            try:
-                self._producer.abort_transaction()
-            except RequestTimedOut:
-                continue
-            except InvalidTxnState:  # the commit that was not answered has committed it
-                self._producer.commit_transaction()
-            return
+        try:
+            _until_answered(self._producer.abort_transaction)
+        except InvalidTxnState:  # the commit that was not answered has committed it
+            _until_answered(self._producer.commit_transaction)
 
 
 # -- the tail -------------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
                 lags = [one for one in mq.groups.lag(GROUP) if one.committed_offset is not None]
                 assert all((one.lag or 0) >= 0 for one in lags), lags
                 look("committed offset", INPUT, {one.partition: one.committed_offset or 0 for one in lags})
-            time.sleep(0.05)
+            time.sleep(0.2)
 
 
 ROLES = {"produce": produce, "pipe": pipe, "watch": watch}

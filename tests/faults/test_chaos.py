@@ -21,8 +21,8 @@ SEED = "LAKEMQ_CHAOS_SEED"
 def test_20_seconds_of_chaos(tmp_path: Path):
     """The seed is told when it fails; the variable takes it, for the same faults at the same times."""
     seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1_000_000))
-    figures = Chaos(tmp_path, seed, SECONDS).run()
-    print(figures)
+    print(f"seed {seed}")
+    print(Chaos(tmp_path, seed, SECONDS).run())
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
