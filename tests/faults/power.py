@@ -62,8 +62,8 @@ class Disk:
 
     def survives(self, path: str, root: str) -> bool:
         """Whether the path, as it is now, would be there with its content after a loss of power."""
-        inode = self.names[path]
-        if inode in self.unsynced or self.synced_names.get(path) != inode:
+        inode = self.names.get(path)
+        if inode is None or inode in self.unsynced or self.synced_names.get(path) != inode:
             return False
         parent = os.path.dirname(path)
         return parent == root or self.survives(parent, root)
@@ -98,12 +98,6 @@ class Recorded:
         lines = self.notes_file.read_text().splitlines()
         return [Note(kind, int(inode), path) for kind, inode, path in (line.split("\t", 2) for line in lines)]
 
-    def disk_at(self, notes: list[Note]) -> Disk:
-        disk = Disk()
-        for note in notes:
-            disk.follow(note)
-        return disk
-
     def restore(self, disk: Disk, loss: Loss, to: Path) -> None:
         """Lay out in an empty folder what is left."""
         contents = {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_file()}
@@ -118,6 +112,14 @@ class Recorded:
                 shutil.copyfile(contents[inode], copy)
             else:
                 copy.touch()
+
+
+def disk_after(notes: list[Note]) -> Disk:
+    """What the disk has become by these notes, from an empty folder on."""
+    disk = Disk()
+    for note in notes:
+        disk.follow(note)
+    return disk
 
 
 def told(notes: list[Note]) -> list[list[object]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults.checks import Acknowledged, check_all
-from faults.power import LOSSES, Disk, Loss, Note, Recorded, told
+from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, told
 from faults.processes import QUICK, TOPIC, start
 from faults.shims import compiled
 
@@ -43,7 +43,7 @@ def notes(recorded: Recorded) -> list[Note]:
 def test_a_table_survives_before_anything_rests_on_it(recorded: Recorded, notes: list[Note]):
     """The first acknowledgement comes when the first version of every table would survive."""
     first = next(i for i, note in enumerate(notes) if note.kind == "told")
-    disk = recorded.disk_at(notes[:first])
+    disk = disk_after(notes[:first])
     versions = [path for path in disk.names if path.endswith(f"/_delta_log/{0:020d}.json")]
     assert len(versions) > 10
     assert [path for path in versions if not disk.survives(path, str(recorded.root))] == []
@@ -74,7 +74,7 @@ def test_what_was_acknowledged_survives(loss: Loss, after: int, recorded: Record
     """Power is lost right after so many acknowledgements; the namespace goes on, and nothing is missing in it."""
     moments = [i for i, note in enumerate(notes) if note.kind == "told"]
     until = notes[: moments[after - 1] + 1]
-    recorded.restore(recorded.disk_at(until), loss, tmp_path)
+    recorded.restore(disk_after(until), loss, tmp_path)
     acknowledged = [Acknowledged(*one) for one in told(until)]  # type: ignore[arg-type]
     assert len(acknowledged) == after
     check_all(str(tmp_path / "namespace"), TOPIC, acknowledged)
@@ -87,5 +87,5 @@ def test_a_namespace_survives_the_moment_after_entries_went(
     """Power is lost right after the last removal of a log entry, of whichever table."""
     last = max(i for i, note in enumerate(notes) if note.kind == "gone" and ENTRY.search(note.path))
     until = notes[: last + 1]
-    recorded.restore(recorded.disk_at(until), loss, tmp_path)
+    recorded.restore(disk_after(until), loss, tmp_path)
     check_all(str(tmp_path / "namespace"), TOPIC, [Acknowledged(*one) for one in told(until)])  # type: ignore[arg-type]
