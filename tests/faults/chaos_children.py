@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +112,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
     with lakemq.connect(path, config=config) as mq:
         print("ready", flush=True)
         try:
+            # first the id, so that what others have on the way cannot move the group any more; then where the group is
             copying = _Scoped(mq) if incarnation % 2 else _Produced(mq)
             consumer = mq.consumer(GROUP, topics=[INPUT])
             for number in itertools.count():
@@ -128,7 +130,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
                 except (Aborted, TransactionAbortable, RequestTimedOut) as error:
                     notes.add("failed", attempt, type(error).__name__)
                     copying.recover()
-                    consumer = mq.consumer(GROUP, topics=[INPUT])  # from where the group is
+                    consumer = mq.consumer(GROUP, topics=[INPUT])
         except (ProducerFenced, InvalidProducerEpoch) as error:
             notes.add("fenced", incarnation, error.name)
             os._exit(FENCED)  # what is open belongs to who has the id now
@@ -156,9 +158,10 @@ class _Scoped:
 
     def __init__(self, mq: Connection) -> None:
         self._mq = mq
+        self.recover()
 
     def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
-        with self._mq.transaction(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS) as transaction:
+        with self._transaction as transaction:
             transaction.publish(OUTPUT, _copies(batch, attempt))
             transaction.send_offsets(batch)
             if abort:
@@ -166,7 +169,9 @@ class _Scoped:
                 raise Aborted
 
     def recover(self) -> None:
-        """Nothing is to be done: leaving the block has aborted it."""
+        """Leaving the block has aborted it; where nobody knows, taking the id again ends it."""
+        take = partial(self._mq.transaction, TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS)
+        self._transaction = _until_answered(take)
 
 
 class _Produced:
