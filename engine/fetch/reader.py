@@ -19,7 +19,7 @@ from lakemq.tables.store import Follower, LogGone, Store, TableHandle
 from ..clock import Clock
 from ..protocol import machine
 from ..protocol.codec import decode_steps
-from ..protocol.errors import LakeMQError, StepTooOld, UnknownTopicOrPartition
+from ..protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
 from ..protocol.records import StepDecisions
 from ..protocol.segments import table_of
 from ..protocol.state import State, Topic
@@ -109,7 +109,7 @@ class Reader:
             self._clock.sleep(5 * attempt)
         if gone is not None:
             raise gone
-        raise LakeMQError("The namespace changes faster than it can be read.")
+        raise UnknownServerError("The namespace changes faster than it can be read.")
 
     def _loaded(self) -> _View | None:
         """What there is now; None where housekeeping moved on meanwhile."""

@@ -230,6 +230,10 @@ class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
 # -- clients, mailbox, engine ---------------------------------------------------------------------------
 
 
+class UnknownServerError(LakeMQError, name="UNKNOWN_SERVER_ERROR", code=-1):
+    """An error nobody foresaw: a mistake of LakeMQ's, which refuses this request and no other."""
+
+
 class NoOffsetForPartition(LakeMQError, name="NO_OFFSET_FOR_PARTITION"):
     """The group has committed no offset for the partition, and auto_offset_reset is none."""
 

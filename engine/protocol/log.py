@@ -21,7 +21,7 @@ from .errors import (
     StaleApplicationVersion,
     StaleTopicMetadata,
 )
-from .names import check_destination, shown
+from .names import MAX_LENGTH, check_destination, shown
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
 from .records import DeadLettered, Decided, FilesAdded, Produced, UnitAppended
@@ -32,7 +32,6 @@ from .transactions import joined, open_transaction
 from .units import Units, appended_before, named_units, refused_unit, units_of, was_refused_before
 
 MAX_VERSION = 2**63 - 1
-MAX_APP_ID = 249
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,11 @@ def _is_old(state: State, application: ApplicationVersion) -> bool:
         raise InvalidRequest(
             "txn_version is out of range.", found=application.txn_version, expected=f"0 to {MAX_VERSION}"
         )
-    if not 1 <= len(application.txn_app_id) <= MAX_APP_ID:
+    if not 1 <= len(application.txn_app_id) <= MAX_LENGTH:
         raise InvalidRequest(
             "txn_app_id is too short or too long.",
             found=f"{len(application.txn_app_id)} characters",
-            expected=f"1 to {MAX_APP_ID}",
+            expected=f"1 to {MAX_LENGTH}",
         )
     known = state.applications.get((application.txn_app_id, application.target))
     last = known.version if known else -1

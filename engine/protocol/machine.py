@@ -13,7 +13,7 @@ from lakemq.tables.messages import FileFacts
 
 from . import clients, leader, log, offsets, producers, topics, transactions
 from .decision import Decision
-from .errors import ClientEnded, LakeMQError
+from .errors import ClientEnded, LakeMQError, UnknownServerError
 from .limits import DEFAULT_LIMITS, Limits
 from .records import Answered, AnyRecord, ClientRemoved, Decided, StepDecisions
 from .requests import (
@@ -92,7 +92,7 @@ def decide_request(
         return Decision(error.refusal(), tuple(transactions.decide_failure(state, request, error)))
     except Exception as error:
         unforeseen(error)
-        refusal = LakeMQError("The sequencer could not decide this request.", found=type(error).__name__)
+        refusal = UnknownServerError("The sequencer could not decide this request.", found=type(error).__name__)
         return Decision(refusal.refusal(), tuple(transactions.decide_failure(state, request, refusal)))
 
 

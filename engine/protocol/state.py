@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UnknownTopicOrPartition
+from .names import shown
 from .parameters import TOPIC
 from .records import TransactionStatus, UnitAppended
 from .requests import AnyResult, OffsetCommit
@@ -169,7 +170,7 @@ class State:
         """The topic of this name; raises UnknownTopicOrPartition."""
         topic_id = self.topic_ids.get(name)
         if topic_id is None:
-            raise UnknownTopicOrPartition("There is no such topic.", found=name[:MAX_SHOWN])
+            raise UnknownTopicOrPartition("There is no such topic.", found=shown(name))
         return self.topics[topic_id]
 
     def own(self, topic_id: int) -> Topic:
@@ -187,6 +188,3 @@ class State:
     def subscriptions(self) -> dict[str, list[str]]:
         """Topic name -> subscriptions, for every topic."""
         return {topic.topic: topic.subscriptions for topic in self.topics.values()}
-
-
-MAX_SHOWN = 60

@@ -18,6 +18,7 @@ from ..protocol.errors import (
     RequestTimedOut,
     StorageError,
     UnknownProducerId,
+    UnknownServerError,
     UnsupportedVersion,
 )
 from ..protocol.producers import next_sequence
@@ -326,6 +327,6 @@ def known(error: BaseException) -> LakeMQError:
     if isinstance(error, OSError):
         ours: LakeMQError = StorageError("The rows could not be stored.", found=error.strerror or type(error).__name__)
     else:
-        ours = LakeMQError("The sending failed.", found=type(error).__name__)
+        ours = UnknownServerError("The sending failed.", found=type(error).__name__)
     ours.__cause__ = error
     return ours

@@ -32,8 +32,8 @@ lakemq serve                       # in another terminal, for as long as there i
 ```
 
 Data goes to stdout, all else to stderr; what is refused or fails is one line `NAME: message`. NAME is one of the
-[errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERNAL_ERROR` (a bug: with `{TRACE_VARIABLE}=1` there is a
-stack trace to report).
+[errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERRUPTED` (by a signal), or `INTERNAL_ERROR` (a bug: with
+`{TRACE_VARIABLE}=1` there is a stack trace to report).
 
 | exit code | what it says |
 |---|---|

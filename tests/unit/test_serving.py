@@ -21,7 +21,7 @@ from lakemq.engine.datafile import write_data_file
 from lakemq.engine.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.decision import Decision
-from lakemq.engine.protocol.errors import FileMissing, LakeMQError, StorageError
+from lakemq.engine.protocol.errors import FileMissing, StorageError, UnknownServerError
 from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
 from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
 from lakemq.engine.protocol.state import State
@@ -152,7 +152,7 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
         asked = [(CreateTopic(name, 1), None) for name in ("before", "odd", "after")]
         before, odd, after = mq.requester.submit_all(asked)
         assert isinstance(before.result(5), TopicDone)
-        with pytest.raises(LakeMQError, match=r"UNKNOWN_SERVER_ERROR.*ZeroDivisionError") as refused:
+        with pytest.raises(UnknownServerError, match=r"ZeroDivisionError") as refused:
             odd.result(5)
         assert refused.value.code == -1
         assert isinstance(after.result(5), TopicDone)
@@ -191,7 +191,7 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
         other.topics.create("first")
         odd = mq.requester.submit(CreateTopic("odd", 1))
         assert other.topics.create("good").partitions == 1
-        with pytest.raises(LakeMQError, match="UNKNOWN_SERVER_ERROR"):
+        with pytest.raises(UnknownServerError):
             odd.result(10)
         assert [topic.topic for topic in other.topics.list()] == ["first", "good"]
 
