@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
+from lakemq.tables.delta_log import DeltaLog
 from lakemq.tables.files import Files, LocalFiles, open_files
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.mailbox import Mailbox
@@ -83,7 +84,7 @@ _RESTORED = "a copy of it from a backup"
 
 def _check_free(path: str, files: Files, store: Store) -> None:
     """What an interrupted init has left is completed; a journal that was lost is not replaced by an empty one."""
-    if files.list("_delta_log", 1):
+    if DeltaLog(files).exists():
         found = f"{path} is itself a Delta table, and no place for a namespace."
         raise NamespaceError(found, expected="another path")
     if written := _written(store):
@@ -107,7 +108,7 @@ def _open_journal(path: str, files: Files, store: Store) -> None:
 
 def _no_journal(path: str, files: Files, store: Store, error: NotATable) -> NamespaceError:
     try:
-        if store.exists(JOURNAL) or files.list(f"{JOURNAL.name}/_delta_log", 1):
+        if store.exists(JOURNAL) or DeltaLog(files, JOURNAL.name).exists():
             return NamespaceError(f"{path} has a journal that cannot be used ({error}).", expected=_RESTORED)
         if written := _written(store):
             return _without_journal(path, written)

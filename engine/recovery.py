@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
 from msgspec import MsgspecError
 
 from lakemq.tables.changelog import newest
@@ -47,10 +48,10 @@ def read_watermark(store: Store) -> WatermarkRow:
     """The newest watermark."""
     handle = store.open(WATERMARKS)
     files = handle.files()
-    last = max((f.statistics["max.step"] for f in files), default=0)
+    last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last < handle.last_step():
         raise _damaged(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
-    return _rows(WatermarkRow, handle.read(step=(last, None)))[-1] if files else BEGINNING
+    return _rows(WatermarkRow, WATERMARKS.checked(handle.read(step=(last, None))))[-1] if files else BEGINNING
 
 
 def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> State:
@@ -85,26 +86,36 @@ def _partition_counts(partitions: pa.Table) -> dict[int, int]:
 
 @contextmanager
 def damage_told(store: Store) -> Iterator[None]:
-    """What goes wrong in reading the state because the tables hold something else than was written is TableDamaged."""
+    """What goes wrong in reading the state because the tables hold something else than was written is TableDamaged.
+
+    These are what decoding raises; a TypeError or AttributeError is a mistake of ours, and told as itself.
+    """
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, MsgspecError) as error:
+    except (LookupError, ValueError, MsgspecError, pa.ArrowTypeError) as error:
         raise _damaged(store, f"{type(error).__name__}: {error}") from error
 
 
 def _damaged(store: Store, what: str) -> TableDamaged:
-    foreign = [str(one) for one in islice(foreign_commits(store), _SHOWN)]
     return TableDamaged(
-        f"{what}. Commits of somebody else: {'; '.join(foreign) or 'none that the logs still have'}.",
+        f"{what}. Commits of somebody else: {_foreign(store)}.",
         expected="what LakeMQ wrote: restore the namespace from a backup",
     )
+
+
+def _foreign(store: Store) -> str:
+    try:
+        foreign = [str(one) for one in islice(foreign_commits(store), _SHOWN)]
+    except (OSError, DeltaError):
+        return "unknown, for a log cannot be read"
+    return "; ".join(foreign) or "none that the logs still have"
 
 
 def _newest(store: Store, spec: TableSpec, step: int) -> pa.Table:
     handle = store.open(spec)
     if handle.floor() > step:
         raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
-    return newest(handle.read(step=(None, step)), spec.keys)
+    return newest(spec.checked(handle.read(step=(None, step))), spec.keys)
 
 
 def _rows(row: type[T], table: pa.Table) -> list[T]:

@@ -104,8 +104,8 @@ def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
 def check_sequencer(mq: Connection) -> Finding:
     """A sequencer leads and its journal moves; or none leads and nothing waits for one."""
     state = mq.state()
-    version = mq.namespace.store.open(JOURNAL).version
-    moved_ms = mq.namespace.files.modified_ms(f"journal/_delta_log/{version:020d}.json") or state.now_ms
+    journal = mq.namespace.store.open(JOURNAL)
+    moved_ms = journal.log.modified_ms(journal.version) or state.now_ms
     silent_ms = max(0, _store_now_ms(mq) - moved_ms)
     last = f"the journal last moved at {_at(moved_ms)} (step {state.step}), {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"

@@ -21,18 +21,27 @@ _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
 class DeltaLog:
     """The log of one table, below its folder. No commits: those are the store's."""
 
-    def __init__(self, files: Files, table: str) -> None:
+    def __init__(self, files: Files, table: str = "") -> None:
+        """table: the folder of the table; without one, the root of the files is asked about."""
         self._files, self._table = files, table
-        self._folder = f"{table}/_delta_log"
+        self._folder = f"{table}/_delta_log" if table else "_delta_log"
+
+    def exists(self) -> bool:
+        """Whether there is anything of a log."""
+        return bool(self._files.list(self._folder, 1))
 
     def identity(self, version: int) -> str | None:
         """Which object the entry of this version is; None: it is not there (any more, or yet)."""
         return self._files.identity(self._entry(version))
 
+    def modified_ms(self, version: int) -> int | None:
+        """When the entry of this version was written, by the store's clock; None: it is not there."""
+        return self._files.modified_ms(self._entry(version))
+
     def actions(self, version: int) -> list[dict[str, Any]]:
         """What this very commit did, in order. FileNotFoundError: there is no such entry."""
         # bytes are split at line ends alone; text would be at U+2028 too, which JSON need not escape
-        return [json.loads(line) for line in self._files.get(self._entry(version)).splitlines() if line]
+        return [json.loads(line) for line in self._files.get(self._entry(version)).splitlines() if line.strip()]
 
     def added(self, version: int, *, moved: bool) -> list[str]:
         """Files that this very commit added, paths as `Files` takes them. moved: also those that hold no new rows."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from .delta_log import DeltaLog
 from .files import Files
 from .spec import TableSpec
 
@@ -29,8 +29,7 @@ def insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
     Rows that an UPDATE, DELETE or MERGE writes again were inserted before. Raises FileNotFoundError when the log holds
     that commit no more.
     """
-    body = files.get(f"{spec.name}/_delta_log/{version:020d}.json")
-    actions = [json.loads(line) for line in body.splitlines() if line.strip()]
+    actions = DeltaLog(files, spec.name).actions(version)
     added = list(_of(actions, "add"))
     if any(_of(actions, "remove")) and _operation(actions) != "WRITE":
         added = []

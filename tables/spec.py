@@ -89,5 +89,12 @@ class TableSpec:
             schema=self.stored_schema,
         )
 
+    def checked(self, rows: pa.Table) -> pa.Table:
+        """The rows, as they were written; raises ValueError for one that LakeMQ has not: null where nothing may be."""
+        for name in rows.column_names:
+            if not self.schema.field(name).nullable and rows.column(name).null_count:
+                raise ValueError(f"{self.name}.{name} is null")
+        return rows
+
     def empty(self) -> pa.Table:
         return self.stored_schema.empty_table()

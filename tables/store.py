@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -30,6 +29,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from .delta_log import DeltaLog
 from .files import Files, LocalFiles
+from .follower import Follower
 from .spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 
 APP_ID = "lakemq"
@@ -43,10 +43,6 @@ _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_lo
 
 class CommitConflict(Exception):
     """Somebody else committed to the table first: nothing was written."""
-
-
-class LogGone(Exception):
-    """The log was cleaned beyond where its follower stood, or the table is another one: load it again."""
 
 
 class NotATable(Exception):
@@ -63,19 +59,12 @@ class OlderTable(NotATable):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A live data file of a table: path below the table, and what Delta's statistics say of its first column."""
+    """A live data file of a table: path below the table, and what Delta's statistics say of its columns."""
 
     path: str
     size_bytes: int
     record_count: int
     statistics: Mapping[str, Any]
-
-    def overlaps(self, column: str, low: Any, high: Any) -> bool:
-        """Whether a row with low <= column <= high may be in the file; None is no bound."""
-        least, most = self.statistics.get(f"min.{column}"), self.statistics.get(f"max.{column}")
-        if least is None or most is None:
-            return True
-        return (low is None or most >= low) and (high is None or least <= high)
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ class NewFile:
 
 
 class TableHandle:
-    """A Delta table as of one version. Appends move it one version on; `refresh` moves it to the newest."""
+    """A Delta table as of one version. Appends move it one version on; `reopen` moves it to the newest."""
 
     def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
         self._store, self.spec, self._table = store, spec, table
@@ -195,33 +184,18 @@ class TableHandle:
         if self._stands_on is None or self.log.identity(version) != self._stands_on:
             raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
-    def files(self) -> list[StoredFile]:
-        """All live data files with their statistics."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
-        columns = {n: actions.column(n).to_pylist() for n in names}
-        heads = zip(*(actions.column(n).to_pylist() for n in ("path", "size_bytes", "num_records")), strict=True)
-        return [
-            StoredFile(path, size, count or 0, {n: columns[n][i] for n in names})
-            for i, (path, size, count) in enumerate(heads)
-        ]
-
-    def files_with(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
+    def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
         """The live files that may hold rows within all bounds (column -> lowest, highest; None is no bound)."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
-        keep: Any = None
         for column, (low, high) in bounds.items():
             least, most = f"min.{column}", f"max.{column}"
             if least not in actions.column_names:
                 continue
-            for test in (
-                None if low is None else pc.fill_null(pc.greater_equal(actions.column(most), low), True),
-                None if high is None else pc.fill_null(pc.less_equal(actions.column(least), high), True),
-            ):
-                if test is not None:
-                    keep = test if keep is None else pc.and_(keep, test)
-        if keep is not None:
-            actions = actions.filter(keep)
+            # of a file without statistics nothing is known
+            if low is not None:
+                actions = actions.filter(pc.fill_null(pc.greater_equal(actions.column(most), low), True))
+            if high is not None:
+                actions = actions.filter(pc.fill_null(pc.less_equal(actions.column(least), high), True))
         names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
         return [
             StoredFile(r["path"], r["size_bytes"], r["num_records"] or 0, {n: r[n] for n in names})
@@ -239,7 +213,7 @@ class TableHandle:
 
         files: only of these files. Whole files are passed over by their statistics, row groups by theirs.
         """
-        chosen = self.files_with(**bounds) if files is None else files
+        chosen = self.files(**bounds) if files is None else files
         names = list(columns) if columns is not None else self.spec.stored_schema.names
         for column, (low, high) in bounds.items():
             for test in (
@@ -335,43 +309,7 @@ class Store:
 
     def follow(self, handle: TableHandle) -> Follower:
         """Reads commit by commit what comes after the handle's version."""
-        return Follower(self, handle.spec, handle.version)
-
-
-class Follower:
-    """Follows a table at the price of one small object per version; a handle would replay the log since its checkpoint.
-
-    version: the last one read.
-    """
-
-    def __init__(self, store: Store, spec: TableSpec, version: int) -> None:
-        self._files, self._spec, self.version = store.files, spec, version
-        self._log = DeltaLog(store.files, spec.name)
-        self._stands_on = self._log.identity(version)
-
-    def next(self) -> pa.Table | None:
-        """Rows that the next commit added, None while there is no such commit. Files it only moved do not count.
-
-        Raises LogGone: the log was cleaned beyond it, or files of it are gone.
-        """
-        following = self._log.identity(self.version + 1)
-        try:
-            rows = None if following is None else self._rows(self.version + 1)
-        except FileNotFoundError as error:
-            raise LogGone(f"{self._spec.name}: {error}") from error
-        # looked at afterwards: entries go in ascending order, so that what was not there had not come yet
-        if self._stands_on is None or self._log.identity(self.version) != self._stands_on:
-            raise LogGone(f"{self._spec.name}: version {self.version} is gone")
-        if rows is not None:
-            self.version, self._stands_on = self.version + 1, following
-        return rows
-
-    def _rows(self, version: int) -> pa.Table:
-        tables = [
-            pq.read_table(self._files.open_input(path), schema=self._spec.stored_schema)
-            for path in self._log.added(version, moved=False)
-        ]
-        return pa.concat_tables([self._spec.empty(), *tables])
+        return Follower(self.files, handle.spec, handle.version)
 
 
 def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:

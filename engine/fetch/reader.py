@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.follower import Follower, LogGone
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENTS
-from lakemq.tables.store import Follower, LogGone, Store, TableHandle
+from lakemq.tables.store import Store, TableHandle
 
 from ..clock import Clock
 from ..protocol import machine
-from ..protocol.codec import decode_steps
+from ..protocol.codec import steps_after
 from ..protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
 from ..protocol.records import StepDecisions
 from ..protocol.segments import table_of
@@ -203,8 +204,8 @@ class _View:
 
     def fold(self, rows: pa.Table) -> bool:
         """Rows of the journal; False unless their steps are the next ones."""
-        steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
-        if [s.step for s in steps] != list(range(self.state.step + 1, self.state.step + 1 + len(steps))):
+        steps = steps_after(rows, self.state.step)
+        if steps is None:
             return False
         machine.replay(self.state, steps)
         self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]

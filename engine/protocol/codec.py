@@ -34,6 +34,7 @@ _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _transactions = msgspec.json.Decoder(Transaction)
+_configs = msgspec.json.Decoder(dict[str, Any])
 _results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
 
 
@@ -162,8 +163,7 @@ def encode_config(config: dict[str, Any]) -> str:
 
 
 def decode_config(text: str) -> dict[str, Any]:
-    config: dict[str, Any] = msgspec.json.decode(text)
-    return config
+    return _configs.decode(text)
 
 
 def encode_step(step: StepDecisions) -> pa.Table:
@@ -198,9 +198,10 @@ def _segment_lists(parts: list[Segments]) -> pa.Array:
 
 
 def decode_steps(rows: pa.Table) -> list[StepDecisions]:
-    """Rows of the journal, sorted by step and position, as steps. Raises NewerFormat."""
+    """Rows of the journal, in any order, as steps in theirs. Raises NewerFormat; ValueError: no rows of a journal."""
     if rows.num_rows == 0:
         return []
+    rows = JOURNAL.checked(rows).sort_by([("step", "ascending"), ("position", "ascending")])
     newest = max(rows.column("format_version").to_pylist())
     if newest > FORMAT_VERSION:
         raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
@@ -220,6 +221,13 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
         decisions = [Decided(_records.decode(text), part, request) for _, text, request, _, _, part in members]
         steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
     return steps
+
+
+def steps_after(rows: pa.Table, step: int) -> list[StepDecisions] | None:
+    """The same, None unless they are the steps that follow `step`, without a gap."""
+    steps = decode_steps(rows)
+    expected = range(step + 1, step + 1 + len(steps))
+    return steps if [one.step for one in steps] == list(expected) else None
 
 
 def _segments_of(column: pa.ChunkedArray) -> list[Segments]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
 
-from ..protocol.codec import decode_steps
+from ..protocol.codec import steps_after
 from ..protocol.errors import NotLeader
 from ..protocol.records import StepDecisions
 
@@ -39,11 +39,9 @@ class Journal:
 
         Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again).
         """
-        rows = self._handle.read(step=(step + 1, None))
-        steps = decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
-        found = [s.step for s in steps]
-        if found != list(range(step + 1, step + 1 + len(steps))):
-            raise NotLeader(f"The journal's steps after {step} have a gap.", found=found[:3])
+        steps = steps_after(self._handle.read(step=(step + 1, None)), step)
+        if steps is None:
+            raise NotLeader(f"The journal's steps after {step} have a gap.")
         return steps
 
     def replace(self, add: Sequence[NewFile], remove: Sequence[StoredFile]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.follower import Follower, LogGone
 from lakemq.tables.journal import JOURNAL
-from lakemq.tables.store import Follower, LogGone, Store
+from lakemq.tables.store import Store
 
 from ..clock import Clock
 from ..protocol import leader, machine
@@ -73,4 +74,4 @@ class Standby:
         return self._follower.version != begun_at
 
     def _fold(self, rows: pa.Table) -> None:
-        machine.replay(self.state, decode_steps(rows.sort_by("step")))
+        machine.replay(self.state, decode_steps(rows))

@@ -18,9 +18,10 @@ from pyarrow.fs import LocalFileSystem
 
 from lakemq.tables import store as store_module
 from lakemq.tables.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.follower import Follower, LogGone
 from lakemq.tables.leftovers import Leftovers
 from lakemq.tables.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.store import CommitConflict, Follower, LogGone, NewFile, NotATable, Store, TableHandle
+from lakemq.tables.store import CommitConflict, NewFile, NotATable, Store, TableHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,24 +288,26 @@ def test_columns_come_in_the_order_asked_for(three_files: TableHandle) -> None:
 
 
 def test_files_outside_the_bounds_are_not_opened(three_files: TableHandle, folder: Path) -> None:
+    needed = {file.path for file in three_files.files(step=(5, 5))}
     for file in three_files.files():
-        if not file.overlaps("step", 5, 5):
+        if file.path not in needed:
             (folder / file.path).unlink()
     assert steps_in(three_files.read(step=(5, 5))) == [5]
     with pytest.raises(FileNotFoundError):
         three_files.read(step=(3, 5))
 
 
-def test_a_file_may_be_asked_what_it_overlaps(three_files: TableHandle) -> None:
-    (file,) = three_files.files_with(step=(5, 5))
+def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
+    (file,) = three_files.files(step=(5, 5))
     assert (file.statistics["min.step"], file.statistics["max.step"], file.record_count) == (4, 6, 3)
-    answers = {b: file.overlaps("step", *b) for b in [(6, 9), (7, 9), (1, 4), (1, 3), (None, 4), (None, 3), (7, None)]}
-    assert [b for b, yes in answers.items() if not yes] == [(7, 9), (1, 3), (None, 3), (7, None)]
-    assert file.overlaps("no statistics", 1, 2)
+    asked = [(6, 9), (7, 9), (1, 4), (1, 3), (None, 4), (None, 3), (7, None)]
+    chosen = {bounds: [one.path for one in three_files.files(step=bounds)] for bounds in asked}
+    assert [b for b, paths in chosen.items() if file.path not in paths] == [(7, 9), (1, 3), (None, 3), (7, None)]
+    assert len(three_files.files(nothing_known=(1, 2))) == 3
 
 
 def test_only_these_files(three_files: TableHandle) -> None:
-    chosen = three_files.files_with(step=(None, 4))
+    chosen = three_files.files(step=(None, 4))
     assert steps_in(three_files.read(files=chosen)) == [1, 2, 3, 4, 5, 6]
     assert steps_in(three_files.read(files=chosen, step=(2, 4))) == [2, 3, 4]
     assert three_files.read(files=[]).num_rows == 0
@@ -316,7 +319,7 @@ def test_a_file_without_statistics_is_never_passed_over(handle: TableHandle, fol
     handle.append_at(1, notes(9))
     assert steps_in(handle.read(step=(4, 4))) == [4]
     assert steps_in(handle.read(step=(1, 3))) == []
-    assert len(handle.files_with(step=(1, 3))) == 1
+    assert len(handle.files(step=(1, 3))) == 1
 
 
 def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -> None:
@@ -329,7 +332,7 @@ def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -
 
 
 def test_a_log_is_followed_commit_by_commit(store: Store, three_files: TableHandle, folder: Path) -> None:
-    follower = Follower(store, NOTES, 0)
+    follower = Follower(store.files, NOTES, 0)
     assert [steps_in(follower.next()) for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert (follower.next(), follower.version) == (None, 3)
     three_files.replace_at(3, [new_file(folder, "m.parquet", notes(*range(1, 10)))], three_files.files())

@@ -1,0 +1,80 @@
+"""What is told of tables that hold something else than was written, and what is not told as that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+import lakemq
+from lakemq.engine import recovery
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import TableDamaged
+
+CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A namespace with a topic, projected."""
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t")
+    return tmp_path / "mq"
+
+
+@pytest.fixture
+def reader(path: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(path)) as mq:
+        yield mq
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("topics", "config", None),
+        ("topics", "config", "5"),
+        ("topics", "partition_count", None),
+        ("partitions", "high_watermark", None),
+        ("watermarks", "next_topic_id", None),
+    ],
+)
+def test_a_value_that_was_never_written_is_named(
+    table: str, column: str, value: Any, path: Path, reader: Connection
+) -> None:
+    rows = pa.table(DeltaTable(str(path / table)).to_pyarrow_table())
+    at = rows.column_names.index(column)
+    field = rows.schema.field(at)
+    changed = rows.set_column(at, field, pa.array([value] * rows.num_rows, field.type))
+    write_deltalake(str(path / table), changed, mode="overwrite")
+    with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
+        reader.topics.list()
+    assert value is not None or f"{table}.{column} is null" in str(damaged.value)
+
+
+def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
+    path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: DeltaTable) -> None:
+        raise DeltaError("half a line")
+
+    DeltaTable(str(path / "topics")).delete()
+    monkeypatch.setattr(DeltaTable, "history", unreadable)
+    with pytest.raises(TableDamaged, match=r"topics lacks topic 1.*unknown, for a log cannot be read"):
+        reader.topics.list()
+
+
+@pytest.mark.parametrize("ours", [TypeError, AttributeError])
+def test_a_mistake_of_ours_is_not_told_as_damage(
+    ours: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any) -> None:
+        raise ours("a mistake")
+
+    monkeypatch.setattr(recovery, "restore", mistaken)
+    with pytest.raises(ours, match="a mistake"):
+        reader.topics.list()
