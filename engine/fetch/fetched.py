@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from lakemq.tables.files import Files
 
 from ..namespace import Namespace
-from ..protocol.errors import IllegalState, InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from ..protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
 from ..protocol.state import Topic
 from .arrow import fetch_arrow, first_at_or_after
 from .plan import (
@@ -96,7 +96,7 @@ def plan_positions(
     end: Position,
     partitions: list[int] | None,
 ) -> FetchPlan:
-    """The plan of a fetch as of the reader's step."""
+    """The plan of a fetch as of the reader's step. Positions are what `fetch_position` lets pass."""
     check_isolation(isolation)
     topic = reader.state.topic(topic_name)
     starts = _positions(reader, files, topic, isolation, start)
@@ -113,24 +113,14 @@ def plan_positions(
 
 def _positions(reader: Reader, files: Files, topic: Topic, isolation: Isolation, position: Position) -> dict[int, int]:
     first, last = beginning_offsets(topic), end_offsets(topic, isolation)
-    if position == "earliest":
-        return first
-    if position == "latest":
-        return last
+    if isinstance(position, str):
+        return first if position == "earliest" else last
     if isinstance(position, datetime):
         found = _for_times(reader, files, topic, dict.fromkeys(first, _us(position)))
         return {p: last[p] if at is None else min(at[0], last[p]) for p, at in found.items()}
     if isinstance(position, Mapping):
         return explicit_offsets(topic, position, last)
-    if isinstance(position, bool) or not isinstance(position, SupportsIndex):
-        raise InvalidRequest(
-            "This is no position.",
-            found=repr(position),
-            expected="earliest, latest, an offset, partition -> offset, or a time",
-        )
-    offset = checked_offset(position)
-    if offset < 0:  # for all partitions at once there are words
-        raise OffsetOutOfRange("An offset is not negative.", found=offset, expected="0 or more, earliest, or latest")
+    offset = checked_offset(position, lowest=0)  # for all partitions at once there are words
     return {p: min(max(offset, first[p]), last[p]) for p in first}
 
 
@@ -184,9 +174,7 @@ def _for_times(
 
 def _us(time: int | datetime) -> int:
     """Microseconds of a time, or of milliseconds."""
-    if isinstance(time, int) and not isinstance(time, bool):
+    if isinstance(time, int):
         return time * 1000
-    if not isinstance(time, datetime):
-        raise InvalidRequest("This is no time.", found=time, expected="milliseconds, or a datetime")
     aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
     return (aware - _EPOCH) // timedelta(microseconds=1)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 import pyarrow as pa
 
 from ..arguments import one_of
-from ..protocol.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from ..protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ..protocol.state import Topic
 from .reader import OffsetRange, Reader
 
@@ -91,14 +90,11 @@ def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
     return [Bounds(topic.topic_id, firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
 
 
-def checked_offset(offset: object) -> int:
-    """A whole number that may be an offset, -1 and -2 among them. Raises InvalidRequest, OffsetOutOfRange."""
-    if isinstance(offset, bool) or not isinstance(offset, SupportsIndex):
-        raise InvalidRequest("This is no offset.", found=repr(offset), expected="a whole number")
-    number = operator.index(offset)
-    if number < -2:
-        raise OffsetOutOfRange("An offset is not negative.", found=number, expected="0 or more, earliest, or latest")
-    return number
+def checked_offset(offset: int, lowest: int) -> int:
+    """The offset; raises OffsetOutOfRange for a negative one, but for Kafka's -1 and -2 where they have a meaning."""
+    if offset < lowest:
+        raise OffsetOutOfRange("An offset is not negative.", found=offset, expected="0 or more, earliest, or latest")
+    return offset
 
 
 def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
@@ -112,6 +108,6 @@ def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mappin
                 found=partition,
                 expected=f"0 to {topic.partition_count - 1}",
             )
-        number = checked_offset(offset)
+        number = checked_offset(offset, lowest=-2)
         offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)
     return offsets
