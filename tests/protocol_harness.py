@@ -11,8 +11,11 @@ from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec import decode_letter, decode_steps, encode_letter, encode_step
+from lakemq.engine.protocol.codec import decode_letter, decode_steps, enclose, encode_step
 from lakemq.engine.protocol.limits import Limits
 from lakemq.engine.protocol.log import InlineRows
 from lakemq.engine.protocol.patience import Patience
@@ -38,6 +41,13 @@ from lakemq.engine.protocol.state import State
 from lakemq.tables.messages import FileFacts
 
 HOUR_MS = 3_600_000
+
+
+def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
+    """A letter of requests that nobody has to check."""
+    rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
+    requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))
+    return enclose(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
 
 
 class Harness:

@@ -72,13 +72,6 @@ def enclose(
     return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else _stream(rows)])
 
 
-def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
-    """A letter of requests that nobody has to check."""
-    rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
-    requests = list(zip(rows_begin, map(_json.encode, letter.requests), strict=True))
-    return enclose(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
-
-
 def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
     """The letter and its rows, which are message bodies. Raises ValueError for anything that is not a letter."""
     if len(body) < _HEAD.size or body[:4] != _MAGIC:

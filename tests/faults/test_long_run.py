@@ -16,11 +16,12 @@ import pytest
 from deltalake import DeltaTable
 from faults.checks import check_all, value_of
 from faults.processes import TOPIC
+from protocol_harness import encode_letter
 
 import lakemq
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
-from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
 from lakemq.engine.publish.compose import body_of
 from lakemq.engine.sequencer import housekeeping

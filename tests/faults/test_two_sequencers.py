@@ -10,11 +10,12 @@ import time
 import pytest
 from faults.checks import check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until
+from protocol_harness import encode_letter
 
 import lakemq
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
-from lakemq.engine.protocol.codec import decode_answer, encode_letter
+from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import LeaderElected
 from lakemq.engine.protocol.requests import CreateTopic, Letter

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from protocol_harness import encode_letter
 
 from lakemq.engine.clock import Clock
 from lakemq.engine.config import EngineConfig
@@ -21,7 +22,7 @@ from lakemq.engine.fetch.arrow import fetch_arrow
 from lakemq.engine.fetch.plan import beginning_offsets, end_offsets, plan_fetch
 from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.namespace import open_namespace
-from lakemq.engine.protocol.codec import decode_answer, decode_steps, encode_letter
+from lakemq.engine.protocol.codec import decode_answer, decode_steps
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
 from lakemq.engine.protocol.state import Topic

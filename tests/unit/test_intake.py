@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from faulty_files import FaultyFiles
+from protocol_harness import encode_letter
 from stateful.world import ManualClock
 
 from lakemq.engine.config import EngineConfig
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec import encode_letter
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.requests import InitProducer, Letter
 from lakemq.engine.protocol.state import State

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
-from protocol_harness import Harness, inline_file, plain
+from protocol_harness import Harness, encode_letter, inline_file, plain
 
 from lakemq.engine.protocol import codec, errors, machine
 from lakemq.engine.protocol.letters import encode_request
@@ -170,17 +170,17 @@ def body(values: list[bytes | None]) -> pa.Table:
 @given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
 def test_a_letter_comes_out_as_it_went_in(asked: list[AnyRequest], values: list[bytes | None] | None) -> None:
     letter, rows = Letter("c", 7, asked, 5), None if values is None else body(values)
-    assert codec.decode_letter(codec.encode_letter(letter, rows)) == (letter, rows)
+    assert codec.decode_letter(encode_letter(letter, rows)) == (letter, rows)
 
 
 def test_rows_of_many_requests_come_out_in_order() -> None:
     rows = pa.concat_tables([body([b"a"]), body([b"b", b"c"])])
-    _, found = codec.decode_letter(codec.encode_letter(Letter("c", 1, [], 0), rows))
+    _, found = codec.decode_letter(encode_letter(Letter("c", 1, [], 0), rows))
     assert found is not None
     assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
-GOOD = codec.encode_letter(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
+GOOD = encode_letter(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
 
 
 @settings(max_examples=300, deadline=None)
@@ -291,12 +291,12 @@ def test_deep_nesting_is_a_value_error() -> None:
 def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> None:
     assert BODY_SCHEMA.names[5] == "timestamp"
     with pytest.raises(ValueError, match="message bod"):
-        codec.decode_letter(codec.encode_letter(Letter("c", 1, [], 0), rows))
+        codec.decode_letter(encode_letter(Letter("c", 1, [], 0), rows))
 
 
 def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
     good = body([b"abc"])
-    head = codec.encode_letter(Letter("c", 1, [], 0))
+    head = encode_letter(Letter("c", 1, [], 0))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
         writer.write_table(good)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from protocol_harness import Harness
+from protocol_harness import Harness, encode_letter
 from stateful.world import World
 
-from lakemq.engine.protocol.codec import encode_letter
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.requests import (
     AbortTransaction,
