@@ -374,8 +374,27 @@ steps = st.builds(StepDecisions, counts, counts, counts, st.lists(decisions, min
 def test_steps_come_out_of_the_journal_as_they_went_in(written: list[StepDecisions]) -> None:
     rows = pa.concat_tables([codec.encode_step(step) for step in written])
     assert rows.schema == JOURNAL.stored_schema
-    assert codec.decode_steps(rows) == written
-    assert codec.decode_steps(rows.combine_chunks()) == written
+    in_order = sorted(written, key=lambda one: one.step)
+    assert codec.decode_steps(rows) == in_order
+    assert codec.decode_steps(rows.combine_chunks()) == in_order
+    assert codec.decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "follow"),
+    [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
+)
+def test_steps_that_follow_leave_no_gap(found: list[int], known: int, follow: bool) -> None:
+    made = [StepDecisions(step, 0, 1, [Decided(MarkersWritten("x"))]) for step in found]
+    rows = pa.concat_tables([JOURNAL.empty(), *map(codec.encode_step, made)])
+    assert codec.steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
+
+
+def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
+    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(MarkersWritten("x"))]))
+    at = rows.column_names.index("decision")
+    with pytest.raises(ValueError, match=r"journal\.decision is null"):
+        codec.decode_steps(rows.set_column(at, rows.schema.field(at), pa.array([None], pa.string())))
 
 
 def test_no_rows_are_no_steps() -> None:
