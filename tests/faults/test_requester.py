@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clocks import AheadClock
 from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq
@@ -15,18 +16,6 @@ from lakemq.engine.sequencer.serving import Serving
 
 EXPIRATION_MS = 60_000
 CONFIG = {**QUICK, "client.expiration.ms": EXPIRATION_MS, "request.gap.ms": 50, "request.timeout.ms": 20_000}
-
-
-class AheadClock(SystemClock):
-    """The machine's clocks, so many milliseconds ahead."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
-
-    def steady_ms(self) -> int:
-        return super().steady_ms() + self.ahead_ms
 
 
 def test_an_idle_client_starts_over_before_it_is_forgotten(family: Processes):

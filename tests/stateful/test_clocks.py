@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from clocks import ManualClock
 from stateful.player import Player
-from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS, ManualClock
+from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
 
 from lakemq.engine.fetch.reader import Reader
 from lakemq.engine.protocol.requests import CommitOffsets, InitProducer, OffsetCommit, ProducerDone, TransactionRef

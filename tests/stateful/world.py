@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from clocks import ManualClock
 from protocol_harness import encode_letter
 
 from lakemq.engine.clock import Clock
@@ -49,22 +50,6 @@ CONFIG = {
     "checkpoint.interval": 5,
     "compact.min.files": 2,
 }
-
-
-class ManualClock:
-    """Stands still unless told; who sleeps moves it."""
-
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def steady_ms(self) -> int:
-        return self.ms
-
-    def sleep(self, ms: float) -> None:
-        self.ms += int(ms)
 
 
 class TimedFiles(LocalFiles):

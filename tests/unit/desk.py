@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from clocks import ManualClock
 from faulty_files import FaultyFiles
-from stateful.world import ManualClock
 
 from lakemq.engine.protocol.codec import decode_letter, encode_answer
 from lakemq.engine.protocol.requests import Answer, AnyResult, InitProducer, ProducerDone

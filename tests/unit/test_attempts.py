@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from clocks import ManualClock
 
 from lakemq.engine.attempts import until_answered
 from lakemq.engine.protocol.errors import (
@@ -22,20 +23,15 @@ from lakemq.engine.protocol.errors import (
 UNSENT = [MailboxFullError("full"), StorageError("no space")]
 
 
-class Clock:
+class Clock(ManualClock):
     """Each attempt takes a second."""
 
     def __init__(self, outcomes: Iterable[Any]) -> None:
+        super().__init__()
         self.ms, self.outcomes = 0, iter(outcomes)
 
     def now_ms(self) -> int:
         raise AssertionError("may jump")
-
-    def steady_ms(self) -> int:
-        return self.ms
-
-    def sleep(self, ms: float) -> None:
-        self.ms += int(ms)
 
     def ask(self) -> Any:
         self.ms += 1_000

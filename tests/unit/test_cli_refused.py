@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_topic, served
+from unit.served import new_topic
 
 from lakemq.engine.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands import rows
 
 DEEP = 10_000
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("refused")) as connection:
-        yield connection
 
 
 def publish(mq: Connection, topic: str, *options: str, lines: bytes) -> Result:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from unit.served import CONFIG, committed, new_name, new_topic, served, values
+from unit.served import CONFIG, committed, new_name, new_topic, values
 
 import lakemq
 from lakemq.engine.connection import Connection
@@ -27,17 +26,6 @@ from lakemq.engine.errors import (
     UnstableOffsetCommit,
 )
 from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("consumer")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def group() -> str:
-    return new_name("group")
 
 
 def filled(mq: Connection, *counts: int) -> str:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import IllegalState
 from lakemq.engine.protocol.requests import AnyRequest, AnyResult, FetchOffsets
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    path: Path = tmp_path_factory.mktemp("consumer") / "mq"
-    with lakemq.connect(str(path), create=True) as connection, connection.serving():
-        yield connection
 
 
 def aborted(mq: Connection, topic: str, partition: int) -> None:

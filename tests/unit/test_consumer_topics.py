@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import committed, new_name, new_topic, served
+from unit.served import committed, new_name, new_topic
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("consumer_topics")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def group() -> str:
-    return new_name("group")
 
 
 def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:

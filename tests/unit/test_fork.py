@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_topic, served, values
+from unit.served import new_topic, values
 
 import lakemq
 from lakemq.engine.connection import Connection
@@ -22,12 +22,6 @@ from lakemq.engine.process import OwnLock, same_process
 from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
 
 CHILD_S = 20
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with served(tmp_path_factory.mktemp("fork")) as connection:
-        yield connection
 
 
 def in_a_fork(work: Callable[[], Any]) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from unit.served import new_topic, served, values
+from unit.served import new_topic, values
 
 import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import InvalidConfig, InvalidRecord, InvalidRequest
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("given")) as connection:
-        yield connection
 
 
 class Stream:

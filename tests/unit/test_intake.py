@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import encode_letter
-from stateful.world import ManualClock
 
 from lakemq.engine.config import EngineConfig
 from lakemq.engine.protocol import machine

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, served
+from unit.served import new_name, new_topic
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
 US = timedelta(microseconds=1)
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("positions")) as connection:
-        yield connection
 
 
 def texts(table: pa.Table) -> list[str]:

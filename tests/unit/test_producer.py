@@ -6,13 +6,13 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from unit.served import everything, new_name, new_topic, served, values
+from unit.served import everything, new_name, new_topic, values
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import (
@@ -32,18 +32,6 @@ from lakemq.engine.publish import arrow
 from lakemq.engine.publish.delivery import RecordFuture, RecordMetadata
 
 SECRET = "4929-7226-1500-0064"
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("producer")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def topic(mq: Connection) -> str:
-    """A new topic of one partition."""
-    return new_topic(mq)
 
 
 def places(mq: Connection, topic: str) -> dict[tuple[int, int], str]:

@@ -35,17 +35,6 @@ from lakemq.engine.transactions.scope import Transaction
 THREADS = 8
 
 
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("threads")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def topic(mq: Connection) -> str:
-    return new_topic(mq)
-
-
 @pytest.fixture
 def deserted(tmp_path: Path) -> Iterator[Connection]:
     """A namespace with a topic `t` and no sequencer; requests are given up soon."""

@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from clocks import AheadClock
 from unit.served import CONFIG
 
 import lakemq
-from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection
 from lakemq.engine.fetch.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import StorageError
-
-
-class Later(SystemClock):
-    """The machine's clocks, and a jump that the test asks for."""
-
-    ahead_ms = 0
-
-    def steady_ms(self) -> int:
-        return super().steady_ms() + self.ahead_ms
 
 
 @pytest.fixture
@@ -36,7 +27,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("gone", ["segments", "journal"])
 def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Connection, gone: str) -> None:
-    clock = Later()
+    clock = AheadClock()
     reader = Reader(mq.namespace.store, clock)
     assert reader.refresh().topic("t").high_watermarks.tolist() == [1]
     with mq.serving():

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from clocks import ManualClock
 from faulty_files import FaultyFiles
-from stateful.world import Backstage, ManualClock
+from stateful.world import Backstage
 
 from lakemq.engine.protocol.requests import Done
 from lakemq.engine.protocol.state import Client, State

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clocks import ManualClock
 from protocol_harness import Harness
 
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
@@ -11,25 +12,11 @@ from lakemq.engine.protocol.state import State
 from lakemq.engine.publish.routing import RouteCache
 
 
-class Steps:
-    """A clock that stands still until it is moved."""
-
-    at_ms = 5_000
-
-    def now_ms(self) -> int:
-        return self.at_ms
-
-    steady_ms = now_ms
-
-    def sleep(self, ms: float) -> None:
-        self.at_ms += int(ms)
-
-
 def test_a_route_is_looked_up_again_when_it_is_old_or_said_to_be() -> None:
-    mq, clock, looks = Harness(), Steps(), []
+    mq, clock, looks = Harness(), ManualClock(), []
 
     def metadata() -> State:
-        looks.append(clock.at_ms)
+        looks.append(clock.ms)
         return mq.state
 
     routes = RouteCache(metadata, clock)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, until
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import LakeMQError
@@ -19,12 +19,6 @@ from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.requests import AlterTopic, InitProducer, ProducerDone, TopicDone
 
 ROUNDS = 20
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with served(tmp_path_factory.mktemp("letters")) as connection:
-        yield connection
 
 
 BAD: dict[str, Callable[[Connection, str], Any]] = {

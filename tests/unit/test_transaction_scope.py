@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG, committed, everything, new_topic, served, values
+from unit.served import CONFIG, committed, everything, new_topic, values
 
 import lakemq
 from lakemq.engine.connection import Connection
@@ -27,18 +26,6 @@ from lakemq.engine.errors import (
     UnknownTopicOrPartition,
 )
 from lakemq.engine.protocol.requests import EndTransaction
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("scope")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def topic(mq: Connection) -> str:
-    """A new topic of one partition."""
-    return new_topic(mq)
 
 
 def rows(*texts: str) -> pa.Table:

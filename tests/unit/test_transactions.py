@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import committed, everything, new_name, new_topic, served, until, values
+from unit.served import committed, everything, new_name, new_topic, until, values
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import (
@@ -26,18 +26,6 @@ from lakemq.engine.errors import (
 )
 from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
 from lakemq.engine.publish.transactional import TransactionalProducer
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("transactions")) as connection:
-        yield connection
-
-
-@pytest.fixture
-def topic(mq: Connection) -> str:
-    """A new topic of one partition."""
-    return new_topic(mq)
 
 
 @pytest.fixture

@@ -1,0 +1,33 @@
+"""Clocks that tests own."""
+
+from __future__ import annotations
+
+from lakemq.engine.clock import SystemClock
+
+
+class ManualClock:
+    """Stands still unless told; who sleeps moves it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def steady_ms(self) -> int:
+        return self.ms
+
+    def sleep(self, ms: float) -> None:
+        self.ms += int(ms)
+
+
+class AheadClock(SystemClock):
+    """The machine's clocks, so many milliseconds ahead."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+    def steady_ms(self) -> int:
+        return super().steady_ms() + self.ahead_ms
