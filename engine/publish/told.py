@@ -22,6 +22,13 @@ class Span(NamedTuple):
     last_offset: int
     record_count: int
 
+    def joined(self, other: Span | None) -> Span:
+        """Both; None: nothing else was acknowledged there."""
+        if other is None:
+            return self
+        first, last = min(self.first_offset, other.first_offset), max(self.last_offset, other.last_offset)
+        return Span(first, last, self.record_count + other.record_count)
+
 
 @dataclass(frozen=True)
 class Flushed:
@@ -46,8 +53,7 @@ class Acknowledged:
         self._refused_count += published.refused_count
         for unit in published.units:
             place, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
-            first, before, count = self._spans.get(place, (unit.base_offset, last, 0))
-            self._spans[place] = Span(min(first, unit.base_offset), max(before, last), count + unit.record_count)
+            self._spans[place] = Span(unit.base_offset, last, unit.record_count).joined(self._spans.get(place))
 
     def take(self) -> Flushed:
         told = Flushed(self._spans, self._refused_count)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from lakemq.tables.files import Files
 from lakemq.tables.mailbox import LetterName, Mailbox
 
-from ..protocol.errors import LakeMQError
+from ..protocol.errors import LakeMQError, UnknownServerError
 
 log = logging.getLogger("lakemq.serve")
 
@@ -41,4 +41,6 @@ class Aside:
         if (letter.client_id, letter.number) not in self._poisonous:
             return None
         self._poisonous.remove((letter.client_id, letter.number))
-        return LakeMQError("The sequencer could not deal with this request and has kept it aside.", found=letter.name)
+        return UnknownServerError(
+            "The sequencer could not deal with this request and has kept it aside.", found=letter.name
+        )

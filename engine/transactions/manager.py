@@ -33,6 +33,7 @@ from ..protocol.errors import (
     RequestTimedOut,
     StaleTopicMetadata,
     TransactionAbortable,
+    UnknownServerError,
 )
 from ..protocol.requests import (
     AnyRequest,
@@ -196,7 +197,11 @@ class TransactionManager:
             if isinstance(error, _AT_AN_END):
                 self._over = self._over or error
             self._is_doubtful |= isinstance(error, RequestTimedOut)
-            known = error if isinstance(error, LakeMQError) else LakeMQError(type(error).__name__)
+            known = (
+                error
+                if isinstance(error, LakeMQError)
+                else UnknownServerError("A part could not be sent.", found=type(error).__name__)
+            )
             self._refused = self._refused or known
 
     def add_offsets(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lakemq.tables.messages import HEADERS
 from lakemq.tables.spec import TIME
 
 _INT64 = 2**63 - 1
+_DIGITS = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _without_text(part: str, values: list[Any]) -> list[Any]:
     if part == "headers":
         return [_json_or(v) if isinstance(v, str) else v for v in values]
     if part in ("partition", "timestamp"):
-        return [int(v) if isinstance(v, str) and v.lstrip("-").isdigit() else v for v in values]
+        return [int(v) if isinstance(v, str) and _DIGITS.fullmatch(v) else v for v in values]
     return values
 
 

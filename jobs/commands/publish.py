@@ -16,7 +16,8 @@ from lakemq.jobs.output import note, show
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lakemq.engine.publish.producer import Flushed, Producer
+    from lakemq.engine.publish.producer import Producer
+    from lakemq.engine.publish.told import Flushed, Span
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
@@ -145,18 +146,16 @@ class _Sent:
 
     def __init__(self) -> None:
         self.count = self.refused_count = 0
-        self._partitions: dict[tuple[str, int], list[int]] = {}
+        self._spans: dict[tuple[str, int], Span] = {}
 
     def add(self, flushed: Flushed) -> None:
         self.refused_count += flushed.refused_count
-        for place, (first, last, count) in flushed.spans.items():
-            found = self._partitions.setdefault(place, [first, last, 0])
-            found[1] = max(found[1], last)
-            found[2] += count
-            self.count += count
+        for place, span in flushed.spans.items():
+            self._spans[place] = span.joined(self._spans.get(place))
+            self.count += span.record_count
 
     def records(self) -> Iterator[dict[str, Any]]:
-        for (topic, partition), (first, last, count) in sorted(self._partitions.items()):
+        for (topic, partition), (first, last, count) in sorted(self._spans.items()):
             yield {
                 "topic": topic,
                 "partition": partition,

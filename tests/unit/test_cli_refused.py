@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
 from lakemq.engine.connection import Connection
+from lakemq.engine.errors import InvalidRecord
+from lakemq.engine.publish.told import Flushed, Span
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands import rows
+from lakemq.jobs.commands.fields import Columns, rows_table
+from lakemq.jobs.commands.publish import _Sent
 
 DEEP = 10_000
 
@@ -31,6 +36,35 @@ def test_a_field_that_no_line_has_is_refused(mq: Connection, part: str) -> None:
     assert "'usre'" in line
     assert "['user']" in line
     assert keys(mq, topic) == []
+
+
+@pytest.mark.parametrize("part", ["partition", "timestamp"])
+@pytest.mark.parametrize("digits", ["--5", "²", "-", "9" * 5_000])
+def test_text_that_is_no_number_is_refused(part: str, digits: str) -> None:
+    with pytest.raises(InvalidRecord, match=r"Row 1: this is no (partition|time)"):
+        rows_table(pa.table({"n": [digits], "value": ["x"]}), 1, Columns(**{part: "n"}))
+
+
+def test_a_partition_that_no_topic_can_have_is_refused() -> None:
+    with pytest.raises(InvalidRecord, match="Row 1: this is no partition"):
+        rows_table(pa.table({"n": ["9" * 19], "value": ["x"]}), 1, Columns(partition="n"))
+
+
+@pytest.mark.parametrize(("digits", "partition"), [("0", 0), ("-1", -1), ("2147483647", 2**31 - 1)])
+def test_digits_are_a_partition(digits: str, partition: int) -> None:
+    made = rows_table(pa.table({"n": [digits], "value": ["x"]}), 1, Columns(partition="n"))
+    assert made["partition"].to_pylist() == [partition]
+
+
+def test_what_was_sent_is_told_from_the_lowest_offset_to_the_highest() -> None:
+    """An earlier piece may be acknowledged later, and another producer's offsets may lie between."""
+    sent = _Sent()
+    sent.add(Flushed({("t", 0): Span(7, 9, 2)}, 1))
+    sent.add(Flushed({("t", 0): Span(2, 4, 3)}, 1))
+    assert list(sent.records()) == [
+        {"topic": "t", "partition": 0, "first_offset": 2, "last_offset": 9, "messages": 5},
+    ]
+    assert (sent.count, sent.refused_count) == (5, 2)
 
 
 def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Connection) -> None:
