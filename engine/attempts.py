@@ -6,10 +6,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .clock import Clock
-from .protocol.errors import ClientEnded, IllegalState, LakeMQError, MailboxFullError, RequestTimedOut, StorageError
+from .protocol.errors import (
+    ClientEnded,
+    IllegalState,
+    LakeMQError,
+    MailboxFullError,
+    RequestTimedOut,
+    StaleApplicationVersion,
+    StaleTopicMetadata,
+    StorageError,
+)
 
 NOT_DECIDED = (MailboxFullError, StorageError, ClientEnded, IllegalState)
 """What an attempt fails with of which nothing was decided, nor will be: it says nothing of the attempt before."""
+
+NEVER_PUBLISHED = (StaleTopicMetadata, StaleApplicationVersion)
+"""What refuses all attempts of a publish: one that was accepted would be answered, one still to come is as stale."""
 
 PAUSE_MS = 50
 """Between an attempt of which nothing was decided and the next."""

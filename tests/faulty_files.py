@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
 
 from lakemq.tables.files import LocalFiles
 from lakemq.tables.objects import Data, MaybeThere
 
 
 class FaultyFiles(LocalFiles):
-    """What names hold one of these words cannot be read, deleted or put; `after_put` is told of all that was put.
+    """What names hold one of these words cannot be read, deleted or written; `after_put` is told of all that was put.
 
     vague: a put that fails has landed nevertheless.
     """
@@ -49,6 +52,13 @@ class FaultyFiles(LocalFiles):
                 super().delete([name])
         if failed is not None:
             raise failed
+
+    @contextmanager
+    def open_output(self, name: str) -> Iterator[pa.NativeFile]:
+        with super().open_output(name) as sink:
+            yield sink
+            if self.unwritable and self.unwritable in name:
+                raise OSError(self.code, os.strerror(self.code), name)
 
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
         self.puts.append(name)

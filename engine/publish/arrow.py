@@ -15,12 +15,13 @@ import pyarrow as pa
 from lakemq.tables.files import Files
 
 from .. import crash
-from ..attempts import until_answered
+from ..attempts import NEVER_PUBLISHED, until_answered
 from ..clock import Clock
 from ..datafile import WrittenFile, write_data_file
 from ..protocol.errors import StaleTopicMetadata
 from ..protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
 from ..requester import Requester
+from ..store_errors import store_errors
 from .arrange import Arranged, Copy, Run, arrange
 from .compose import Sequences, produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
@@ -166,7 +167,7 @@ class ArrowPublisher:
         return Prepared(request, rows, route, partition, body.column("timestamp"))
 
     def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
-        """Until it is answered. Once an answer is missing, no error but StaleTopicMetadata says what became of it."""
+        """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
         request = prepared.request
         if not (request.ranges.topic or request.refused or request.application or request.transaction):
             return Published([])
@@ -175,7 +176,7 @@ class ArrowPublisher:
             return published(self._requester.submit(request, prepared.rows))
 
         repeatable = sequences is not None or request.application is not None
-        result = until_answered(ask, self._clock, deadline_ms, (StaleTopicMetadata,)) if repeatable else ask()
+        result = until_answered(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
         if sequences is not None:
             sequences.advance(prepared.route, request.ranges, request.refused)
         return result
@@ -194,7 +195,7 @@ class ArrowPublisher:
             return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with store_errors("The rows could not be stored."), ThreadPoolExecutor(os.cpu_count()) as pool:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]

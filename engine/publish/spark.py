@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 
 from .. import crash
-from ..attempts import until_answered
+from ..attempts import NEVER_PUBLISHED, until_answered
 from ..clock import Clock
 from ..datafile import WrittenFile
 from ..namespace import Namespace
@@ -174,8 +174,9 @@ class SparkPublisher:
 
         if request.application is None:
             return ask()
+        # as for Arrow's: any other refusal says nothing of an attempt that was not answered
         patience_ms = (_ATTEMPTS - 1) * self._ns.config.ms("request.timeout.ms")
-        return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms)
+        return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
 
 
 def _request(

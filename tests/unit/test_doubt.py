@@ -12,14 +12,26 @@ import pytest
 from protocol_harness import Harness
 from unit.desk import Desk
 
-from lakemq.engine.errors import RequestTimedOut, StorageError
-from lakemq.engine.protocol.requests import ApplicationVersion, Published, TransactionEnded
+from lakemq.engine.config import EngineConfig
+from lakemq.engine.errors import (
+    FileMissing,
+    InvalidTransactionTimeout,
+    LakeMQError,
+    RequestTimedOut,
+    StaleApplicationVersion,
+    StaleTopicMetadata,
+    StorageError,
+)
+from lakemq.engine.namespace import Namespace
+from lakemq.engine.protocol.requests import ApplicationVersion, Produce, Published, Ranges, TransactionEnded
 from lakemq.engine.publish.arrow import ArrowPublisher, Spread
 from lakemq.engine.publish.compose import body_of
 from lakemq.engine.publish.options import producer_options
 from lakemq.engine.publish.producer import Producer
 from lakemq.engine.publish.routing import RouteCache
+from lakemq.engine.publish.spark import SparkPublisher
 from lakemq.engine.transactions.manager import TransactionManager
+from lakemq.tables.store import Store
 
 PATIENCE_MS = 5_000
 
@@ -36,6 +48,14 @@ def publish_a_version(desk: Desk) -> Any:
     application = ApplicationVersion("app", 1, "t")
     desk.result = Published([])
     return publisher(desk).send("t", body, asked, "fail", None, PATIENCE_MS, application)
+
+
+def publish_a_version_with_spark(desk: Desk) -> Any:
+    """What the driver asks; the tasks, which write the files, need a JVM."""
+    namespace = Namespace(desk.files.root, desk.files, Store(desk.files), desk.mailbox, EngineConfig(), {})
+    desk.result = Published([])
+    request = Produce([], Ranges(), 0, application=ApplicationVersion("app", 1, "t"))
+    return SparkPublisher(namespace, desk.requester, lambda: Harness().state, desk.clock)._ask(request)
 
 
 def flush(desk: Desk) -> Any:
@@ -62,6 +82,7 @@ def commit(desk: Desk) -> Any:
 
 ASKING: dict[str, Callable[[Desk], Any]] = {
     "publish of a version": publish_a_version,
+    "publish of a version with Spark": publish_a_version_with_spark,
     "flush": flush,
     "initialize": lambda desk: manager(desk).initialize(),
     "commit": commit,
@@ -95,3 +116,53 @@ def test_what_was_never_sent_is_told_so(tmp_path: Path, asking: str):
     desk.files.unwritable = "mailbox/"
     with pytest.raises(StorageError, match="nothing was sent"):
         ASKING[asking](desk)
+
+
+# -- refusals of a repeat -------------------------------------------------------------------------------
+
+
+class Refusing(Desk):
+    """Nobody answers the first letter, and those after it are refused."""
+
+    def __init__(self, folder: Path, error: LakeMQError) -> None:
+        super().__init__(folder)
+        self.silent, self._error = 1, error
+
+    def _answer(self, path: str) -> None:
+        self.result = self._error.refusal()
+        super()._answer(path)
+
+
+VERSIONED = [publish_a_version, publish_a_version_with_spark]
+
+
+@pytest.mark.parametrize("publish", VERSIONED)
+def test_a_refused_repeat_of_a_publish_leaves_the_doubt(tmp_path: Path, publish: Callable[[Desk], Any]):
+    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*says nothing of it: FILE_MISSING"):
+        publish(Refusing(tmp_path, FileMissing("gone")))
+
+
+@pytest.mark.parametrize("publish", VERSIONED)
+@pytest.mark.parametrize("error", [StaleTopicMetadata, StaleApplicationVersion])
+def test_what_refuses_all_attempts_of_a_publish_is_told(
+    tmp_path: Path, publish: Callable[[Desk], Any], error: type[LakeMQError]
+):
+    with pytest.raises(error):
+        publish(Refusing(tmp_path, error()))
+
+
+def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
+    with pytest.raises(InvalidTransactionTimeout):
+        manager(Refusing(tmp_path, InvalidTransactionTimeout())).initialize()
+
+
+# -- before anything is sent ----------------------------------------------------------------------------
+
+
+def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
+    desk = Desk(tmp_path, code=errno.ENOSPC)
+    desk.files.unwritable = "f.parquet"
+    body, asked = body_of(pa.table({"value": ["x" * 20_000]}), "t", 0)
+    with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
+        publisher(desk).publish("t", body, asked)
+    assert desk.letters == []
