@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from .protocol.errors import InvalidRequest, LakeMQError
-from .protocol.names import shown
+from .protocol.errors import InvalidGroupId, InvalidRequest, InvalidTopic, LakeMQError
+from .protocol.names import check_group, shown
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
@@ -53,6 +53,18 @@ def text(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> st
     except UnicodeEncodeError:
         raise refused(name, value, "text without lone surrogates, which no encoding has", error) from None
     return str.__str__(value)  # of a subclass (an Enum, numpy's) the text alone
+
+
+def topic_name(name: str, value: Any) -> str:
+    """A text; whether a topic has this name is not known here. Raises InvalidTopic."""
+    return text(name, value, InvalidTopic)
+
+
+def group_name(value: Any) -> str:
+    """The name of a group. Raises InvalidGroupId."""
+    group = text("group", value, InvalidGroupId)
+    check_group(group)
+    return group
 
 
 def file_path(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> str:
@@ -96,6 +108,11 @@ def texts(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> l
     return [text(name, one, error) for one in listed(name, value, error)]
 
 
+def topic_names(name: str, value: Any) -> list[str]:
+    """The elements of an iterable of topics. Raises also InvalidTopic."""
+    return [topic_name(name, one) for one in listed(name, value)]
+
+
 def whole_numbers(name: str, value: Any, low: int | None = None, high: int | None = None) -> list[int]:
     """The elements of an iterable of whole numbers."""
     return [whole_number(name, one, low, high) for one in listed(name, value)]
@@ -107,16 +124,16 @@ def partition_number(value: Any) -> int:
 
 
 def topic_partitions(name: str, value: Any) -> list[tuple[str, int]]:
-    """The elements of an iterable of (topic, partition)."""
+    """The elements of an iterable of (topic, partition). Raises also InvalidTopic."""
     pairs = listed(name, value)
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise refused(name, pair, "(topic, partition)")
-    return [(text(name, topic), partition_number(number)) for topic, number in pairs]
+    return [(topic_name(name, topic), partition_number(number)) for topic, number in pairs]
 
 
 def place_offsets(name: str, value: Any) -> dict[tuple[str, int], int]:
-    """(topic, partition) -> offset."""
+    """(topic, partition) -> offset. Raises also InvalidTopic."""
     given = mapped(name, value)
     return dict(zip(topic_partitions(name, given.keys()), whole_numbers(name, given.values()), strict=True))
 

@@ -7,6 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -16,12 +17,15 @@ import pyarrow as pa
 from . import crash
 from .arguments import (
     fetch_position,
+    group_name,
     mapped,
     moment,
     one_of,
     partition_number,
+    repeated,
     text,
-    texts,
+    topic_name,
+    topic_names,
     topic_partitions,
     whole_number,
     whole_numbers,
@@ -30,7 +34,7 @@ from .clock import Clock, SystemClock
 from .consume.consumer import Consumer
 from .consume.groups import Groups
 from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
-from .fetch.plan import Bounds, Isolation, Position, bounds_of, check_isolation
+from .fetch.plan import Bounds, FetchPlan, Isolation, Position, bounds_of
 from .fetch.reader import Reader
 from .namespace import Namespace
 from .process import OwnLock, same_process
@@ -90,7 +94,7 @@ class Connection:
         self._serving: list[Serving] = []
         self._producers: set[Producer] = set()
         self._managers: dict[str, TransactionManager] = {}
-        self._taking = OwnLock("This connection")
+        self._taking: dict[str, OwnLock] = {}
         self._closing = OwnLock("This connection")
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
@@ -149,7 +153,7 @@ class Connection:
         if deliver_at is not None:
             raise UnsupportedVersion("Delayed delivery is not offered yet.")
         self._check_open()
-        topic = text("topic", topic)
+        topic = topic_name("topic", topic)
         on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
         application = _application(topic, txn_app_id, txn_version)
         columns = {
@@ -171,7 +175,7 @@ class Connection:
         application: ApplicationVersion | None = None,
         transaction: TransactionRef | None = None,
     ) -> Published:
-        topic, rows = text("topic", topic), arrow_table(data)
+        topic, rows = topic_name("topic", topic), arrow_table(data)
         if rows is not None:
             table = selected(ordered(rows, order_by), columns)
             body, asked = body_of(table, topic, self._clock.now_ms())
@@ -198,7 +202,7 @@ class Connection:
         if unknown := how.keys() - {*COLUMNS, "order_by", "on_error"}:
             raise InvalidRequest("Not an option of a published stream.", found=sorted(unknown)[0])
         one_of("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
-        topic, query = text("topic", topic), text("query", query)
+        topic, query = topic_name("topic", topic), text("query", query)
         checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
         check_dataframe("stream", stream, "a streaming DataFrame of Spark")
         self._spark_publisher().check(topic, stream, columns)
@@ -262,24 +266,36 @@ class Connection:
         transactional_id: str,
         *,
         batch_id: int | None = None,
-        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        transaction_timeout_ms: int | None = None,
     ) -> Transaction:
         """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
 
         The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
-        stream; once that is committed, its repeat publishes nothing. Raises InvalidRequest, InvalidConfig,
-        InvalidTransactionTimeout, IllegalState.
+        stream; once that is committed, its repeat publishes nothing. transaction_timeout_ms: left out, that of the
+        first one; another is refused. Raises InvalidRequest, InvalidConfig, InvalidTransactionTimeout, IllegalState.
         """
         self._check_open()
         transactional_id = text("transactional_id", transactional_id)
         batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
-        with self._taking:  # two threads that take an id at the same time would fence each other
+        return Transaction(self._taken(transactional_id, transaction_timeout_ms), self._publish_inside, batch_id)
+
+    def _taken(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
+        # two threads that take an id at the same time would fence each other; other ids do not wait for them
+        with self._taking.setdefault(transactional_id, OwnLock("This connection")):
             manager = self._managers.get(transactional_id)
             if manager is None:
-                manager = self._managers[transactional_id] = self._manager(transactional_id, transaction_timeout_ms)
-            elif not manager.is_initialized:
+                asked_ms = TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms
+                manager = self._managers[transactional_id] = self._manager(transactional_id, asked_ms)
+                return manager
+            if timeout_ms is not None and timeout_ms != manager.timeout_ms:
+                raise InvalidConfig(
+                    f"{transactional_id} has another transaction_timeout_ms already.",
+                    found=repeated(timeout_ms),
+                    expected=f"{manager.timeout_ms}, or none",
+                )
+            if not manager.is_initialized:
                 manager.initialize()
-        return Transaction(manager, self._publish_inside, batch_id)
+            return manager
 
     @cached_property
     def transactions(self) -> Transactions:
@@ -324,7 +340,7 @@ class Connection:
         **options: Any,
     ) -> Consumer:
         """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
-        group, topics, assign = text("group", group), texts("topics", topics), topic_partitions("assign", assign)
+        group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
         return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
@@ -364,12 +380,23 @@ class Connection:
         message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
         """
         self._check_open()
-        topic, start, end = text("topic", topic), fetch_position("start", start), fetch_position("end", end)
+        topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
         partitions = None if partitions is None else whole_numbers("partitions", partitions)
-        with self._lock:
-            self._reader.refresh()
-            plan = plan_positions(self._reader, self.namespace.files, topic, isolation, start, end, partitions)
+        with self._planning(start, end) as reader:
+            plan = plan_positions(reader, self.namespace.files, topic, isolation, start, end, partitions)
         return Fetched(self.namespace, plan, self._spark)
+
+    @contextmanager
+    def _planning(self, *positions: Position) -> Iterator[Reader]:
+        """A reader as of the newest step. For times data files are read: with one of its own, nobody waits for that."""
+        if any(isinstance(one, datetime) for one in positions):
+            own = Reader(self.namespace.store, self._clock)
+            own.refresh()
+            yield own
+        else:
+            with self._lock:
+                self._reader.refresh()
+                yield self._reader
 
     def tail(
         self,
@@ -379,30 +406,24 @@ class Connection:
         isolation: Isolation = "read_committed",
         poll_ms: int = 20,
     ) -> Iterator[pa.Table]:
-        """Messages as they come, without an end: one table for each time there are any.
+        """Messages as they come, without an end: one table for each time there are any. It begins where `start` is now.
 
         Where records are deleted before it came to them, it goes on at the log start. Raises what `fetch` raises;
         UnknownTopicOrPartition also when the topic is deleted later.
         """
         self._check_open()
-        topic, start, poll_ms = (
-            text("topic", topic),
-            fetch_position("start", start),
-            whole_number("poll_ms", poll_ms, 0),
-        )
-        check_isolation(isolation)
-        return self._tail(topic, start, isolation, poll_ms)
+        topic, start = topic_name("topic", topic), fetch_position("start", start)
+        poll_ms = whole_number("poll_ms", poll_ms, 0)
+        with self._planning(start) as reader:
+            first = plan_positions(reader, self.namespace.files, topic, isolation, start, "latest", None)
+        return self._tail(first, isolation, poll_ms)
 
-    def _tail(self, topic: str, start: Position, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
-        with self._lock:
-            self._reader.refresh()
-            first = plan_positions(self._reader, self.namespace.files, topic, isolation, start, "latest", None)
+    def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
         position = {r.partition: r.start for r in first.ranges}
         while True:
             self._check_open()
-            with self._lock:
-                self._reader.refresh()
-                plan = plan_tail(self._reader, topic, first.topic_id, isolation, position)
+            with self._planning() as reader:
+                plan = plan_tail(reader, first.topic, first.topic_id, isolation, position)
             position.update({r.partition: r.end for r in plan.ranges})
             if not plan.ranges:
                 self._clock.sleep(poll_ms)
@@ -411,18 +432,19 @@ class Connection:
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""
-        return {p: one.first for (_, p), one in self._bounds([text("topic", topic)], "read_committed").items()}
+        return {p: one.first for (_, p), one in self._bounds([topic_name("topic", topic)], "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
         """Partition -> offset after the last message a fetch of this isolation sees."""
-        return {p: one.end for (_, p), one in self._bounds([text("topic", topic)], isolation).items()}
+        return {p: one.end for (_, p), one in self._bounds([topic_name("topic", topic)], isolation).items()}
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
         self._check_open()
         asked = {partition_number(p): moment("times", time) for p, time in mapped("times", times).items()}
-        with self._lock:
-            return offsets_for_times(self._reader, self.namespace.files, text("topic", topic), asked)
+        # it reads data files: with a reader of its own, nobody waits for that
+        reader = Reader(self.namespace.store, self._clock)
+        return offsets_for_times(reader, self.namespace.files, topic_name("topic", topic), asked)
 
     # -- sequencing -------------------------------------------------------------------------------------
 

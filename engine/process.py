@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from types import TracebackType
+from typing import Any
 
 from .protocol.errors import IllegalState
 
@@ -34,8 +35,9 @@ def claim_tables() -> None:
 class OwnLock:
     """A lock of one process. Who got it by a fork is refused, and does not wait for a holder who is not there."""
 
-    def __init__(self, what: str) -> None:
-        self._pid, self._what, self._lock = os.getpid(), what, threading.Lock()
+    def __init__(self, what: str, lock: Any = None) -> None:
+        """lock: the one that is taken, such as an RLock that others share; else a Lock of its own."""
+        self._pid, self._what, self._lock = os.getpid(), what, lock or threading.Lock()
 
     def __enter__(self) -> None:
         same_process(self._pid, self._what)

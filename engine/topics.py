@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import flag, mapped, offsets, text, texts, whole_number
+from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
 from .protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
 from .protocol.parameters import TOPIC
 from .protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
@@ -52,7 +52,7 @@ class Topics:
         exist_ok: a topic of this name and number of partitions may be there already.
         """
         request = CreateTopic(
-            text("topic", topic, InvalidTopic),
+            topic_name("topic", topic),
             whole_number("partitions", partitions, error=InvalidPartitions),
             _checked_config(config),
             texts("subscriptions", subscriptions, InvalidTopic),
@@ -70,8 +70,8 @@ class Topics:
         return [_description(t) for t in sorted(self._state().topics.values(), key=lambda t: t.topic)]
 
     def describe(self, topic: str) -> TopicDescription:
-        """One topic. Raises UnknownTopicOrPartition."""
-        return _description(self._state().topic(text("topic", topic)))
+        """One topic. Raises UnknownTopicOrPartition, InvalidTopic."""
+        return _description(self._state().topic(topic_name("topic", topic)))
 
     def alter(
         self,
@@ -83,16 +83,16 @@ class Topics:
         """Set or (with None) reset settings, add partitions, replace subscriptions."""
         wanted = None if subscriptions is None else texts("subscriptions", subscriptions, InvalidTopic)
         number = None if partitions is None else whole_number("partitions", partitions, error=InvalidPartitions)
-        self._ask(AlterTopic(text("topic", topic), _checked_config(config), number, wanted))
+        self._ask(AlterTopic(topic_name("topic", topic), _checked_config(config), number, wanted))
         return self.describe(topic)
 
     def delete(self, topic: str) -> None:
-        """The topic and all it holds are gone. Raises UnknownTopicOrPartition."""
-        self._ask(DeleteTopic(text("topic", topic)))
+        """The topic and all it holds are gone. Raises UnknownTopicOrPartition, InvalidTopic."""
+        self._ask(DeleteTopic(topic_name("topic", topic)))
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete the records before an offset per partition; -1 deletes all there are."""
-        self._ask(DeleteRecords(text("topic", topic), offsets("before", before)))
+        self._ask(DeleteRecords(topic_name("topic", topic), offsets("before", before)))
 
     def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
         result = self._requester.ask(request)

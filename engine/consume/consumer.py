@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..arguments import one_of, partition_number, place_offsets, text, whole_number
+from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
 from ..clock import Clock
 from ..fetch.fetched import Fetched
 from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..process import OwnLock
 from ..protocol.errors import (
     IllegalState,
     InvalidRequest,
@@ -74,7 +75,7 @@ class Consumer:
         self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
         self._timeout_ms = whole_number("default_timeout_ms", default_timeout_ms, 0)
-        self._lock = threading.RLock()
+        self._lock = OwnLock("This consumer", threading.RLock())
         self._topics, self._assigned = frozenset(topics), frozenset(assign)
         self._positions: dict[Place, _Position] = {}
         """The one that was read longest ago comes first."""
@@ -274,7 +275,7 @@ class Consumer:
         self.close()
 
     def _check_assigned(self, place: Place) -> None:
-        text("topic", place[0])
+        topic_name("topic", place[0])
         partition_number(place[1])
         if place not in self._positions:
             raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")

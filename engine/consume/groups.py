@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..arguments import text
+from ..arguments import group_name
 from ..protocol.errors import GroupIdNotFound
 from ..protocol.hashing import shard
 from ..protocol.names import shown
@@ -60,14 +60,17 @@ class Groups:
         return sorted(group for group, committed in self._state().offsets.items() if committed)
 
     def describe(self, group: str) -> GroupInfo:
-        """Raises GroupIdNotFound."""
-        group, state = text("group", group), self._state()
+        """Raises GroupIdNotFound, InvalidGroupId."""
+        group, state = group_name(group), self._state()
         rows = _rows(state, group)
         return GroupInfo(group, shard(group), state.leader, len(rows), sum(row.lag or 0 for row in rows))
 
     def lag(self, group: str) -> builtins.list[PartitionLag]:
-        """By topic and partition, of every partition for which the group has offsets. Raises GroupIdNotFound."""
-        return _rows(self._state(), text("group", group))
+        """By topic and partition, of every partition for which the group has offsets.
+
+        Raises GroupIdNotFound, InvalidGroupId.
+        """
+        return _rows(self._state(), group_name(group))
 
 
 def _rows(state: State, group: str) -> list[PartitionLag]:

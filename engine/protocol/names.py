@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from .errors import InvalidTopic
+from .errors import InvalidGroupId, InvalidTopic
 
 MAX_LENGTH = 249
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_LENGTH}}}")
@@ -28,6 +28,12 @@ def check_topic_name(topic: str) -> None:
             found=shown(topic),
             expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'",
         )
+
+
+def check_group(group: str) -> None:
+    """Raises InvalidGroupId unless `group` is a name."""
+    if not is_name(group):
+        raise InvalidGroupId(found=shown(group), expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'")
 
 
 def check_destination(destination: str) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 from .decision import Decision
 from .errors import (
-    InvalidGroupId,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from .names import MAX_LENGTH, is_name, shown
+from .names import check_group, shown
 from .records import Decided, OffsetsCommitted, OffsetsRemoved
 from .requests import CommitOffsets, Done, FetchOffsets, OffsetCommit, OffsetsFetched
 from .state import CommittedOffset, State, Topic
@@ -34,7 +33,7 @@ def decide_commit(state: State, request: CommitOffsets) -> Decision:
     ref = request.transaction
     if ref is not None:
         open_transaction(state, ref)
-    _check_group(request.group)
+    check_group(request.group)
     topic_ids = [_checked(state, one) for one in request.offsets]
     if not request.offsets:
         return Decision(Done())
@@ -45,7 +44,7 @@ def decide_commit(state: State, request: CommitOffsets) -> Decision:
 
 def decide_fetch(state: State, request: FetchOffsets) -> Decision:
     """What the group has committed. Raises InvalidGroupId, UnknownTopicOrPartition, UnstableOffsetCommit."""
-    _check_group(request.group)
+    check_group(request.group)
     committed, pending = state.offsets.get(request.group, {}), pending_offsets(state, request.group)
     if request.partitions is None:
         wanted = sorted({*committed, *pending})
@@ -71,11 +70,6 @@ def pending_offsets(state: State, group: str) -> dict[Place, str]:
 
 def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
     return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
-
-
-def _check_group(group: str) -> None:
-    if not is_name(group):
-        raise InvalidGroupId(found=shown(group), expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'")
 
 
 def _place(state: State, topic: str, partition: int) -> Place:

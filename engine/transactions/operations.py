@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..arguments import partition_number, text, texts, whole_number
+from ..arguments import partition_number, text, texts, topic_name, whole_number
 from ..protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ..protocol.hashing import shard
 from ..protocol.names import shown
@@ -80,7 +80,7 @@ class Transactions:
 
     def describe_producers(self, topic: str, partition: int) -> list[ProducerInfo]:
         """The producers the sequencer remembers of a partition. Raises UnknownTopicOrPartition."""
-        topic, partition, state = text("topic", topic), partition_number(partition), self._state()
+        topic, partition, state = topic_name("topic", topic), partition_number(partition), self._state()
         known = state.topic(topic)
         if not 0 <= partition < known.partition_count:
             raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)

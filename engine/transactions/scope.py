@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -88,4 +89,5 @@ class Transaction:
             if self._manager.is_open:
                 self._manager.abort(self._ref)
         except LakeMQError:
-            self._manager.let_go()
+            with suppress(IllegalState):  # a forked process lets nothing go
+                self._manager.let_go()

@@ -10,8 +10,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from lakemq.engine.arguments import flag, listed, mapped, one_of, text, whole_number
-from lakemq.engine.errors import InvalidConfig, InvalidRequest
+from lakemq.engine.arguments import (
+    flag,
+    group_name,
+    listed,
+    mapped,
+    one_of,
+    place_offsets,
+    text,
+    topic_name,
+    topic_names,
+    topic_partitions,
+    whole_number,
+)
+from lakemq.engine.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic
 
 
 class Colour(str, Enum):
@@ -101,3 +113,23 @@ def test_the_error_can_be_that_of_a_setting() -> None:
 def test_a_number_too_long_to_print_is_told_by_its_length() -> None:
     with pytest.raises(InvalidRequest, match="a number of 70001 bits"):
         whole_number("n", 2**70000)
+
+
+@pytest.mark.parametrize("wrong", ["", "bad group!", ".", "a/b", "x" * 250, None, 5, b"g", "\ud800"])
+def test_a_group_is_a_name(wrong: Any) -> None:
+    with pytest.raises(InvalidGroupId, match=r"Found .* Expected"):
+        group_name(wrong)
+    assert group_name(np.str_("g")) == "g"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"t", "\ud800"])
+def test_a_topic_that_is_no_text_is_no_topic(wrong: Any) -> None:
+    with pytest.raises(InvalidTopic, match=r"it is not valid\. Found .* Expected text"):
+        topic_name("it", wrong)
+    for check in (
+        lambda: topic_names("it", [wrong]),
+        lambda: topic_partitions("it", [(wrong, 0)]),
+        lambda: place_offsets("it", {(wrong, 0): 1}),
+    ):
+        with pytest.raises(InvalidTopic, match="it is not valid"):
+            check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,7 +19,9 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.consume.shares import shares
 from lakemq.engine.errors import (
     IllegalState,
+    InvalidGroupId,
     InvalidRequest,
+    InvalidTopic,
     NoOffsetForPartition,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
@@ -152,6 +155,47 @@ def test_what_is_refused(mq: Connection, group: str):
         with pytest.raises(OffsetOutOfRange):
             consumer.seek(topic, 0, 2)
         assert consumer.committed() == {}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mq, topic: mq.consumer("bad group!", topics=[topic]),
+        lambda mq, topic: mq.groups.describe("bad group!"),
+        lambda mq, topic: mq.groups.lag("bad group!"),
+        lambda mq, topic: mq.transaction(topic).__enter__().send_offsets({(topic, 0): 0}, "bad group!"),
+    ],
+    ids=["consumer", "describe", "lag", "send_offsets"],
+)
+def test_a_group_is_checked_in_the_call(mq: Connection, call: Callable[[Connection, str], Any]):
+    with pytest.raises(InvalidGroupId, match=r"Found 'bad group!'"):
+        call(mq, new_topic(mq))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mq: mq.topics.create(5),
+        lambda mq: mq.topics.describe(5),
+        lambda mq: mq.topics.alter(5),
+        lambda mq: mq.topics.delete(5),
+        lambda mq: mq.topics.delete_records(5, {0: 1}),
+        lambda mq: mq.publish(5, pa.table({"value": ["x"]})),
+        lambda mq: mq.publish_stream(5, None, query="q"),
+        lambda mq: mq.fetch(5),
+        lambda mq: mq.tail(5),
+        lambda mq: mq.beginning_offsets(5),
+        lambda mq: mq.end_offsets(5),
+        lambda mq: mq.offsets_for_times(5, {}),
+        lambda mq: mq.consumer("g", topics=[5]),
+        lambda mq: mq.consumer("g", assign=[(5, 0)]),
+        lambda mq: mq.transactions.describe_producers(5, 0),
+        lambda mq: mq.transaction("id").__enter__().publish(5, pa.table({"value": ["x"]})),
+    ],
+)
+def test_a_topic_is_text_in_every_call(mq: Connection, call: Callable[[Connection], Any]):
+    with pytest.raises(InvalidTopic, match=r"not valid\. Found 5\. Expected text"):
+        call(mq)
 
 
 # -- markers and transactions ---------------------------------------------------------------------------

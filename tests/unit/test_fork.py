@@ -8,20 +8,25 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_topic, values
+from unit.served import new_name, new_topic, values
 
 import lakemq
 from lakemq.engine.connection import Connection
+from lakemq.engine.consume.consumer import Consumer
 from lakemq.engine.errors import IllegalState
 from lakemq.engine.process import OwnLock, same_process
 from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
+from lakemq.engine.transactions.scope import Transaction
 
 CHILD_S = 20
+ROWS = pa.table({"value": ["x"]})
 
 
 def in_a_fork(work: Callable[[], Any]) -> str:
@@ -50,7 +55,7 @@ CALLS: dict[str, Callable[[Connection, str], Any]] = {
     "state": lambda mq, t: mq.state(),
     "topics.list": lambda mq, t: mq.topics.list(),
     "topics.create": lambda mq, t: mq.topics.create("fork"),
-    "publish": lambda mq, t: mq.publish(t, pa.table({"value": ["x"]})),
+    "publish": lambda mq, t: mq.publish(t, ROWS),
     "producer": lambda mq, t: mq.producer(),
     "transaction": lambda mq, t: mq.transaction("fork"),
     "consumer": lambda mq, t: mq.consumer("g", topics=[t]),
@@ -65,13 +70,85 @@ CALLS: dict[str, Callable[[Connection, str], Any]] = {
 }
 
 
+CALLS_OF_TRANSACTIONS: dict[str, Callable[[Transaction, Transaction, str], Any]] = {
+    "enter": lambda mine, other, t: other.__enter__(),
+    "publish": lambda mine, other, t: mine.publish(t, ROWS),
+    "send_offsets": lambda mine, other, t: mine.send_offsets({(t, 0): 0}, "g"),
+    "leave": lambda mine, other, t: mine.__exit__(None, None, None),
+}
+
+CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
+    "poll": lambda consumer, t: consumer.poll(),
+    "position": lambda consumer, t: consumer.position(t, 0),
+    "seek": lambda consumer, t: consumer.seek(t, 0, 1),
+    "lag": lambda consumer, t: consumer.lag(),
+    "commit": lambda consumer, t: consumer.commit(),
+    "commit of offsets": lambda consumer, t: consumer.commit({(t, 0): 1}),
+    "committed": lambda consumer, t: consumer.committed(),
+}
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq._lock, mq._taking:  # as another thread of the parent may hold them in the moment of the fork
+    with mq._lock:  # as another thread of the parent may hold it in the moment of the fork
         said = in_a_fork(lambda: CALLS[call](mq, topic))
+    assert_refused(said)
+
+
+@pytest.mark.parametrize("call", CALLS_OF_TRANSACTIONS)
+def test_a_transaction_is_its_processs(mq: Connection, call: str):
+    topic = new_topic(mq)
+    with mq.transaction(new_name("fork")) as open_one:
+        open_one.publish(topic, ROWS)
+        other = mq.transaction(new_name("fork"))
+        with open_one._manager.lock, other._manager.lock:
+            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_TRANSACTIONS[call](open_one, other, topic)))
+        assert_refused(child)
+    assert values(mq, topic) == ["x"]
+
+
+@pytest.mark.parametrize("call", CALLS_OF_CONSUMERS)
+def test_a_consumer_is_its_processs(mq: Connection, call: str):
+    topic = new_topic(mq)
+    mq.publish(topic, ROWS)
+    with mq.consumer(new_name("g"), topics=[topic]) as consumer:
+        with consumer._lock:
+            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
+        assert_refused(child)
+        assert consumer.position(topic, 0) == 0
+
+
+def assert_refused(said: str) -> None:
     assert said.startswith("IllegalState: ILLEGAL_STATE")
     assert "spawn or forkserver" in said
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Another one than that which holds the locks: they let their holder in again."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
+    topic = new_topic(mq)
+
+    def leave() -> None:
+        with transaction_left(open_one):
+            raise KeyboardInterrupt("as it wants")
+
+    with mq.transaction(new_name("fork")) as open_one:
+        open_one.publish(topic, ROWS)
+        assert in_a_fork(leave) == "KeyboardInterrupt: as it wants"
+    assert values(mq, topic) == ["x"]
+
+
+@contextmanager
+def transaction_left(transaction: Transaction) -> Iterator[None]:
+    """The end of a block that was entered before the fork."""
+    with ExitStack() as stack:
+        stack.push(transaction)
+        yield
 
 
 def test_a_child_that_closes_ends_nothing_of_its_parents(mq: Connection):

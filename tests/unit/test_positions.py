@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ from unit.served import new_name, new_topic
 
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
+from lakemq.engine.fetch import fetched
 
 AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
 US = timedelta(microseconds=1)
@@ -54,6 +56,33 @@ def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connec
 def test_what_is_no_time_is_said(mq: Connection, time: Any) -> None:
     with pytest.raises(InvalidRequest, match="is not valid"):
         mq.offsets_for_times(new_topic(mq), {0: time})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mq, topic: mq.fetch(topic, start=AT).record_count,
+        lambda mq, topic: mq.fetch(topic, end=AT + US).record_count,
+        lambda mq, topic: len(mq.offsets_for_times(topic, {0: AT})),
+        lambda mq, topic: next(iter(mq.tail(topic, start=AT))) and 1,
+    ],
+    ids=["start", "end", "times", "tail"],
+)
+def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads data files. Meanwhile others look at topics."""
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
+    looked: list[int] = []
+    look = fetched.first_at_or_after
+
+    def looking(*given: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            looked.append(pool.submit(mq.state).result(10).step)
+        return look(*given)
+
+    monkeypatch.setattr(fetched, "first_at_or_after", looking)
+    assert call(mq, topic) == 1
+    assert looked
 
 
 # -- offsets --------------------------------------------------------------------------------------------
@@ -101,6 +130,14 @@ def test_a_tail_sees_partitions_that_are_added(mq: Connection) -> None:
     mq.topics.alter(topic, partitions=2)
     add(mq, topic, "added", partition=1)
     assert texts(next(tail)) == ["added"]
+
+
+def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, "before")
+    tail = mq.tail(topic, poll_ms=1)
+    add(mq, topic, "after")
+    assert texts(next(tail)) == ["after"]
 
 
 @pytest.mark.parametrize("anew", [False, True])

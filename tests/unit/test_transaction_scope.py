@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import pyarrow as pa
@@ -14,8 +14,10 @@ import lakemq
 from lakemq.engine.connection import Connection
 from lakemq.engine.errors import (
     IllegalState,
+    InvalidConfig,
     InvalidProducerEpoch,
     InvalidRequest,
+    InvalidTransactionTimeout,
     InvalidTxnState,
     LakeMQError,
     MessageTooLarge,
@@ -26,6 +28,7 @@ from lakemq.engine.errors import (
     UnknownTopicOrPartition,
 )
 from lakemq.engine.protocol.requests import EndTransaction
+from lakemq.engine.transactions.manager import TransactionManager
 
 
 def rows(*texts: str) -> pa.Table:
@@ -177,6 +180,48 @@ def test_a_block_whose_commit_is_not_answered(
     with mq.transaction(f"{topic}-id", batch_id=8) as transaction:
         transaction.publish(topic, rows("eight"))
     assert values(mq, topic) == ["seven", "eight"]
+
+
+def test_a_transaction_that_was_let_go_says_what_to_do(mq: Connection, topic: str):
+    transaction = mq.transaction(f"{topic}-id")
+    transaction._manager.let_go()
+    with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) anew\."), transaction:
+        pass
+    with mq.transaction(f"{topic}-id") as anew:
+        anew.publish(topic, rows("a"))
+    assert values(mq, topic) == ["a"]
+
+
+def test_an_id_has_one_timeout(mq: Connection, topic: str):
+    with pytest.raises(InvalidTransactionTimeout):
+        mq.transaction(f"{topic}-id", transaction_timeout_ms=10**9)
+    mq.transaction(f"{topic}-id", transaction_timeout_ms=5_000)
+    for again in ({}, {"transaction_timeout_ms": 5_000}):
+        mq.transaction(f"{topic}-id", **again)  # type: ignore[arg-type]
+    for other in (60_000, "5000"):
+        with pytest.raises(InvalidConfig, match=rf"transaction_timeout_ms already\. Found '?{other}'?\. Expected 5000"):
+            mq.transaction(f"{topic}-id", transaction_timeout_ms=other)  # type: ignore[arg-type]
+    assert mq.transactions.describe(f"{topic}-id").timeout_ms == 5_000
+
+
+def test_an_id_that_is_being_taken_keeps_no_other_waiting(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
+    initialize, begun, may_go_on = TransactionManager.initialize, threading.Event(), threading.Event()
+
+    def slowly(manager: TransactionManager) -> None:
+        if manager.transactional_id == f"{topic}-slow":
+            begun.set()
+            assert may_go_on.wait(10)
+        initialize(manager)
+
+    monkeypatch.setattr(TransactionManager, "initialize", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(mq.transaction, f"{topic}-slow")
+        assert begun.wait(10)
+        try:
+            pool.submit(mq.transaction, f"{topic}-quick").result(5)
+        finally:
+            may_go_on.set()
+        slow.result()
 
 
 def test_offsets_need_a_group(mq: Connection, topic: str):
