@@ -451,8 +451,12 @@ class Connection:
     def serving(self) -> Serving:
         """A sequencer in a thread of this process. It stands by while another one leads."""
         serving = Serving(self.sequencer, self.namespace.config, self._clock)
-        self._serving.append(serving)
-        return serving
+        with self._closing:
+            if not self._closed:
+                self._serving.append(serving)
+                return serving
+        serving.close()
+        raise IllegalState("This connection is closed.")
 
     def step_until_idle(self, wait_ms: int = 0) -> int:
         """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""

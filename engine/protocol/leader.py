@@ -21,8 +21,11 @@ def decide_resign(state: State) -> Decided:
     return Decided(LeaderElected("", state.leader_epoch, state.lease_ms))
 
 
-def may_lead(state: State, leader: str, journal_still_for_ms: int) -> bool:
-    """Whether `leader` may take the lease, the journal not having moved for that long on its own monotonic clock."""
+def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> bool:
+    """Whether `leader` may take the lease, the journal not having moved for that long on its own monotonic clock.
+
+    None: one that has never had it.
+    """
     return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
 
 

@@ -1,12 +1,12 @@
 """Preparing a step: all that the store must do before it can be decided, many requests at once, while the leader lives.
 
-A store may be slow, or not answer at all: every wait has an end, and is spent in turns with signs of life.
+A store may be slow, or not answer at all: these waits have an end, and are spent in turns with signs of life.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from ..datafile import look, write_data_file
 from ..protocol.errors import StorageError
 from ..protocol.requests import DataFile, Produce
 from .intake import Taken
+from .workers import Workers
 
 _AT_ONCE = 16
 _TURN_S = 0.1
@@ -42,7 +43,7 @@ class Preparing:
     def __init__(self, files: Files, new_id: Callable[[], str], timeout_ms: int) -> None:
         """timeout_ms: of all that one step asks of the store."""
         self._files, self._new_id, self._timeout_ms = files, new_id, timeout_ms
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Workers | None = None
 
     def prepare(self, taken: Sequence[Taken], alive: Callable[[], None]) -> Prepared:
         """Raises StorageError when the store does not answer in time, and what it fails with.
@@ -65,7 +66,7 @@ class Preparing:
     def _all(self, asked: Sequence[Callable[[], object]], alive: Callable[[], None]) -> list[object]:
         if not asked:
             return []
-        self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="lakemq-preparing")
+        self._pool = self._pool or Workers(_AT_ONCE, "lakemq-preparing")
         futures = [self._pool.submit(one) for one in asked]
         for _ in range(max(1, int(self._timeout_ms / 1000 / _TURN_S))):
             if not wait(futures, _TURN_S).not_done:

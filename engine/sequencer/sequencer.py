@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -41,12 +41,15 @@ from .projector import Projector
 from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
+from .workers import Workers
 
 log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
 
 EXPIRY_INTERVAL_MS = 10_000
+MOST_FAILURES = 3
+
 BACKLOG_MS = 10_000
 """Of letters that were not looked at; one that lasts longer keeps no transaction from its timeout any more."""
 
@@ -109,18 +112,19 @@ class Sequencer:
         """backstage: where projections are written; a thread of its own by default."""
         self._ns, self.name, self._clock, self._new_id, self._reached = namespace, name, clock, new_id, reached
         self._owns_executor = backstage is None
-        self._executor = backstage or ThreadPoolExecutor(1, thread_name_prefix="lakemq-projector")
+        self._executor = backstage or Workers(1, "lakemq-projector")
         # a mailbox of its own, because it remembers its listing
         self._mailbox = Mailbox(namespace.files)
         self._reception = Reception(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
         # not the projector's: sweeping may take long
-        self._sweeper = backstage or ThreadPoolExecutor(1, thread_name_prefix="lakemq-sweeper")
+        self._sweeper = backstage or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
+        self._failures = 0
 
     @property
     def leads(self) -> bool:
@@ -137,13 +141,16 @@ class Sequencer:
     def try_lead(self) -> bool:
         """Take the lease if it is free, ours, or the journal has not moved for a lease; True when this one leads.
 
+        After so many steps that failed in a row it does not count as ours: another may have better luck.
+
         Raises StorageError; trying again later is right then.
         """
         if self._term is not None:
             return True
         try:
             with store_errors(_WHAT):
-                self._term = self._take_over() if self._standby.may_lead(self.name) else None
+                mine = self.name if self._failures < MOST_FAILURES else None
+                self._term = self._take_over() if self._standby.may_lead(mine) else None
         except (NotLeader, StepTooOld):
             self._standby.forget()
         except BaseException:
@@ -220,10 +227,13 @@ class Sequencer:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
         try:
             with store_errors(_WHAT):
-                return self._step(self._term)
-        except BaseException:
+                report = self._step(self._term)
+        except BaseException as error:
+            self._failures += not isinstance(error, NotLeader)
             self._step_down()
             raise
+        self._failures = 0
+        return report
 
     def _step(self, term: _Term) -> StepReport:
         term.backstage.collect()

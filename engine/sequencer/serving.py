@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 
 from ..clock import Clock
 from ..config import EngineConfig
-from ..protocol.errors import NotLeader, StorageError
+from ..protocol.errors import NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .watchdog import Watchdog
 
@@ -34,9 +35,12 @@ def serve(
     pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
     try:
         while not stopped():
-            working(True)
             try:
-                rest_ms = _lead_and_step(sequencer, pace, clock)
+                working(True)
+                try:
+                    rest_ms = _lead_and_step(sequencer, pace, clock)
+                finally:
+                    working(False)
             except NotLeader as lost:
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
@@ -47,8 +51,6 @@ def serve(
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
-            finally:
-                working(False)
             has_worked, retry_ms = True, SHORTEST_RETRY_MS
             clock.sleep(rest_ms)
     finally:
@@ -130,6 +132,7 @@ class Serving:
     def __init__(self, make: Callable[[], Sequencer], config: EngineConfig, clock: Clock) -> None:
         """make: a sequencer that is new."""
         self.error: Exception | None = None
+        self._pid = os.getpid()
         self._make, self._config, self._clock = make, config, clock
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -158,15 +161,21 @@ class Serving:
         sequencer = self._sequencer
         try:
             serve(sequencer, self._config, self._clock, lambda: self._stop.is_set() or given_up(), working)
-        except Exception as error:
+        except BaseException as error:  # pyo3's panics are none of Exception's
             if not given_up():
-                self.error = error
+                self.error = error if isinstance(error, Exception) else UnknownServerError(found=repr(error))
             log.error("%s has ended: %s: %s", sequencer.name, type(error).__name__, error)
-        if not given_up():
-            self._ended.set()
+        finally:
+            if not given_up():
+                self._ended.set()
 
     def close(self) -> None:
-        """Finish the step, hand over the lease. One that is stuck is left to itself after twice step.timeout.ms."""
+        """Finish the step, hand over the lease. One that is stuck is left to itself after twice step.timeout.ms.
+
+        In a forked child there is nothing to be ended.
+        """
+        if os.getpid() != self._pid:
+            return
         self._stop.set()
         self._watchdog.stop(self._ended)
 

@@ -39,8 +39,8 @@ class Standby:
         """Start over: what was known may be wrong, and the journal counts as just moved."""
         self._follower = None
 
-    def may_lead(self, name: str) -> bool:
-        """Look; then whether `name` may try to take the lease."""
+    def may_lead(self, name: str | None) -> bool:
+        """Look; then whether `name` may try to take the lease. None: as one that has never had it."""
         moved = self._follow()
         now_ms = self._clock.steady_ms()
         if moved:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,19 +18,20 @@ import pytest
 from unit.served import until, values
 
 import lakemq
+from lakemq.engine import connection
 from lakemq.engine.clock import SystemClock
 from lakemq.engine.connection import Connection, new_id
 from lakemq.engine.datafile import write_data_file
 from lakemq.engine.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.decision import Decision
-from lakemq.engine.protocol.errors import FileMissing, StorageError, UnknownServerError
+from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
 from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
 from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
 from lakemq.engine.protocol.state import State
 from lakemq.engine.sequencer import backstage
 from lakemq.engine.sequencer.journal import Journal
-from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor_namespace import check_aside
 from lakemq.tables.files import LocalFiles
@@ -277,3 +281,130 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     sequencer.resign()
     assert max(waiting) <= 6
     assert len(mq.topics.list()) == 30
+
+
+# -- what the end of others does ----------------------------------------------------------------------------
+
+
+def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connection) -> None:
+    """It can still take the lease, and would do so again and again."""
+
+    def fails(point: str) -> None:
+        if point == "sequencer.letters_taken":
+            raise OSError("this machine cannot")
+
+    unlucky = make(mq.namespace, "unlucky", fails)
+    for _ in range(MOST_FAILURES):
+        assert unlucky.try_lead(), "a mishap is forgiven"
+        with pytest.raises(StorageError, match="this machine cannot"):
+            unlucky.step()
+    assert not unlucky.try_lead()
+    with mq.serving():
+        assert mq.topics.create("t").partitions == 1
+    unlucky.resign()
+
+
+class Panic(BaseException):
+    """As of a library in Rust."""
+
+
+def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
+    panicking = threading.Event()
+
+    def panics(point: str) -> None:
+        if panicking.is_set() and point == "sequencer.letters_taken":
+            raise Panic
+
+    with Serving(lambda: make(mq.namespace, "s", panics), mq.namespace.config, SystemClock()) as served:
+        until(lambda: served.sequencer.leads)
+        panicking.set()
+        assert served.wait(10)
+        assert "Panic" in str(served.error)
+
+
+@pytest.mark.slow
+def test_the_rest_after_a_failed_step_is_no_step(mq: Connection) -> None:
+    """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
+    began, away = threading.Event(), threading.Event()
+
+    def full(point: str) -> None:
+        if began.is_set() and not away.is_set():
+            raise OSError(28, "No space left on device")
+
+    with Serving(lambda: make(mq.namespace, "s", full), mq.namespace.config, SystemClock()) as served:
+        until(lambda: served.sequencer.leads)
+        first = served.sequencer
+        began.set()
+        time.sleep(6)
+        away.set()
+        assert mq.topics.create("t").partitions == 1
+        assert served.sequencer is first
+
+
+END = """
+import atexit, sys, threading, time
+import lakemq, pyarrow as pa
+mq = lakemq.connect(sys.argv[1])
+mq.serving()
+mq.topics.create("t")
+def work():
+    time.sleep(1)
+    mq.publish("t", pa.table({"value": ["late"]}))
+threading.Thread(target=work).start()
+producer = mq.producer(linger_ms=60_000)
+producer.send("t", "given")
+atexit.register(mq.close)
+"""
+
+
+@pytest.mark.slow
+def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path: str) -> None:
+    done = subprocess.run([sys.executable, "-c", END, path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    with lakemq.connect(path) as mq:
+        assert sorted(values(mq, "t")) == ["given", "late"]
+
+
+HANGS = """
+import sys, threading
+import lakemq
+from lakemq.engine.sequencer.workers import Workers
+workers = Workers(1, "w")
+workers.submit(threading.Event().wait)
+print(workers.submit(lambda: 1).cancel())
+workers.shutdown(wait=False, cancel_futures=True)
+"""
+
+
+def test_a_store_that_hangs_does_not_keep_the_process(path: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "True\n"
+
+
+def test_a_forked_child_does_not_wait_for_the_parents_sequencer(mq: Connection) -> None:
+    with mq.serving() as served:
+        child = os.fork()
+        if child == 0:
+            served.close()
+            os._exit(7)
+        began_s = time.monotonic()
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert time.monotonic() - began_s < 1.5
+
+
+def test_serving_that_comes_while_the_connection_closes_is_ended(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Serving] = []
+
+    class Late(Serving):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+            mq.close()
+
+    monkeypatch.setattr(connection, "Serving", Late)
+    with pytest.raises(IllegalState):
+        mq.serving()
+    assert made[0].wait(0)
