@@ -97,12 +97,12 @@ class Reader:
         return self.state
 
     def _load(self) -> None:
-        gone: FileNotFoundError | None = None
+        gone: FileNotFoundError | NotATable | None = None
         self._loaded_at_ms = None
         for attempt in range(_ATTEMPTS):
             try:
                 view = self._loaded()
-            except FileNotFoundError as error:  # merged and removed before we came to it, or lost
+            except (FileNotFoundError, NotATable) as error:  # removed before we came to it, with its log entry, or lost
                 gone, view = error, None
             if view is not None:
                 self._view, self._loaded_at_ms = view, self._clock.steady_ms()

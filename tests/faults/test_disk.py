@@ -125,7 +125,7 @@ def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
         mq.serving()
         before = sorted((disk / "namespace" / "messages").iterdir())
         table = pa.table({"value": [os.urandom(500).hex() for _ in range(2 * SIZE // 500)]})
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(StorageError, match="No space left"):
             mq.publish(TOPIC, table)
         assert sorted((disk / "namespace" / "messages").iterdir()) == before
         assert mq.fetch(TOPIC).record_count == 0
