@@ -21,6 +21,10 @@ _SAID = re.compile(r"Expected (?P<expected>.*), got .* - at (?:`key` in )?`\$\.(
 _encoder = msgspec.json.Encoder(enc_hook=operator.index)
 _decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 
+# Lone surrogates, numbers too long, cycles, wrong types, and what comparing numpy's arrays comes upon. Any other
+# exception is not of the value, such as that of a signal's handler.
+_UNFIT = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, RecursionError)
+
 
 def encode_request(request: AnyRequest) -> bytes:
     """JSON that decodes to an equal request. Raises InvalidRequest, which names the field."""
@@ -31,7 +35,7 @@ def encode_request(request: AnyRequest) -> bytes:
         if decoded == request:
             return text
         problem: Exception | None = None  # JSON made something else of it: of bytes, a date, not-a-number
-    except Exception as error:  # lone surrogates, numbers too long, cycles, wrong types, and what comparing comes upon
+    except _UNFIT as error:
         problem = error
     raise _invalid(request, decoded, problem) from problem
 
@@ -52,7 +56,7 @@ def _travels(request: AnyRequest, decoded: AnyRequest | None, name: str) -> bool
     try:
         _encoder.encode(value)
         return decoded is None or bool(getattr(decoded, name) == value)
-    except Exception:
+    except _UNFIT:
         return False
 
 

@@ -71,3 +71,15 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
         "config": {"retention.ms": 7},
     }
     assert b'"before":{"1":4}' in encode_request(DeleteRecords("t", {np.int64(1): np.int32(4)}))
+
+
+def test_the_exception_of_a_signal_is_none_of_the_value() -> None:
+    class Alarm(Exception):
+        pass
+
+    class Interrupted:
+        def __index__(self) -> int:
+            raise Alarm
+
+    with pytest.raises(Alarm):
+        encode_request(CreateTopic("t", Interrupted()))  # type: ignore[arg-type]
