@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.journal import JOURNAL
-from lakemq.tables.messages import BODY_SCHEMA
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
+from .bodies import decode_rows, encode_rows
 from .errors import InvalidRequest, NewerFormat
 from .records import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
 from .requests import Answer, AnyRequest, AnyResult, Count, Letter, Produce, Unreadable
@@ -69,7 +69,7 @@ def enclose(
 ) -> bytes:
     """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
     head = _json.encode(_Head(client_id, number, [(row, msgspec.Raw(text)) for row, text in requests], sent_at_ms))
-    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else _stream(rows)])
+    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)])
 
 
 def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
@@ -79,7 +79,7 @@ def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
     _, length = _HEAD.unpack_from(body)
     head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
     try:
-        return _decode_head(head), _rows(rest) if len(rest) else None
+        return _decode_head(head), decode_rows(rest) if len(rest) else None
     except (pa.ArrowException, OSError, RecursionError) as error:
         raise ValueError(f"not a letter: {error}") from error
 
@@ -106,24 +106,6 @@ def _placed(first_row: int, request: AnyRequest) -> AnyRequest:
     if isinstance(request, Produce) and request.first_row != first_row:
         return msgspec.structs.replace(request, first_row=first_row)
     return request
-
-
-def _rows(stream: memoryview) -> pa.Table:
-    rows = pa.ipc.open_stream(pa.py_buffer(stream)).read_all()
-    if rows.schema != BODY_SCHEMA:
-        raise ValueError(f"not message bodies: found {rows.schema.names}, expected {BODY_SCHEMA.names}")
-    # bytes from elsewhere: a wrong offset in them would be read as memory of ours
-    rows.validate(full=True)
-    if rows.column("timestamp").null_count:
-        raise ValueError("a message body has no timestamp")
-    return rows
-
-
-def _stream(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return bytes(sink.getvalue())
 
 
 def encode_answer(answer: Answer) -> bytes:

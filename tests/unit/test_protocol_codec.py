@@ -284,6 +284,8 @@ def test_deep_nesting_is_a_value_error() -> None:
     [
         pa.table({"value": [b"x"]}),
         body([b"x"]).set_column(5, "timestamp", pa.nulls(1, BODY_SCHEMA.field("timestamp").type)),
+        body([b"x"]).set_column(0, "topic", pa.nulls(1, BODY_SCHEMA.field("topic").type)),
+        body([b"x"]).set_column(1, "partition", pa.nulls(1, BODY_SCHEMA.field("partition").type)),
         body([b"x"]).drop_columns("headers"),
         body([b"x"]).set_column(1, "partition", pa.array([1], pa.int64())),
     ],
@@ -292,6 +294,27 @@ def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> No
     assert BODY_SCHEMA.names[5] == "timestamp"
     with pytest.raises(ValueError, match="message bod"):
         codec.decode_letter(encode_letter(Letter("c", 1, [], 0), rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"compression": "zstd"}, "compressed"),
+        ({"compression": "lz4"}, "compressed"),
+        ({"compression": "zstd", "metadata_version": pa.ipc.MetadataVersion.V4}, "V4"),
+        ({"metadata_version": pa.ipc.MetadataVersion.V4}, "V4"),
+    ],
+)
+def test_rows_that_are_more_than_their_bytes_are_refused_before_they_are_read(
+    options: dict[str, Any], told: str
+) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(body([b"x"]))
+        writer.write_table(body([bytes(8 << 20)]))
+    letter = encode_letter(Letter("c", 1, [], 0)) + bytes(sink.getvalue())
+    with pytest.raises(ValueError, match=told):
+        codec.decode_letter(letter)
 
 
 def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
