@@ -147,8 +147,10 @@ class LocalFiles:
     def _stat(self, name: str) -> os.stat_result | None:
         try:
             found = os.stat(self._path(name))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return None
+            raise
         return found if stat.S_ISREG(found.st_mode) else None
 
     @contextmanager

@@ -522,6 +522,56 @@ def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
     assert data_files(folder) == before - {"stray.parquet"}
 
 
+def odd_lists(folder: Path) -> list[Path]:
+    """What is no list of files, under the names of lists."""
+    texts = ["", "{", "7", "[7]", '["../x"]', '[""]', '["_delta_log/0.json"]', '["\\ud800"]', '{"a": 1}', "[" * 100_000]
+    paths = [folder / f"{NOTES.name}-{n}.json" for n in range(len(texts) + 4)]
+    for path, text in zip(paths, texts, strict=False):
+        path.write_text(text)
+    pipe, below, loop, alien = paths[len(texts) :]
+    os.mkfifo(pipe)
+    below.mkdir()
+    loop.symlink_to(loop)
+    alien.write_bytes(b"\xff\xfe")
+    return paths
+
+
+def test_what_is_no_list_is_passed_over(
+    merged: Leftovers, handle: TableHandle, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = folder.parent / "leftovers"
+    odd = odd_lists(lists)
+    age(lists)
+    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 2
+    assert data_files(folder) == {"merged.parquet", "stray.parquet"}
+    assert sorted(lists.iterdir()) == sorted(odd), "they are somebody's"
+    assert "is no list of files" in caplog.text
+    age(folder)
+    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 0, "they may name what was just replaced"
+
+
+def test_what_cannot_be_read_yet_may_name_what_was_just_replaced(
+    merged: Leftovers, handle: TableHandle, folder: Path
+) -> None:
+    age(folder.parent / "leftovers")
+    (folder.parent / "leftovers" / f"{NOTES.name}-odd.json").write_text("{")
+    before = data_files(folder)
+    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 0
+    assert data_files(folder) == before
+
+
+def test_a_list_of_what_cannot_be_deleted_is_tried_again(merged: Leftovers, handle: TableHandle, folder: Path) -> None:
+    lists = folder.parent / "leftovers"
+    (folder / "below").mkdir()
+    (lists / f"{NOTES.name}-odd.json").write_text('["below"]')
+    age(lists)
+    merged.delete(NOTES.name, 60_000, handle.renewed)
+    assert data_files(folder) == {"merged.parquet", "stray.parquet"}
+    (folder / "below").rmdir()
+    merged.delete(NOTES.name, 60_000, handle.renewed)
+    assert list(lists.iterdir()) == []
+
+
 def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
     merged: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:
