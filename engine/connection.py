@@ -7,7 +7,6 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -117,7 +116,7 @@ class Connection:
 
     def _newest(self) -> State:
         """Also while the connection closes, for producers that send what they have."""
-        with self._lock:
+        with self._lock.own:
             return self._reader.refresh().snapshot()
 
     @cached_property
@@ -252,7 +251,7 @@ class Connection:
 
     def _kept(self, producer: Producer) -> Producer:
         """To be closed with the connection, unless it is closed before."""
-        with self._closing:
+        with self._closing.own:
             if not self._closed:
                 self._producers.add(producer)
                 return producer
@@ -281,7 +280,7 @@ class Connection:
 
     def _taken(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
         # two threads that take an id at the same time would fence each other; other ids do not wait for them
-        with self._taking.setdefault(transactional_id, OwnLock("This connection")):
+        with self._taking.setdefault(transactional_id, OwnLock("This connection")).own:
             manager = self._managers.get(transactional_id)
             if manager is None:
                 asked_ms = TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms
@@ -346,7 +345,7 @@ class Connection:
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
         self._check_open()
-        with self._lock:
+        with self._lock.own:
             state = self._reader.refresh()
             return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
 
@@ -382,21 +381,21 @@ class Connection:
         self._check_open()
         topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
         partitions = None if partitions is None else whole_numbers("partitions", partitions)
-        with self._planning(start, end) as reader:
-            plan = plan_positions(reader, self.namespace.files, topic, isolation, start, end, partitions)
+        plan = self._planned(topic, isolation, start, end, partitions)
         return Fetched(self.namespace, plan, self._spark)
 
-    @contextmanager
-    def _planning(self, *positions: Position) -> Iterator[Reader]:
-        """A reader as of the newest step. For times data files are read: with one of its own, nobody waits for that."""
-        if any(isinstance(one, datetime) for one in positions):
+    def _planned(
+        self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None
+    ) -> FetchPlan:
+        """As of the newest step. For times data files are read: with a reader of its own, nobody waits for that."""
+        given = self.namespace.files, topic, isolation, start, end, partitions
+        if isinstance(start, datetime) or isinstance(end, datetime):
             own = Reader(self.namespace.store, self._clock)
             own.refresh()
-            yield own
-        else:
-            with self._lock:
-                self._reader.refresh()
-                yield self._reader
+            return plan_positions(own, *given)
+        with self._lock.own:
+            self._reader.refresh()
+            return plan_positions(self._reader, *given)
 
     def tail(
         self,
@@ -414,16 +413,16 @@ class Connection:
         self._check_open()
         topic, start = topic_name("topic", topic), fetch_position("start", start)
         poll_ms = whole_number("poll_ms", poll_ms, 0)
-        with self._planning(start) as reader:
-            first = plan_positions(reader, self.namespace.files, topic, isolation, start, "latest", None)
+        first = self._planned(topic, isolation, start, "latest")
         return self._tail(first, isolation, poll_ms)
 
     def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
         position = {r.partition: r.start for r in first.ranges}
         while True:
             self._check_open()
-            with self._planning() as reader:
-                plan = plan_tail(reader, first.topic, first.topic_id, isolation, position)
+            with self._lock.own:
+                self._reader.refresh()
+                plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
             position.update({r.partition: r.end for r in plan.ranges})
             if not plan.ranges:
                 self._clock.sleep(poll_ms)
@@ -477,7 +476,7 @@ class Connection:
         """
         if os.getpid() != self._pid:
             return  # all of it is a parent process's
-        with self._closing:
+        with self._closing.own:
             if self._closed:
                 return
             self._closed = True

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 from .protocol.errors import IllegalState
 
 _ADVICE = "multiprocessing's start method spawn or forkserver, or a connection made after the fork only"
 
 _first_with_tables: int | None = None
+
+Lock: TypeAlias = AbstractContextManager[Any]
 
 
 def same_process(pid: int, what: str) -> None:
@@ -35,15 +37,15 @@ def claim_tables() -> None:
 class OwnLock:
     """A lock of one process. Who got it by a fork is refused, and does not wait for a holder who is not there."""
 
-    def __init__(self, what: str, lock: Any = None) -> None:
+    def __init__(self, what: str, lock: Lock | None = None) -> None:
         """lock: the one that is taken, such as an RLock that others share; else a Lock of its own."""
         self._pid, self._what, self._lock = os.getpid(), what, lock or threading.Lock()
 
-    def __enter__(self) -> None:
-        same_process(self._pid, self._what)
-        self._lock.acquire()
+    @property
+    def own(self) -> Lock:
+        """The lock itself, for `with`: between taking it and the block no signal comes, as one may in Python code.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+        Raises IllegalState in another process.
+        """
+        same_process(self._pid, self._what)
+        return self._lock

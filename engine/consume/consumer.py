@@ -94,7 +94,7 @@ class Consumer:
         deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
         passed = ConsumedOffsets({}, {})
         while True:
-            with self._lock:
+            with self._lock.own:
                 if self._closed:
                     raise IllegalState("The consumer is closed.")
                 while (batch := self._next(max_records)) is None:
@@ -193,14 +193,14 @@ class Consumer:
 
     def position(self, topic: str, partition: int) -> int:
         """The next offset to read."""
-        with self._lock:
+        with self._lock.own:
             _, positions = self._settled((topic, partition))
             return positions[topic, partition]
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read on from this offset. Raises OffsetOutOfRange, UnknownTopicOrPartition, IllegalState."""
         offset = whole_number("offset", offset)
-        with self._lock:
+        with self._lock.own:
             looked = self._look()
             self._check_assigned((topic, partition))
             bounds = looked[topic, partition]
@@ -214,7 +214,7 @@ class Consumer:
 
     def lag(self) -> dict[Place, int]:
         """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
-        with self._lock:
+        with self._lock.own:
             bounds, positions = self._settled()
             return {place: max(0, bounds[place].end - at) for place, at in positions.items()}
 
@@ -229,7 +229,7 @@ class Consumer:
         read is deleted, and nothing is noted.
         """
         metadata = None if metadata is None else text("metadata", metadata)
-        with self._lock:
+        with self._lock.own:
             offsets = self._consumed(what)
         if offsets:
             self._requester.ask(CommitOffsets(self.group, offset_commits(offsets, metadata)))

@@ -72,7 +72,7 @@ class OffsetRange:
 
 
 class Reader:
-    """Follows a namespace. Not thread-safe. A load that fails leaves it as it was, and is tried again."""
+    """Follows a namespace. Not thread-safe. After any exception, a signal's too, it is loaded anew."""
 
     def __init__(self, store: Store, clock: Clock, with_clients: bool = False) -> None:
         """with_clients: also what the sequencer knows of producers, transactions and groups, for who asks for that."""
@@ -90,10 +90,14 @@ class Reader:
 
         Raises StorageError, NewerFormat, TableDamaged.
         """
-        stale = self._loaded_at_ms is None or self._clock.steady_ms() - self._loaded_at_ms > REBASE_MS
+        # forgotten until it has worked: what is interrupted may have folded a step in part, or lost rows it took
+        loaded_at_ms, self._loaded_at_ms = self._loaded_at_ms, None
+        stale = loaded_at_ms is None or self._clock.steady_ms() - loaded_at_ms > REBASE_MS
         with store_errors(), damage_told(self._store):
             if stale or not self._view.follow():
                 self._load()
+            else:
+                self._loaded_at_ms = loaded_at_ms
         return self.state
 
     def _load(self) -> None:

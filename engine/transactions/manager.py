@@ -94,7 +94,7 @@ class TransactionManager:
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
         self._answer_timeout_ms = answer_timeout_ms
         self.lock = threading.RLock()
-        self._own = OwnLock("This transaction", self.lock)
+        self._lock = OwnLock("This transaction", self.lock)
         self._changed = threading.Condition(self.lock)
         self._ref: TransactionRef | None = None
         self._phase = self._falls_back_to = Phase.NONE
@@ -112,13 +112,13 @@ class TransactionManager:
         """Take the id: who had it is fenced, and what it left open is aborted. Raises what the request raises."""
         request = InitProducer(self.transactional_id, self.timeout_ms)
         done = self._until_answered(lambda: _result(self._requester.submit(request), ProducerDone))
-        with self._own:
+        with self._lock.own:
             self._ref = TransactionRef(self.transactional_id, done.producer_id, done.producer_epoch)
             self.last_batch_id = done.batch_id
 
     def begin(self) -> TransactionRef:
         """Open a transaction; nobody hears of it before its first publish. Raises IllegalState, ProducerFenced."""
-        with self._own:
+        with self._lock.own:
             self._raise_if_over()
             if self._ref is None:
                 raise IllegalState(
@@ -141,7 +141,7 @@ class TransactionManager:
 
     def let_go(self) -> None:
         """How the transaction ended is not known: the id must be taken anew, which ends what is still open."""
-        with self._own:
+        with self._lock.own:
             self._ref, self._phase = None, Phase.NONE
 
     # -- its parts --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class TransactionManager:
 
         Raises IllegalState (nothing is open, or not that one), TransactionAbortable, ProducerFenced.
         """
-        with self._own:
+        with self._lock.own:
             self._raise_if_over()
             if self._phase is not Phase.OPEN or self._ref is None:
                 raise self._phase.refusal()
@@ -169,7 +169,7 @@ class TransactionManager:
 
         was_taken: before the end was asked for, which waits for it. Raises what `ref` raises.
         """
-        with self._own:
+        with self._lock.own:
             ref = self._ref_of_taken() if was_taken else self.ref(mine)
             self._parts_on_their_way += 1
         try:
@@ -187,7 +187,7 @@ class TransactionManager:
         return self._ref
 
     def _part_done(self, error: BaseException | None) -> None:
-        with self._own:
+        with self._lock.own:
             if error is None:
                 self._part_count += 1
             else:
@@ -197,7 +197,7 @@ class TransactionManager:
 
     def refused(self, error: BaseException) -> None:
         """A part was refused, or nobody knows what became of it: the transaction can only be aborted."""
-        with self._own:
+        with self._lock.own:
             if isinstance(error, _AT_AN_END):
                 self._over = self._over or error
             self._is_doubtful |= isinstance(error, RequestTimedOut)
@@ -217,7 +217,7 @@ class TransactionManager:
         """
         named, metadata = group_name(group), None if metadata is None else text("metadata", metadata)
         places = offsets if isinstance(offsets, ConsumedOffsets) else place_offsets("offsets", offsets)
-        with self._own:
+        with self._lock.own:
             self.ref(mine)
             known = self._offsets.setdefault(named, {})
             known.update({(one.topic, one.partition): one for one in offset_commits(places, metadata)})
@@ -231,7 +231,7 @@ class TransactionManager:
         mine: the transaction that is to be ended. Raises IllegalState (nothing is open, or it is being ended),
         ProducerFenced; for a commit TransactionAbortable.
         """
-        with self._own:
+        with self._lock.own:
             self._raise_if_over()
             if not self.is_open or self._ref is None:
                 raise self._phase.refusal()
@@ -242,7 +242,7 @@ class TransactionManager:
         try:
             yield ref
         finally:
-            with self._own:
+            with self._lock.own:
                 if self._phase is Phase.ENDING:
                     self._phase = self._falls_back_to
                 self._changed.notify_all()
@@ -259,7 +259,7 @@ class TransactionManager:
 
     def wait_while_ending(self) -> None:
         """Until no thread is ending the transaction."""
-        with self._own:
+        with self._lock.own:
             self._changed.wait_for(lambda: self._phase is not Phase.ENDING)
 
     def commit(self, batch_id: int | None = None, mine: TransactionRef | None = None) -> None:
@@ -280,7 +280,7 @@ class TransactionManager:
         TransactionAbortable, ProducerFenced; RequestTimedOut: the outcome is unknown, the same call may be made again.
         """
         self._wait_for_parts()
-        with self._own:
+        with self._lock.own:
             self._raise_if_over()
             self.raise_if_refused()
         ref = self.current()
@@ -328,7 +328,7 @@ class TransactionManager:
 
     def _wait_for_parts(self) -> None:
         """Each ends with its request."""
-        with self._own:
+        with self._lock.own:
             self._changed.wait_for(lambda: self._parts_on_their_way == 0)
 
     def _sent(self, letter: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
@@ -351,7 +351,7 @@ class TransactionManager:
         if cause is not None or not any(errors):
             self.refused(cause or error)
             self.raise_if_refused()
-        with self._own:
+        with self._lock.own:
             # the sequencer has the offsets now, as often as they are sent
             self._part_count += sum(one is None for one in errors)
             self._offsets.clear()
@@ -361,11 +361,11 @@ class TransactionManager:
         ]
 
     def _at_an_end(self, error: LakeMQError) -> None:
-        with self._own:
+        with self._lock.own:
             self._over, self._phase = error, Phase.NONE
 
     def _ended(self, following: TransactionRef, batch_id: int | None = None) -> None:
-        with self._own:
+        with self._lock.own:
             self._ref, self._phase, self._refused = following, Phase.NONE, None
             self._part_count = 0
             self._offsets.clear()

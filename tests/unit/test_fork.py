@@ -91,7 +91,7 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq._lock:  # as another thread of the parent may hold it in the moment of the fork
+    with mq._lock.own:  # as another thread of the parent may hold it in the moment of the fork
         said = in_a_fork(lambda: CALLS[call](mq, topic))
     assert_refused(said)
 
@@ -113,7 +113,7 @@ def test_a_consumer_is_its_processs(mq: Connection, call: str):
     topic = new_topic(mq)
     mq.publish(topic, ROWS)
     with mq.consumer(new_name("g"), topics=[topic]) as consumer:
-        with consumer._lock:
+        with consumer._lock.own:
             child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
         assert_refused(child)
         assert consumer.position(topic, 0) == 0
@@ -198,7 +198,7 @@ def test_what_belongs_to_a_process_says_so():
     with pytest.raises(IllegalState, match=r"It was made in another process \(fork\): make one there\."):
         same_process(os.getpid() + 1, "It")
     lock = OwnLock("It")
-    with lock:
-        assert in_a_fork(lambda: lock.__enter__()).startswith("IllegalState")
-    with lock:
+    with lock.own:
+        assert in_a_fork(lambda: lock.own).startswith("IllegalState")
+    with lock.own:
         pass

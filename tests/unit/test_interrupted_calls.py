@@ -1,0 +1,87 @@
+"""Calls that Ctrl-C or a signal's handler cuts short: what comes after them neither hangs nor comes short."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import CONFIG
+
+import lakemq
+from lakemq.engine.connection import Connection
+
+PLACES = [
+    ("call", "next"),
+    ("return", "next"),
+    ("return", "steps_after"),
+    ("call", "evolve"),
+    ("return", "evolve"),
+    ("return", "replay"),
+    ("call", "_segments_of"),
+    ("return", "fold"),
+    ("return", "refresh"),
+    ("call", "own"),
+    ("return", "own"),
+]
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config={**CONFIG, "project.interval.ms": 60_000}) as mq, mq.serving():
+        mq.topics.create("t", partitions=2)
+        yield mq
+
+
+def interrupted(work: Callable[[], Any], event: str, function: str) -> None:
+    """Do the work with a KeyboardInterrupt where the first such function of ours is called or returns."""
+
+    def trace(frame: FrameType, what: str, _: Any) -> Any:
+        if "lakemq" not in frame.f_globals["__name__"]:
+            return None
+        if what == event and frame.f_code.co_name == function:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        sys.settrace(before)
+
+
+def within_s(seconds: float, work: Callable[[], Any]) -> Any:
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(work).result(seconds)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connection) -> None:
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as other:
+        other.fetch("t")
+        for count, (event, function) in enumerate(PLACES, 1):
+            mq.publish("t", pa.table({"value": ["x", "y"], "partition": [0, 1]}))
+            interrupted(lambda: other.fetch("t"), event, function)
+            assert within_s(10, lambda: other.fetch("t").record_count) == 2 * count, (event, function)
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_consumers_and_transactions_go_on_after_an_interruption(mq: Connection, event: str) -> None:
+    mq.publish("t", pa.table({"value": ["x"]}))
+    consumer = mq.consumer("g", topics=["t"])
+    interrupted(consumer.poll, event, "own")
+    assert within_s(10, lambda: consumer.poll().to_arrow().num_rows) == 1
+    transaction = mq.producer("p", linger_ms=0)
+    interrupted(transaction.begin_transaction, event, "own")
+    within_s(10, transaction.begin_transaction)
+    within_s(10, transaction.abort_transaction)
