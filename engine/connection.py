@@ -450,7 +450,7 @@ class Connection:
     def serving(self) -> Serving:
         """A sequencer in a thread of this process. It stands by while another one leads."""
         serving = Serving(self.sequencer, self.namespace.config, self._clock)
-        with self._closing:
+        with self._closing.own:
             if not self._closed:
                 self._serving.append(serving)
                 return serving

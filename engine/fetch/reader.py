@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lakemq.tables.follower import Follower, LogGone
 from lakemq.tables.journal import JOURNAL
 from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENTS
-from lakemq.tables.store import Store, TableHandle
+from lakemq.tables.store import NotATable, Store, TableHandle
 
 from ..clock import Clock
 from ..protocol import machine
