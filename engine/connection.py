@@ -472,15 +472,18 @@ class Connection:
     def close(self) -> None:
         """Flush producers, send what waits, hand over the lease of a sequencer of ours. Nothing works afterwards.
 
-        Each of them is closed whatever becomes of the others. Raises the first error.
+        Each of them is closed whatever becomes of the others. Raises the first error; IllegalState in a callback of a
+        producer: nothing is closed.
         """
         if os.getpid() != self._pid:
             return  # all of it is a parent process's
         with self._closing.own:
             if self._closed:
                 return
-            self._closed = True
             producers = list(self._producers)
+            for producer in producers:
+                producer.check_may_wait()
+            self._closed = True
         for producer in producers:
             producer.refuse_more()
         errors: list[BaseException] = []

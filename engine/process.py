@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-from .protocol.errors import IllegalState
+from .protocol.errors import IllegalState, UnknownServerError
 
 _ADVICE = "multiprocessing's start method spawn or forkserver, or a connection made after the fork only"
 
@@ -32,6 +33,20 @@ def claim_tables() -> None:
         _first_with_tables = os.getpid()
     if _first_with_tables != os.getpid():
         raise IllegalState("The process this one was forked from has used tables already.", expected=_ADVICE)
+
+
+def started_thread(run: Callable[[], object], name: str) -> threading.Thread:
+    """A daemon thread that runs it. Raises UnknownServerError: the system gives no thread, and nothing has begun."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise UnknownServerError(
+            f"The thread {name} could not be started; nothing was sent. Try again later.",
+            found=str(error) or type(error).__name__,
+            expected="room for a thread (ulimit -u, the pids limit of a container, memory)",
+        ) from error
+    return thread
 
 
 class OwnLock:

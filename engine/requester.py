@@ -22,7 +22,7 @@ from lakemq.tables.objects import MaybeThere
 
 from . import crash
 from .clock import Clock
-from .process import same_process
+from .process import same_process, started_thread
 from .protocol.codec import decode_answer, enclose
 from .protocol.errors import (
     ClientEnded,
@@ -113,21 +113,21 @@ class Requester:
     def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
         """Send in this order, without waiting; in one letter as long as they fit.
 
-        Raises InvalidRequest, IllegalState: none of them is sent.
+        Raises InvalidRequest, IllegalState, UnknownServerError (there is no thread to send them): none of them is sent.
         """
         same_process(self._pid, "This connection")
         waiting = [Waiting.of(request, rows) for request, rows in requests]
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
-            self._queue.extend(waiting)
-            self._unanswered.update({one.future: self._clock.steady_ms() for one in waiting})
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lakemq-requester", daemon=True)
-                self._thread.start()
+                self._thread = started_thread(self._run, "lakemq-requester")
+            now_ms = self._clock.steady_ms()
+            for one in waiting:
+                one.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
             self._wake.notify()
-        for one in waiting:
-            one.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
+            self._queue.extend(waiting)
+            self._unanswered.update(dict.fromkeys([one.future for one in waiting], now_ms))
         return [one.future for one in waiting]
 
     def waited_ms(self) -> float | None:
@@ -148,6 +148,9 @@ class Requester:
             self._mailbox.forget_client(self._client_id)
 
     def _run(self) -> None:
+        with self._wake:
+            if self._thread is not threading.current_thread():
+                return  # the call that started it was interrupted: the next one starts another
         while True:
             with self._wake:
                 while not self._queue and not self._closed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +29,8 @@ class Buffer:
         """Destination -> the batch of the queue that takes its next record."""
         self._unsettled: dict[int, Batch] = {}
         """Number -> batch, also what is on its way, in order."""
+        self._taken: list[Batch] = []
+        """No longer in the queue, to travel otherwise or never, and maybe settled."""
         self.last_number = self.held_bytes = self._wanted = self._queued_bytes = 0
         self._is_ending = False
 
@@ -118,8 +119,10 @@ class Buffer:
     def holds(self, batch: Batch) -> bool:
         return batch.number in self._unsettled
 
-    def unsettled_but(self, batches: Sequence[Batch]) -> list[Batch]:
-        return [batch for batch in self._unsettled.values() if batch not in batches]
+    def given_to_thread(self) -> list[Batch]:
+        """What is not settled and was not taken: the producer's thread has it, or will."""
+        taken = {batch.number for batch in self._taken}
+        return [batch for number, batch in self._unsettled.items() if number not in taken]
 
     def take_if_unsent(self) -> list[Batch] | None:
         """What waits, one batch for each destination, if nothing else is on its way; else None, and it waits on."""
@@ -130,13 +133,19 @@ class Buffer:
 
     def take_queue(self) -> list[Batch]:
         """What waits; it is no longer sent."""
-        taken = list(self._queue)
-        self._queue.clear()
-        self._filling.clear()
-        self._queued_bytes = 0
-        return taken
+        queue, taken = list(self._queue), [*self.taken(), *self._queue]
+        # in one statement: an interrupt of the main thread comes before it or after it
+        self._taken, self._queue, self._filling, self._queued_bytes = taken, deque(), {}, 0
+        return queue
 
-    def put_back(self, batches: Sequence[Batch]) -> None:
-        """What was taken waits again."""
-        self._queue.extend(batches)
-        self._queued_bytes += sum(batch.size_bytes for batch in batches)
+    def taken(self) -> list[Batch]:
+        """What was taken and is not settled."""
+        return [batch for batch in self._taken if not batch.is_settled]
+
+    def put_back(self) -> None:
+        """What was taken waits again, before what came later."""
+        taken = self.taken()
+        queue, size_bytes = deque([*taken, *self._queue]), sum(batch.size_bytes for batch in taken)
+        for batch in taken:
+            batch.doubt = None
+        self._taken, self._queue, self._queued_bytes = [], queue, self._queued_bytes + size_bytes

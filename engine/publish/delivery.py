@@ -179,25 +179,19 @@ class Batch:
         assert self.body is not None
         return self.body, self.asked
 
-    def settle(self, outcome: Outcome) -> bool:
-        """Its outcome, for good: futures have it, and callbacks are called. False: it had one."""
-        with self._outcomes.lock:
-            if self.is_settled:
-                return False
-            self.outcome, self.doubt = outcome, None
-            self.records = self.body = self.asked = None
-            callbacks, self._callbacks = self._callbacks, []
-        with self._outcomes.calling_back():
-            for call in callbacks:
-                _call(call)
-        return True
+    def settle(self, outcome: Outcome) -> list[Callable[[], object]]:
+        """Its outcome, for good: futures have it; returns what is to be called now. It had none; the lock is held."""
+        self.outcome, self.doubt = outcome, None
+        self.records = self.body = self.asked = None
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
 
     def when_settled(self, call: Callable[[], object]) -> None:
         with self._outcomes.lock:
             if not self.is_settled:
                 self._callbacks.append(call)
                 return
-        _call(call)
+        call_all([call])
 
     def wait(self, timeout_s: float | None) -> None:
         """Raises RequestTimedOut, IllegalState (in a callback)."""
@@ -217,11 +211,19 @@ class Batch:
         raise self.outcome.error.with_traceback(None)  # one error, raised for many records
 
 
-def _call(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except (Exception, SystemExit):
-        log.exception("a callback of a producer has failed")
+def call_all(calls: Sequence[Callable[[], object]]) -> None:
+    """Call each, whatever the others raise, which is logged. A KeyboardInterrupt of the main thread is raised last."""
+    interrupt: KeyboardInterrupt | None = None
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:  # asyncio's CancelledError is one, too
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                interrupt = error
+            else:
+                log.exception("a callback of a producer has failed")
+    if interrupt is not None:
+        raise interrupt
 
 
 class RecordFuture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from ..attempts import until_answered
 from ..clock import Clock
+from ..process import started_thread
 from ..protocol.errors import (
     BufferFull,
     IllegalState,
@@ -27,7 +29,7 @@ from ..requester import Requester
 from .arrow import ArrowPublisher, Prepared
 from .buffer import Buffer
 from .compose import Sequences, body_of
-from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture
+from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture, call_all
 from .options import ProducerOptions
 from .record import (
     Header,
@@ -38,6 +40,8 @@ from .record import (
     checked_extras,
 )
 from .told import Acknowledged, Failures, Flushed
+
+log = logging.getLogger("lakemq.producer")
 
 _RECORD_BYTES = 32
 """What a record takes beside its key, value and headers, about."""
@@ -73,8 +77,7 @@ class Producer:
         self._timed_out_ms = -1
         self._is_closed = False
         self._failures, self._acknowledged = Failures(), Acknowledged()
-        self._thread = threading.Thread(target=self._run, name="lakemq-producer", daemon=True)
-        self._thread.start()
+        self._thread = started_thread(self._run, "lakemq-producer")
 
     # -- giving -----------------------------------------------------------------------------------------
 
@@ -206,6 +209,10 @@ class Producer:
         with self._lock:
             self._failures.raise_untold()
 
+    def check_may_wait(self) -> None:
+        """Raises IllegalState: it cannot be closed here, in a fork or in a callback of its own."""
+        self._outcomes.check_may_wait()
+
     def refuse_more(self) -> None:
         """From here on nothing is taken; what was taken before is sent."""
         with self._lock:
@@ -245,12 +252,23 @@ class Producer:
     # -- sending: in the producer's thread --------------------------------------------------------------
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            try:
-                outcome = self._deliver(batch)
-            except BaseException as error:  # told to who gave it; what else waits is sent all the same
-                outcome = Outcome(error=known(error))
-            self._settle(batch, outcome)
+        try:
+            while (batch := self._next()) is not None:
+                try:
+                    outcome = self._deliver(batch)
+                except BaseException as error:  # told to who gave it; what else waits is sent all the same
+                    outcome = Outcome(error=known(error))
+                self._settle([(batch, outcome)])
+        except BaseException as error:
+            log.exception("the thread of a producer has ended")
+            self._thread_failed(known(error))
+
+    def _thread_failed(self, error: LakeMQError) -> None:
+        """Nobody sends any more: all that the thread was given fails, and nothing is taken."""
+        with self._lock:
+            self.refuse_more()
+            given = self._buffer.given_to_thread()
+        self._settle([(batch, Outcome(error=error)) for batch in given])
 
     def _next(self) -> Batch | None:
         with self._lock:
@@ -307,17 +325,34 @@ class Producer:
         placement = Placement(prepared.route.topics[0].topic, prepared.partition, prepared.timestamps, published.units)
         return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
 
-    def _settle(self, batch: Batch, outcome: Outcome) -> None:
-        """The outcome of a batch, told to futures and callbacks, then to who waits in `flush` or for room."""
-        if not batch.settle(outcome):
-            return
+    def _settle(self, settled: Sequence[tuple[Batch, Outcome]]) -> None:
+        """The outcomes of batches, told to futures and who waits, then to callbacks. What has one keeps it."""
+        calls: list[Callable[[], object]] = []
+        with self._outcomes.calling_back():
+            try:
+                self._note(settled, calls)
+            except BaseException:  # an interrupt of the main thread
+                self._note(settled, calls)
+                raise
+            finally:
+                call_all(calls)
+
+    def _note(self, settled: Sequence[tuple[Batch, Outcome]], calls: list[Callable[[], object]]) -> None:
+        """calls: which are to be called then."""
         with self._lock:
-            self._buffer.settled(batch)
-            if outcome.published is not None:
-                self._acknowledged.add(outcome.published)
-            if outcome.error is not None and outcome.is_news:
-                self._failures.add(batch.number, outcome.error)
+            for batch, outcome in settled:
+                if self._buffer.holds(batch):
+                    self._note_one(batch, outcome, calls)
             self._outcomes.changed.notify_all()
+
+    def _note_one(self, batch: Batch, outcome: Outcome, calls: list[Callable[[], object]]) -> None:
+        if not batch.is_settled:
+            calls += batch.settle(outcome)
+        if outcome.published is not None:
+            self._acknowledged.add(outcome.published)
+        if outcome.error is not None and outcome.is_news:
+            self._failures.add(batch.number, outcome.error)
+        self._buffer.settled(batch)
 
 
 def known(error: BaseException) -> LakeMQError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from ..clock import Clock
-from ..protocol.errors import LakeMQError, TransactionAborted
+from ..protocol.errors import LakeMQError, TransactionAborted, UnknownServerError
 from ..protocol.producers import next_sequence
 from ..protocol.requests import Published
 from ..requester import Requester
@@ -22,7 +22,7 @@ from .producer import Producer, known
 
 
 class Travelling(NamedTuple):
-    """A batch that travels with a commit, and its request."""
+    """A batch that travels with a commit, and its request. What has no request yet is `taken` in the buffer only."""
 
     batch: Batch
     prepared: Prepared
@@ -46,7 +46,7 @@ class TransactionalProducer(Producer):
     ) -> None:
         self._transactions = transactions
         self._travelling: list[Travelling] | None = None
-        """What a commit took, until the transaction that follows begins."""
+        """What a commit sends, until the transaction that follows begins; None: it may take what the buffer holds."""
         super().__init__(publisher, requester, clock, options, closed, transactions.lock)
 
     def init_transactions(self) -> None:
@@ -60,11 +60,13 @@ class TransactionalProducer(Producer):
         with self._lock:
             self._check_open()
             ref = self._transactions.begin()
+            left = self._buffer.taken()  # the call that ended the transaction before was interrupted
             self._failures.clear()
             self._acknowledged.take()
             self._travelling = None
             # they begin anew with every epoch
             self._sequences = Sequences(ref.producer_id, ref.producer_epoch, next_sequence)
+        self._settle_with(left, lambda batch: batch.failure or _UNKNOWN)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
@@ -87,7 +89,7 @@ class TransactionalProducer(Producer):
         self._outcomes.check_may_wait()
         with self._lock:
             self._check_open()
-        with self._transactions.ending(commits=True):
+        with self._transactions.ending(commits=True), self._no_wait_for_taken():
             if self._travelling is None:  # else an earlier call was not answered: the very same is sent again
                 self._travelling = self._prepared(self._take_unsent)
             while stale := self._commit(self._travelling):
@@ -116,7 +118,7 @@ class TransactionalProducer(Producer):
                     self._abort()
         finally:
             self._drop_queue()
-            self._settle_travelling(self._travelling or (), lambda batch: batch.failure or _ABORTED)
+            self._settle_with(self._taken(), lambda batch: batch.failure or _ABORTED)
             self._failures.clear()
             super().close()
 
@@ -139,9 +141,26 @@ class TransactionalProducer(Producer):
 
     # -- ending -----------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _no_wait_for_taken(self) -> Iterator[None]:
+        """Where the end of the transaction fails, nobody waits for what was taken: it is in doubt until it is ended."""
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                for batch in self._buffer.taken():
+                    batch.doubt = batch.doubt or known(error)
+                self._outcomes.changed.notify_all()
+            raise
+
+    def _taken(self) -> list[Batch]:
+        with self._lock:
+            return self._buffer.taken()
+
     def _take_unsent(self) -> list[Batch]:
         """What may travel with the commit; what may not is sent. Raises what the sending failed with."""
         with self._lock:
+            self._buffer.put_back()  # an earlier call was interrupted before it sent what it took
             unsent = self._buffer.take_if_unsent()
             if unsent is None:
                 self._wait_for_given()
@@ -155,9 +174,7 @@ class TransactionalProducer(Producer):
             return self._requests(taken)
         except BaseException as error:
             self._transactions.refused(error)
-            for batch in taken:
-                if not batch.is_settled:
-                    self._settle(batch, Outcome(error=known(error)))
+            self._settle([(batch, Outcome(error=known(error))) for batch in taken])
             if isinstance(error, Exception):
                 self._transactions.raise_if_refused()
             raise
@@ -175,58 +192,50 @@ class TransactionalProducer(Producer):
         if len(set(reached)) == len(reached):
             return parts
         with self._lock:
-            self._buffer.put_back(batches)
+            self._buffer.put_back()
             self._wait_for_given()
         return []
 
     def _commit(self, parts: Sequence[Travelling]) -> list[Batch]:
         """Send them and the commit; returns those whose topics have changed, without which nothing is committed."""
         assert self._sequences is not None
-        with self._lock:
-            for part in parts:
-                part.batch.doubt = None
         sequences = self._sequences
         try:
+            with self._lock:
+                for part in parts:
+                    part.batch.doubt = None
             answers = self._transactions.send_commit([(part.prepared.request, part.prepared.rows) for part in parts])
         except BaseException as error:
             self._commit_failed(parts, known(error))
             raise
         # where all is committed another thread may have begun the next transaction: nothing of that is touched here
-        for part, answer in zip(parts, answers, strict=True):
-            if answer is not None:
-                sequences.advance(part.prepared.route, part.prepared.request.ranges)
-                self._settle(part.batch, self._outcome(part.prepared, answer))
+        known_parts = [(part, answer) for part, answer in zip(parts, answers, strict=True) if answer is not None]
+        self._settle([(part.batch, self._outcome(part.prepared, answer)) for part, answer in known_parts])
+        for part, _ in known_parts:
+            sequences.advance(part.prepared.route, part.prepared.request.ranges)
         return [part.batch for part, answer in zip(parts, answers, strict=True) if answer is None]
 
     def _commit_failed(self, parts: Sequence[Travelling], error: LakeMQError) -> None:
         if not self._transactions.may_commit_again:
-            return self._settle_travelling(parts, lambda _: error)
-        with self._lock:
-            for part in parts:
-                part.batch.doubt = error
-            self._outcomes.changed.notify_all()
+            self._settle_with([part.batch for part in parts], lambda _: error)
 
     def _abort(self) -> None:
-        with self._transactions.ending(commits=False):
+        with self._transactions.ending(commits=False), self._no_wait_for_taken():
             self._drop_queue()
-            travelling = self._travelling or ()
             with self._lock:
-                mine = [part.batch for part in travelling]
-                self._outcomes.changed.wait_for(lambda: not self._buffer.unsettled_but(mine))
+                self._outcomes.changed.wait_for(lambda: not self._buffer.given_to_thread())
             self._transactions.send_abort()
-            self._settle_travelling(travelling, lambda _: _ABORTED)
+            self._settle_with(self._taken(), lambda _: _ABORTED)
 
     def _drop_queue(self) -> None:
         """What was not sent never will be."""
         with self._lock:
             unsent = self._buffer.take_queue()
-        for batch in unsent:
-            self._settle(batch, Outcome(error=_ABORTED, is_news=False))
+        self._settle_with(unsent, lambda _: _ABORTED)
 
-    def _settle_travelling(self, parts: Sequence[Travelling], error: Callable[[Batch], LakeMQError]) -> None:
-        for part in parts:
-            if not part.batch.is_settled:
-                self._settle(part.batch, Outcome(error=error(part.batch), is_news=False))
+    def _settle_with(self, batches: Sequence[Batch], error: Callable[[Batch], LakeMQError]) -> None:
+        self._settle([(batch, Outcome(error=error(batch), is_news=False)) for batch in batches])
 
 
 _ABORTED = TransactionAborted()
+_UNKNOWN = UnknownServerError("The end of the transaction was interrupted: whether it is committed is unknown.")

@@ -1,0 +1,78 @@
+"""What a callback raises or calls, and a thread that cannot be started: no record is lost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.served import new_name, served, values
+
+from lakemq.engine.connection import Connection
+from lakemq.engine.errors import IllegalState, UnknownServerError
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, ValueError])
+def test_what_a_callback_raises_ends_neither_the_producer_nor_the_records_after_it(
+    mq: Connection, topic: str, raised: type[BaseException]
+) -> None:
+    def bad(error: Any, metadata: Any) -> None:
+        raise raised
+
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(topic, "0", on_delivery=bad).result(10)
+        assert producer.send(topic, "1").result(10).offset == 1
+        producer.flush()
+        producer.send(topic, "2")
+    assert values(mq, topic) == ["0", "1", "2"]
+
+
+def test_a_commit_that_is_interrupted_in_a_callback_leaves_nobody_waiting(mq: Connection, topic: str) -> None:
+    def interrupted(error: Any, metadata: Any) -> None:
+        raise KeyboardInterrupt
+
+    with mq.producer(new_name("etl"), linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "0", on_delivery=interrupted)
+        second = producer.send(topic, "1")
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction()
+        assert second.result(5).offset == 1, "it is committed"
+        producer.begin_transaction()
+        producer.send(topic, "2")
+        producer.commit_transaction()
+        producer.flush()
+    assert values(mq, topic) == ["0", "1", "2"]
+
+
+def test_a_connection_is_closed_in_no_callback_and_closed_well_afterwards(tmp_path: Path) -> None:
+    refused: list[BaseException] = []
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+
+        def close(error: Any, metadata: Any) -> None:
+            try:
+                mq.close()
+            except IllegalState as illegal:
+                refused.append(illegal)
+
+        producer = mq.producer(linger_ms=0)
+        producer.send("t", "0", on_delivery=close).result(10)
+        later = producer.send("t", "1")
+        mq.close()
+        assert later.result(0).offset == 1
+    assert len(refused) == 1
+
+
+def test_a_thread_that_cannot_be_started_is_one_refusal(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    with Connection(mq.namespace) as other:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(UnknownServerError, match="could not be started; nothing was sent"):
+            other.topics.create(new_name("t"))
+        assert other.topics.create(new_name("t")).partitions == 1
