@@ -168,7 +168,7 @@ def test_the_log_of_the_inbox_stays_short(spark: SparkSession, mq: Connection, t
         rows = INBOX.table([INBOX.row(topic=topic, value=b"v")])
         handle.append_at(handle.version, rows)
     assert mq.drain_inbox().record_count == interval
-    assert inbox(mq, spark)._checkpoint_version() == handle.version
+    assert handle.log.checkpointed_version() == handle.version
     insert(spark, topic, "after the checkpoint")
     assert mq.drain_inbox().record_count == 1
     assert mq.fetch(topic).record_count == interval + 1

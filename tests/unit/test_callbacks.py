@@ -1,4 +1,4 @@
-"""What a callback raises or calls, and a thread that cannot be started: no record is lost, and nobody waits for ever."""
+"""What a callback raises or calls, and a thread that cannot be started: no record is lost, and nobody hangs."""
 
 from __future__ import annotations
 
