@@ -326,33 +326,40 @@ class Producer:
         return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
 
     def _settle(self, settled: Sequence[tuple[Batch, Outcome]]) -> None:
-        """The outcomes of batches, told to futures and who waits, then to callbacks. What has one keeps it."""
+        """The outcomes of batches, told to futures, then to callbacks, then to who waits in `flush` or for room.
+
+        What has an outcome keeps it. An interrupt of the main thread leaves nobody waiting.
+        """
         calls: list[Callable[[], object]] = []
-        with self._outcomes.calling_back():
-            try:
-                self._note(settled, calls)
-            except BaseException:  # an interrupt of the main thread
-                self._note(settled, calls)
-                raise
-            finally:
+        try:
+            self._note(settled, calls)
+            with self._outcomes.calling_back():
                 call_all(calls)
+        finally:
+            self._note(settled, calls)  # for where it was interrupted
+            self._release([batch for batch, _ in settled])
+
+    def _release(self, batches: Sequence[Batch]) -> None:
+        with self._lock:
+            for batch in batches:
+                if self._buffer.holds(batch):
+                    self._buffer.settled(batch)
+            self._outcomes.changed.notify_all()
 
     def _note(self, settled: Sequence[tuple[Batch, Outcome]], calls: list[Callable[[], object]]) -> None:
         """calls: which are to be called then."""
         with self._lock:
             for batch, outcome in settled:
-                if self._buffer.holds(batch):
+                if not batch.is_settled:
                     self._note_one(batch, outcome, calls)
             self._outcomes.changed.notify_all()
 
     def _note_one(self, batch: Batch, outcome: Outcome, calls: list[Callable[[], object]]) -> None:
-        if not batch.is_settled:
-            calls += batch.settle(outcome)
+        calls += batch.settle(outcome)
         if outcome.published is not None:
             self._acknowledged.add(outcome.published)
         if outcome.error is not None and outcome.is_news:
             self._failures.add(batch.number, outcome.error)
-        self._buffer.settled(batch)
 
 
 def known(error: BaseException) -> LakeMQError:

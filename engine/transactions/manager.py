@@ -98,6 +98,8 @@ class TransactionManager:
         self._changed = threading.Condition(self.lock)
         self._ref: TransactionRef | None = None
         self._phase = self._falls_back_to = Phase.NONE
+        self._ender: object = None
+        """Whose block ends the transaction."""
         self._part_count = self._parts_on_their_way = 0
         self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
         self._refused: LakeMQError | None = None
@@ -231,19 +233,20 @@ class TransactionManager:
         mine: the transaction that is to be ended. Raises IllegalState (nothing is open, or it is being ended),
         ProducerFenced; for a commit TransactionAbortable.
         """
-        with self._lock.own:
-            self._raise_if_over()
-            if not self.is_open or self._ref is None:
-                raise self._phase.refusal()
-            self._check_mine(mine)
-            if commits:
-                self.raise_if_refused()
-            self._falls_back_to, self._phase, ref = self._phase, Phase.ENDING, self._ref
+        me = object()
         try:
-            yield ref
+            with self._lock.own:
+                self._raise_if_over()
+                if not self.is_open or self._ref is None:
+                    raise self._phase.refusal()
+                self._check_mine(mine)
+                if commits:
+                    self.raise_if_refused()
+                self._falls_back_to, self._phase, self._ender = self._phase, Phase.ENDING, me
+            yield self._ref
         finally:
             with self._lock.own:
-                if self._phase is Phase.ENDING:
+                if self._phase is Phase.ENDING and self._ender is me:
                     self._phase = self._falls_back_to
                 self._changed.notify_all()
 

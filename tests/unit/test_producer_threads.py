@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -25,6 +26,7 @@ from lakemq.engine.errors import (
     MailboxFullError,
     RequestTimedOut,
     TransactionAborted,
+    UnknownServerError,
     UnknownTopicOrPartition,
 )
 from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
@@ -77,6 +79,20 @@ def meanwhile(call: Callable[[], None]) -> Iterator[None]:
         stop.set()
         thread.join(30)
         assert not thread.is_alive()
+
+
+def ended(call: Callable[[], Any]) -> Any:
+    """What it returns or raises in another thread; it has an end."""
+    told: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            told.set_result(call())
+        except BaseException as error:
+            told.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return told.result(10)
 
 
 def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., list[Future]]) -> None:
@@ -298,6 +314,94 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
     assert values(mq, topic) == ["a", "b"]
 
 
+# -- callbacks and interrupts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_whatever_a_callback_raises_stops_nobody(mq: Connection, topic: str, error: type[BaseException]):
+    def call(*_: Any) -> None:
+        raise error
+
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(topic, "a", on_delivery=call)
+        ended(producer.flush)
+        assert producer.send(topic, "b").result(10).offset == 1
+        ended(producer.flush)
+    assert values(mq, topic) == ["a", "b"]
+
+
+def test_what_ends_the_thread_fails_what_it_was_given_and_refuses_more(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    producer, may_fail = mq.producer(linger_ms=0), threading.Event()
+
+    def settle(_: Any) -> None:
+        monkeypatch.undo()
+        assert may_fail.wait(10)
+        raise MemoryError
+
+    monkeypatch.setattr(producer, "_settle", settle)
+    futures = [producer.send(topic, value) for value in ("a", "b")]
+    may_fail.set()
+    assert [type(future.exception(10)) for future in futures] == [UnknownServerError] * 2
+    with pytest.raises(IllegalState):
+        producer.send(topic, "c")
+    with pytest.raises(UnknownServerError):
+        producer.close()
+
+
+def test_an_interrupt_in_a_callback_of_a_commit_leaves_nothing_unsettled(mq: Connection):
+    topics = [new_topic(mq), new_topic(mq)]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with mq.producer(new_name("id"), linger_ms=60_000) as producer:
+        producer.begin_transaction()
+        futures = [producer.send(topic, "a", on_delivery=interrupt) for topic in topics]
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction()
+        assert [future.result(0).offset for future in futures] == [0, 0]
+        producer.begin_transaction()
+        later = producer.send(topics[0], "b")
+        ended(producer.commit_transaction)
+        assert later.done()
+    assert values(mq, topics[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("where", ["_take_unsent", "_requests", "_commit", "_settle"])
+@pytest.mark.parametrize("follows", ["abort", "flush", "close"])
+def test_an_interrupted_commit_can_be_ended(
+    mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, where: str, follows: str
+):
+    producer = mq.producer(new_name("id"), linger_ms=60_000)
+    producer.begin_transaction()
+    future = producer.send(topic, "a")
+    work = getattr(producer, where)
+
+    def interrupted(*given: Any) -> None:
+        monkeypatch.undo()
+        if where == "_take_unsent":
+            work(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(producer, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.commit_transaction()
+    if follows == "flush":
+        with suppress(LakeMQError):
+            ended(producer.flush)
+    if follows == "abort":
+        with suppress(IllegalState):  # it is committed
+            ended(producer.abort_transaction)
+        producer.begin_transaction()
+        producer.send(topic, "b")
+        ended(producer.commit_transaction)
+        assert values(mq, topic)[-1] == "b"
+    ended(producer.close)
+    assert isinstance(future.exception(0), LakeMQError)
+
+
 # -- close ----------------------------------------------------------------------------------------------
 
 
@@ -316,6 +420,29 @@ def test_closing_the_connection_closes_all_whatever_becomes_of_one(tmp_path: Pat
         assert not any(one._thread.is_alive() for one in (bad, good, transactional))
         mq.close()
         assert values(first, "t") == ["kept"]
+
+
+def test_a_connection_closed_in_a_callback_is_refused_whole(tmp_path: Path):
+    with served(tmp_path) as first:
+        first.topics.create("t")
+        mq = lakemq.connect(first.namespace.path, config=CONFIG)
+        told: list[BaseException] = []
+
+        def close(*_: Any) -> None:
+            try:
+                mq.close()
+            except IllegalState as error:
+                told.append(error)
+
+        producer = mq.producer(linger_ms=0)
+        producer.send("t", "a", on_delivery=close)
+        producer.flush()
+        assert len(told) == 1
+        later = producer.send("t", "b")
+        ended(mq.close)
+        assert later.result(0).offset == 1
+        with pytest.raises(IllegalState):
+            mq.producer()
 
 
 def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from unit.desk import Desk
 
 from lakemq.engine import requester as requester_module
 from lakemq.engine.protocol.codec import decode_letter
-from lakemq.engine.protocol.errors import IllegalState, InvalidRequest, MailboxFullError, RequestTimedOut, StorageError
+from lakemq.engine.protocol.errors import (
+    IllegalState,
+    InvalidRequest,
+    MailboxFullError,
+    RequestTimedOut,
+    StorageError,
+    UnknownServerError,
+)
 from lakemq.engine.protocol.requests import CreateTopic, DeleteTopic, InitProducer, ProducerDone
 from lakemq.engine.requester import Waiting, letter_of
 from lakemq.tables.mailbox import LetterName
@@ -131,6 +139,30 @@ def test_after_close_nothing_is_sent_and_nothing_is_left(tmp_path: Path):
     with pytest.raises(IllegalState, match="closed"):
         desk.ask()
     assert desk.files.folders("replies") == []
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_be_started_is_told_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    desk = Desk(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(UnknownServerError, match=r"nothing was sent.*can't start new thread"):
+        desk.ask()
+    monkeypatch.undo()
+    assert desk.requester.waited_ms() is None
+    assert desk.ask() == ProducerDone(7, 0)
+    desk.requester.close()
+    assert desk.letters == [("c1", 1, 1)]
+
+
+def test_a_connection_without_a_thread_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    desk = Desk(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(UnknownServerError):
+        desk.ask()
+    desk.requester.close()
 
 
 def body(values: list[str]) -> pa.Table:
