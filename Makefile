@@ -38,9 +38,13 @@ demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
 .PHONY: test
-test: $(READY) ## all tests: no JVM first, then killed processes, then Spark
+test: $(READY) ## all tests but the long ones: no JVM first, then killed processes, then Spark
 	$(BIN)/pytest $(PARALLEL)
-	$(BIN)/pytest tests/faults tests/spark
+	$(BIN)/pytest tests/faults tests/spark -m "not long"
+
+.PHONY: test-long
+test-long: $(READY) ## processes with clocks that are hours off, or stopped for hours: minutes of leases that must run out
+	$(BIN)/pytest tests/faults -m long
 
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s

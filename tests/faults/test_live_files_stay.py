@@ -17,6 +17,7 @@ from lakemq.tables.registry import TABLES
 WAIT_S = 60
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead_ms", [2 * HOUR_S * 1000, -2 * HOUR_S * 1000], ids=["ahead", "behind"])
 def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, clock: ShiftedClock):
@@ -37,6 +38,7 @@ def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, cl
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedClock):
     """While it leads, forth and back."""
@@ -51,6 +53,7 @@ def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedC
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["journal", "segments", "producers"])
 def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, family: Processes):

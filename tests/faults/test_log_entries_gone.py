@@ -15,7 +15,7 @@ from faults.shims import ShiftedClock
 
 import lakemq
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 WAIT_S = 60
 AHEAD_MS = 120_000

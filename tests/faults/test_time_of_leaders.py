@@ -16,7 +16,7 @@ from lakemq.engine.connection import Connection
 from lakemq.engine.publish.transactional import TransactionalProducer
 from lakemq.engine.sequencer.journal import Journal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 HOUR_MS = 3_600_000
 AHEAD_MS, BEHIND_MS = 2 * HOUR_MS, -2 * HOUR_MS
