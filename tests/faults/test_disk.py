@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -54,11 +55,22 @@ def disk(tmp_path: Path, template: Path) -> Iterator[Path]:
 def fill(disk: Path, leave: int) -> Path:
     """Write a file that leaves only so many bytes."""
     path = disk / "filler"
-    file = os.open(path, os.O_CREAT | os.O_WRONLY)
-    try:
-        os.posix_fallocate(file, 0, free(disk) - leave)
-    finally:
-        os.close(file)
+
+    def filled() -> bool:
+        """False when the sequencer, which goes on meanwhile, has taken some of what was free."""
+        file = os.open(path, os.O_CREAT | os.O_WRONLY)
+        try:
+            os.posix_fallocate(file, 0, free(disk) - leave)
+            return True
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            os.ftruncate(file, 0)
+            return False
+        finally:
+            os.close(file)
+
+    until(filled, 10, "full disk")
     return path
 
 
