@@ -6,10 +6,10 @@ import itertools
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .publish.spark import SparkPublisher
     from .publish.streaming import Streamed
 
+Closable = TypeVar("Closable", Producer, Serving)
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """transaction.timeout.ms where nothing else is said."""
@@ -245,17 +246,18 @@ class Connection:
         chosen = producer_options(options, transactional_id is not None)
         given = self._arrow_publisher(), self.requester, self._clock, chosen
         if transactional_id is None:
-            return self._kept(Producer(*given, self._producers.discard))
+            return self._kept(Producer(*given, self._producers.discard), self._producers.add)
         manager = self._manager(transactional_id, transaction_timeout_ms)
-        return self._kept(TransactionalProducer(*given, manager, self._producers.discard))
+        producer = TransactionalProducer(*given, manager, self._producers.discard)
+        return self._kept(producer, self._producers.add)
 
-    def _kept(self, producer: Producer) -> Producer:
-        """To be closed with the connection, unless it is closed before."""
+    def _kept(self, one: Closable, keep: Callable[[Closable], None]) -> Closable:
+        """To be closed with the connection, unless that is closed already."""
         with self._closing.own:
             if not self._closed:
-                self._producers.add(producer)
-                return producer
-        producer.close()
+                keep(one)
+                return one
+        one.close()
         raise IllegalState("This connection is closed.")
 
     # -- transactions -----------------------------------------------------------------------------------
@@ -449,13 +451,7 @@ class Connection:
 
     def serving(self) -> Serving:
         """A sequencer in a thread of this process. It stands by while another one leads."""
-        serving = Serving(self.sequencer, self.namespace.config, self._clock)
-        with self._closing.own:
-            if not self._closed:
-                self._serving.append(serving)
-                return serving
-        serving.close()
-        raise IllegalState("This connection is closed.")
+        return self._kept(Serving(self.sequencer, self.namespace.config, self._clock), self._serving.append)
 
     def step_until_idle(self, wait_ms: int = 0) -> int:
         """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""

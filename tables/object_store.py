@@ -7,7 +7,6 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from urllib.parse import SplitResult
 import pyarrow as pa
 
 from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
+from .workers import Workers
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -126,7 +126,7 @@ class ArrowFiles:
 
     def delete(self, names: Iterable[str]) -> None:
         # The store answers each request after milliseconds, so many are asked at once.
-        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        with Workers(_REQUESTS_AT_ONCE, "lakemq-delete") as pool:
             asked = [pool.submit(self._delete_one, checked(name)) for name in names]
         for one in asked:
             one.result()

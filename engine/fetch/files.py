@@ -7,13 +7,13 @@ show only where they cannot be decoded any more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakemq.tables.files import Files
+from lakemq.tables.workers import Workers
 
 from ..datafile import file_name, look, read_footer
 from ..protocol.errors import FileTruncated, StorageError
@@ -71,7 +71,7 @@ def verify_files(files: Files, footer_hashes: Mapping[str, int]) -> dict[str, st
 
     footer_hashes: batch_id -> as in `segments`.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with Workers(_AT_ONCE, "lakemq-footers") as pool:
         found = zip(footer_hashes, pool.map(lambda batch_id: look(files, batch_id), footer_hashes), strict=True)
         return {
             batch_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakemq.tables.files import Files
+from lakemq.tables.workers import Workers
 
 from .. import crash
 from ..attempts import NEVER_PUBLISHED, until_answered
@@ -195,7 +196,7 @@ class ArrowPublisher:
             return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
-        with store_errors("The rows could not be stored."), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]

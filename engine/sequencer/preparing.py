@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from lakemq.tables.files import Files
 from lakemq.tables.messages import FileFacts
+from lakemq.tables.workers import Workers
 
 from ..datafile import look, write_data_file
 from ..protocol.errors import StorageError
 from ..protocol.requests import DataFile, Produce
 from .intake import Taken
-from .workers import Workers
 
 _AT_ONCE = 16
 _TURN_S = 0.1

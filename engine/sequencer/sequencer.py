@@ -17,6 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.tables.workers import Workers
 
 from .. import crash
 from ..clock import Clock
@@ -41,7 +42,6 @@ from .projector import Projector
 from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
-from .workers import Workers
 
 log = logging.getLogger("lakemq.serve")
 
@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 EXPIRY_INTERVAL_MS = 10_000
 MOST_FAILURES = 3
+"""Terms in a row without a step that landed; then the lease is given away, for one that may do better where it runs."""
 
 BACKLOG_MS = 10_000
 """Of letters that were not looked at; one that lasts longer keeps no transaction from its timeout any more."""

@@ -32,6 +32,7 @@ from lakemq.engine.errors import (
 from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
 from lakemq.engine.publish.delivery import RecordFuture
 from lakemq.engine.publish.producer import Producer
+from lakemq.engine.publish.transactional import TransactionalProducer
 from lakemq.engine.transactions.scope import Transaction
 
 THREADS = 8
@@ -99,6 +100,13 @@ def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[
     """Each letter goes through `change(ask, requests)`."""
     ask = mq.requester.submit_all
     monkeypatch.setattr(mq.requester, "submit_all", lambda requests: change(ask, requests))
+
+
+def impatient(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
+    """A producer that does not ask again how its transaction ended."""
+    producer = mq.producer(new_name("id"), linger_ms=60_000)
+    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    return producer
 
 
 def failed(requests: Sequence[Any], error: LakeMQError) -> list[Future[AnyResult]]:
@@ -252,8 +260,7 @@ def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
         until(lambda: producer._buffer._wanted > 0)
         return failed(requests, answers.pop()) if answers else ask(requests)
 
-    with mq.producer(new_name("id"), linger_ms=60_000) as producer:
-        monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    with impatient(mq, monkeypatch) as producer:
         intercept(mq, monkeypatch, change)
         producer.begin_transaction()
         future = producer.send(topic, "a")
@@ -275,8 +282,7 @@ def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
         return failed(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
 
-    producer = mq.producer(new_name("id"), linger_ms=60_000)
-    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    producer = impatient(mq, monkeypatch)
     intercept(mq, monkeypatch, change)
     producer.begin_transaction()
     future = producer.send(topic, "a")

@@ -366,9 +366,9 @@ def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path:
 
 
 HANGS = """
-import sys, threading
+import threading
 import lakemq
-from lakemq.engine.sequencer.workers import Workers
+from lakemq.tables.workers import Workers
 workers = Workers(1, "w")
 workers.submit(threading.Event().wait)
 print(workers.submit(lambda: 1).cancel())
@@ -376,7 +376,7 @@ workers.shutdown(wait=False, cancel_futures=True)
 """
 
 
-def test_a_store_that_hangs_does_not_keep_the_process(path: str) -> None:
+def test_a_store_that_hangs_does_not_keep_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
     assert done.stdout == "True\n"
 

@@ -1,4 +1,4 @@
-"""Threads that work for a sequencer until the process is gone, and do not keep it from ending.
+"""Threads that work until the process is gone, and do not keep it from ending.
 
 Those of concurrent.futures take no work any more once the main thread has ended, though others go on; and they are
 waited for as the interpreter ends, though the store may have hung one of them for good.
