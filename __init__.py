@@ -6,8 +6,11 @@
 The layers, each importing only what stands below it:
 
     jobs      what is started: the `lakemq` command, spark-submit entry points, Airflow DAGs; they parse and call
-    engine    publishing, fetching, the sequencer; `engine.protocol` is its pure core, without I/O, clock or chance
-    tables    what is stored: one spec per table, the only Delta I/O (store), the only mailbox I/O (mailbox)
+    engine    by who runs it: `client` in users' processes, `sequencer` and `maintenance` where it is decided; what all
+              of them share is `namespace`, and under it `protocol`, the pure core, without I/O, clock or chance
+    tables    what is stored (`specs`), how (`storage`, the only I/O), and how that changes (`migrations`)
+
+For users: `connect`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lakemq.engine.connection import Connection
+    from lakemq.engine.client.connection import Connection
 
 __version__ = "0.1.0"
 __all__ = ["connect"]
@@ -42,11 +45,11 @@ def connect(
     the object store. Raises NamespaceError, NewerFormat, InvalidConfig; IllegalState in a forked process.
     """
     # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
-    from lakemq.engine.arguments import file_path, flag, mapped
-    from lakemq.engine.config import load_config
-    from lakemq.engine.connection import Connection
-    from lakemq.engine.errors import InvalidConfig
-    from lakemq.engine.namespace import open_namespace
+    from lakemq.engine.client.arguments import file_path, flag, mapped
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.namespace.config import load_config
+    from lakemq.engine.namespace.namespace import open_namespace
+    from lakemq.errors import InvalidConfig
 
     place = file_path("path", path)
     settings = load_config(
@@ -62,8 +65,8 @@ def connect(
     )
     connection = Connection(namespace, spark)
     if spark is not None:
-        from lakemq.engine.errors import NamespaceError
-        from lakemq.tables.catalog import DatabaseTaken, register
+        from lakemq.errors import NamespaceError
+        from lakemq.tables.storage.catalog import DatabaseTaken, register
 
         try:
             register(spark, namespace.path, namespace.store)

@@ -84,8 +84,8 @@ def told(error: Exception) -> str:
 
 
 def _told(error: Exception) -> str:
-    from lakemq.engine.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
-    from lakemq.tables.store import NewerTable, NotATable
+    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
+    from lakemq.tables.storage.store import NewerTable, NotATable
 
     if isinstance(error, LakeMQError):
         return str(error)
@@ -151,7 +151,7 @@ def _storage_options(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or key in options:
-            from lakemq.engine.errors import InvalidConfig
+            from lakemq.errors import InvalidConfig
 
             if equals:
                 raise InvalidConfig("A storage option stands twice.", found=key)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakemq.engine.config import load_config
-from lakemq.engine.connection import Connection
-from lakemq.engine.consume.batch import ConsumerBatch
-from lakemq.engine.consume.consumer import Consumer
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.batch import ConsumerBatch
+from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.jobs.session import run_job, spark_session
 
 FOLLOW_WAIT_MS = 10_000

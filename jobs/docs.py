@@ -14,16 +14,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from lakemq.engine.config import ENGINE, NOT_OURS, Parameter
-from lakemq.engine.errors import LakeMQError, all_errors
-from lakemq.engine.publish.options import PRODUCER
-from lakemq.engine.publish.producer import Producer
-from lakemq.engine.topics import TOPIC
+from lakemq.engine.client.publish.options import PRODUCER
+from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.topics import TOPIC
+from lakemq.engine.namespace.config import ENGINE, NOT_OURS, Parameter
+from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
-from lakemq.tables.catalog import ddl_type
-from lakemq.tables.registry import TABLES
-from lakemq.tables.spec import TableSpec
-from lakemq.tables.views import VIEWS
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.storage.catalog import ddl_type
 
 FOLDER = Path(__file__).parents[1] / "docs"
 
@@ -95,7 +95,9 @@ def settings_page() -> str:
     return _joined(
         [
             "# Settings",
-            _GENERATED.format(source="engine/config.py, engine/protocol/parameters.py and engine/publish/options.py"),
+            _GENERATED.format(
+                source="engine/namespace/config.py, engine/protocol/parameters.py and engine/client/publish/options.py"
+            ),
             "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, and named. "
             "So is a key that stands twice in a file.",
             "## Engine",
@@ -147,7 +149,7 @@ def errors_page() -> str:
         [
             "# Errors",
             _GENERATED.format(source="engine/protocol/errors.py"),
-            "Every refusal is a class of `lakemq.engine.errors`, below `LakeMQError`. Names and codes are Kafka's "
+            "Every refusal is a class of `lakemq.errors`, below `LakeMQError`. Names and codes are Kafka's "
             "where Kafka has it. The text says what was found and what was expected. A refused request changes "
             "nothing. *Retry*: the same call may succeed later.",
             "At the command line an error is one line `NAME: message` on stderr, and an [exit code](command.md) that "

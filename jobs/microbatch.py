@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakemq.engine.config import load_config
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import NotLeader
-from lakemq.engine.namespace import open_namespace
-from lakemq.engine.publish.compose import COLUMNS
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.request import COLUMNS
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.errors import NotLeader
 from lakemq.jobs.session import run_job, spark_session
 
 

@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lakemq.tables.files import Files
+    from lakemq.tables.storage.files import Files
 
 FOLDER = "probe"
 

@@ -20,7 +20,7 @@ from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
-    from lakemq.engine.connection import Connection
+    from lakemq.engine.client.connection import Connection
     from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.serve")

@@ -21,7 +21,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lakemq.engine.errors import LakeMQError
+from lakemq.errors import LakeMQError
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
 __all__ = ["MissingJars", "MissingJava", "run_job", "spark_session"]

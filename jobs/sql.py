@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from lakemq.engine.errors import InvalidRequest
+from lakemq.errors import InvalidRequest
 from lakemq.jobs.interrupts import interrupts
 
 if TYPE_CHECKING:
     import duckdb
 
-    from lakemq.engine.namespace import Namespace
-    from lakemq.tables.store import TableHandle
+    from lakemq.engine.namespace.namespace import Namespace
+    from lakemq.tables.storage.store import TableHandle
 
 _BATCH_ROWS = 10_000
 _ATTEMPTS = 20
@@ -75,9 +75,9 @@ def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBP
     """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld."""
     import duckdb
 
-    from lakemq.tables.catalog import database_name
-    from lakemq.tables.registry import TABLES
-    from lakemq.tables.views import VIEWS
+    from lakemq.tables.specs.registry import TABLES
+    from lakemq.tables.specs.views import VIEWS
+    from lakemq.tables.storage.catalog import database_name
 
     database = database_name(namespace.path)
     connection = duckdb.connect(":memory:", config=_SETTINGS)
@@ -115,9 +115,9 @@ def _snapshot(namespace: Namespace) -> tuple[int, dict[str, TableHandle]]:
 
     The segments are opened before the messages: every row that a segment points at is then there.
     """
-    from lakemq.engine.errors import StepTooOld
-    from lakemq.engine.recovery import read_watermark
-    from lakemq.tables.registry import TABLES
+    from lakemq.engine.namespace.load import read_watermark
+    from lakemq.errors import StepTooOld
+    from lakemq.tables.specs.registry import TABLES
 
     for _ in range(_ATTEMPTS):
         step = read_watermark(namespace.store).step

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
-    from lakemq.engine.connection import Connection
+    from lakemq.engine.client.connection import Connection
 
 _LOOK_S = 0.2
 
@@ -25,7 +25,7 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int) -> int:
     probe(mq.namespace.files)
     if until_idle:
         return mq.step_until_idle(wait_ms)
-    from lakemq.engine.errors import NotLeader
+    from lakemq.errors import NotLeader
 
     sequencer, deadline_s = mq.sequencer(), time.monotonic() + wait_ms / 1000
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakemq.engine.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
 
 
 class ManualClock:

@@ -38,7 +38,7 @@ from lakemq.engine.protocol.requests import (
     TransactionRef,
 )
 from lakemq.engine.protocol.state import State
-from lakemq.tables.messages import FileFacts
+from lakemq.tables.specs.messages import FileFacts
 
 HOUR_MS = 3_600_000
 

@@ -11,13 +11,13 @@ from lakemq.engine.protocol.projection import project, watermark
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.snapshot import restore
 from lakemq.engine.protocol.state import State
-from lakemq.tables.changelog import newest
-from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
-from lakemq.tables.producers import PRODUCERS, ProducerRow
-from lakemq.tables.registry import BY_NAME
-from lakemq.tables.spec import TableSpec
-from lakemq.tables.topics import PARTITIONS, TOPICS, TopicRow
-from lakemq.tables.watermarks import WatermarkRow
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
+from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.topics import PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.specs.watermarks import WatermarkRow
+from lakemq.tables.storage.changelog import newest
 
 Tables = dict[str, pa.Table]
 

@@ -10,7 +10,7 @@ import struct
 
 import pyarrow as pa
 
-from lakemq.tables.messages import BODY_SCHEMA
+from lakemq.tables.specs.messages import BODY_SCHEMA
 
 _NEEDED = ("topic", "partition", "timestamp")
 

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from .bodies import decode_rows, encode_rows
 from .errors import InvalidRequest, NewerFormat

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lakemq.tables.messages import FileFacts
+from lakemq.tables.specs.messages import FileFacts
 
 from .decision import Decision
 from .errors import (

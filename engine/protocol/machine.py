@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lakemq.tables.messages import FileFacts
+from lakemq.tables.specs.messages import FileFacts
 
 from . import clients, leader, log, offsets, producers, topics, transactions
 from .decision import Decision

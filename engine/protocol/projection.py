@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.dead_letters import DEAD_LETTERS, DeadLetterRow
-from lakemq.tables.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
-from lakemq.tables.producers import PRODUCERS, ProducerRow
-from lakemq.tables.segments import SEGMENTS, SegmentRow
-from lakemq.tables.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
-from lakemq.tables.transactions import CONTROL_MARKERS, TRANSACTIONS, TransactionRow
-from lakemq.tables.watermarks import WATERMARKS, WatermarkRow
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
+from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
+from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS, TransactionRow
+from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 
 from .codec import encode_config, encode_results, encode_transaction
 from .hashing import shard

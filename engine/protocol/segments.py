@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakemq.tables.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 _INDEX = {name: i for i, name in enumerate(SEGMENT_SCHEMA.names)}
 

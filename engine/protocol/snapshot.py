@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.groups import ConsumerOffsetRow
-from lakemq.tables.producers import ProducerRow
-from lakemq.tables.topics import TopicRow
-from lakemq.tables.watermarks import WatermarkRow
+from lakemq.tables.specs.groups import ConsumerOffsetRow
+from lakemq.tables.specs.producers import ProducerRow
+from lakemq.tables.specs.topics import TopicRow
+from lakemq.tables.specs.watermarks import WatermarkRow
 
 from .codec import decode_config, decode_results, decode_transaction
 from .records import UnitAppended

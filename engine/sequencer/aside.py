@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from lakemq.tables.files import Files
-from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 from ..protocol.errors import LakeMQError, UnknownServerError
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
-from ..clock import Clock
-from ..config import EngineConfig
+from ..namespace.clock import Clock
+from ..namespace.config import EngineConfig
 from ..protocol.clients import Turn, turn_of
 from ..protocol.codec import decode_letter
 from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
@@ -30,7 +30,7 @@ LONGEST_PAUSE_MS = 60_000
 
 
 @dataclass(frozen=True)
-class Taken:
+class OpenedLetter:
     """A letter whose turn it is, with the rows that ride in it, or why it is refused unread."""
 
     name: LetterName
@@ -40,14 +40,14 @@ class Taken:
 
 
 @dataclass
-class Intake:
+class StepLetters:
     """What one step takes: letters to decide, oldest first; letters that were decided before.
 
     backlog: there may be letters that were not looked at; undeleted: letters are left that were decided before. While
     there are, no client may be forgotten: its letter would be decided again.
     """
 
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[OpenedLetter] = field(default_factory=list)
     repeated: list[LetterName] = field(default_factory=list)
     backlog: bool = False
     undeleted: bool = False
@@ -70,7 +70,7 @@ class _Held:
         self.tries += 1
 
 
-class Reception:
+class Intake:
     """Takes letters, each client's in the order of their numbers, bounded in number and bytes."""
 
     def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
@@ -78,7 +78,7 @@ class Reception:
         self._held: dict[str, _Held] = {}
         """By name; of letters only that were there at the last look at all of them."""
 
-    def take(self, state: State, alive: Callable[[], None] = lambda: None) -> Intake:
+    def take(self, state: State, alive: Callable[[], None] = lambda: None) -> StepLetters:
         """The letters of the next step. They go on waiting until they are discarded. alive: called between them."""
         visit = _Visit(self._config, self._clock.steady_ms())
         names: set[str] = set()
@@ -87,12 +87,12 @@ class Reception:
             names.add(name.name)
             self._look_at(name, state, visit)
             if visit.is_enough:
-                visit.intake.backlog = True
+                visit.letters.backlog = True
                 break
         else:
             self._held = {name: held for name, held in self._held.items() if name in names}
         visit.tell()
-        return visit.intake
+        return visit.letters
 
     def discard(self, letters: Iterable[LetterName]) -> None:
         """These letters were decided. Those that cannot be deleted are tried again later, and never decided again."""
@@ -105,14 +105,14 @@ class Reception:
             held.put_off(now_ms)
 
     def _look_at(self, name: LetterName, state: State, visit: _Visit) -> None:
-        held, intake = self._held.get(name.name), visit.intake
+        held, letters = self._held.get(name.name), visit.letters
         turn = self._turn(state, name, visit, held)
         if turn is Turn.WAIT:
             self._held.setdefault(name.name, _Held(visit.now_ms))
         elif held is not None and visit.now_ms < held.again_at_ms:
-            intake.undeleted |= held.decided
+            letters.undeleted |= held.decided
         elif turn is Turn.REPEAT:
-            intake.repeated.append(name)
+            letters.repeated.append(name)
             visit.looked += 1
         else:
             self._open(name, turn, visit)
@@ -140,7 +140,7 @@ class Reception:
             body = b""  # it is refused whatever it says
         if body is None:
             return
-        visit.intake.taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
+        visit.letters.taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
         if turn is Turn.DECIDE:
             visit.planned[name.client_id] = name.number
         visit.room -= len(body)
@@ -152,7 +152,7 @@ class _Visit:
     def __init__(self, config: EngineConfig, now_ms: int) -> None:
         self.now_ms = now_ms
         self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
-        self.intake, self.planned, self.looked = Intake(), dict[str, int](), 0
+        self.letters, self.planned, self.looked = StepLetters(), dict[str, int](), 0
         self.unreadable: list[tuple[LetterName, OSError]] = []
 
     @property
@@ -166,20 +166,20 @@ class _Visit:
             log.warning(text, len(self.unreadable), name.name, error.strerror or error)
 
 
-def _opened(name: LetterName, body: bytes, in_turn: bool) -> Taken:
+def _opened(name: LetterName, body: bytes, in_turn: bool) -> OpenedLetter:
     """The letter of an object, or the refusal of one that cannot be read or comes after a gap."""
     if not in_turn:
         gap = ClientEnded("A letter before this one never came.", found=f"letter {name.number}")
-        return Taken(name, _nothing(name), refusal=gap)
+        return OpenedLetter(name, _nothing(name), refusal=gap)
     try:
         letter, rows = decode_letter(body)
     except ValueError as error:
         unreadable = InvalidRequest(f"The letter cannot be read: {error}")
-        return Taken(name, _nothing(name), refusal=unreadable)
+        return OpenedLetter(name, _nothing(name), refusal=unreadable)
     if (letter.client_id, letter.number) != (name.client_id, name.number):
         alien = InvalidRequest("The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}")
-        return Taken(name, _nothing(name), refusal=alien)
-    return Taken(name, letter, rows)
+        return OpenedLetter(name, _nothing(name), refusal=alien)
+    return OpenedLetter(name, letter, rows)
 
 
 def _nothing(name: LetterName) -> Letter:

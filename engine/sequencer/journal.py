@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
 
 from ..protocol.codec import steps_after
 from ..protocol.errors import NotLeader

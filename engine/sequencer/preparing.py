@@ -12,14 +12,14 @@ from functools import partial
 
 import pyarrow as pa
 
-from lakemq.tables.files import Files
-from lakemq.tables.messages import FileFacts
-from lakemq.tables.workers import Workers
+from lakemq.tables.specs.messages import FileFacts
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.workers import Workers
 
-from ..datafile import look, write_data_file
+from ..namespace.data_file import look, write_data_file
 from ..protocol.errors import StorageError
 from ..protocol.requests import DataFile, Produce
-from .intake import Taken
+from .intake import OpenedLetter
 
 _AT_ONCE = 16
 _TURN_S = 0.1
@@ -45,7 +45,7 @@ class Preparing:
         self._files, self._new_id, self._timeout_ms = files, new_id, timeout_ms
         self._pool: Workers | None = None
 
-    def prepare(self, taken: Sequence[Taken], alive: Callable[[], None]) -> Prepared:
+    def prepare(self, taken: Sequence[OpenedLetter], alive: Callable[[], None]) -> Prepared:
         """Raises StorageError when the store does not answer in time, and what it fails with.
 
         alive: called again and again meanwhile; what it raises ends the wait.
@@ -85,7 +85,7 @@ class Preparing:
             self._pool = None
 
 
-def _files_named(taken: Iterable[Taken]) -> set[str]:
+def _files_named(taken: Iterable[OpenedLetter]) -> set[str]:
     return {
         file.batch_id
         for one in taken

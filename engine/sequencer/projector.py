@@ -14,24 +14,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.messages import MAX_TIMESTAMP_US, MESSAGES
-from lakemq.tables.registry import BY_NAME
-from lakemq.tables.store import CommitConflict, NewFile, Store, TableHandle
-from lakemq.tables.watermarks import WATERMARKS
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MESSAGES
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.storage.store import CommitConflict, NewFile, Store, TableHandle
 
-from .. import crash
-from ..datafile import file_name
+from ..maintenance.housekeeping import Housekeeping
+from ..maintenance.trimming import Living, living
+from ..namespace import crash
+from ..namespace.data_file import file_name
 from ..protocol.errors import NotLeader
 from ..protocol.projection import files_added, project, watermark
 from ..protocol.records import StepDecisions
 from ..protocol.requests import DataFile
 from ..protocol.state import State
-from .housekeeping import Housekeeping
-from .trimming import Living, living
 
 
 @dataclass(frozen=True)
-class Pass:
+class Projection:
     """The rows of one pass, computed from the state at `step` and safe to write while the state moves on."""
 
     step: int
@@ -41,10 +41,10 @@ class Pass:
     now: Living
 
 
-def plan_pass(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Pass:
+def plan_projection(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Projection:
     """What to write so that the tables hold all of `steps`, the last of which is the state's."""
     mark = watermark(state, floor, journal_start)
-    return Pass(state.step, files_added(steps), project(state, steps), mark, living(state))
+    return Projection(state.step, files_added(steps), project(state, steps), mark, living(state))
 
 
 class Projector:
@@ -54,8 +54,8 @@ class Projector:
         self._store, self._housekeeping, self._reached = store, housekeeping, reached
         self._handles: dict[str, TableHandle] = {}
 
-    def write(self, work: Pass) -> None:
-        """Write one pass, then tend the tables written so far. Raises NotLeader."""
+    def write(self, work: Projection) -> None:
+        """Write one pass, then maintain the tables written so far. Raises NotLeader."""
         try:
             if work.files:
                 self._register(work)
@@ -68,7 +68,7 @@ class Projector:
             self._reached("projector.watermark_written")
             self._housekeeping.projected(work.step, work.now)
             for handle in self._handles.values():
-                self._housekeeping.tend(handle)
+                self._housekeeping.maintain(handle)
         except CommitConflict as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
@@ -80,7 +80,7 @@ class Projector:
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
 
-    def _register(self, work: Pass) -> None:
+    def _register(self, work: Projection) -> None:
         handle = self._handle(MESSAGES.name)
         if handle.last_step() < work.step:
             # the same path added again replaces itself: registering is idempotent

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from lakemq.tables.mailbox import Mailbox
+from lakemq.tables.storage.mailbox import Mailbox
 
-from ..clock import Clock
+from ..namespace.clock import Clock
 from ..protocol.codec import encode_answer
 from ..protocol.requests import Answer, AnyResult
 from ..protocol.state import State

@@ -16,13 +16,16 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from lakemq.tables.mailbox import LetterName, Mailbox
-from lakemq.tables.workers import Workers
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.workers import Workers
 
-from .. import crash
-from ..clock import Clock
-from ..config import limits_of
-from ..namespace import Namespace
+from ..maintenance.housekeeping import Housekeeping
+from ..namespace import crash
+from ..namespace.clock import Clock
+from ..namespace.config import limits_of
+from ..namespace.load import damage_told, load_state, read_watermark
+from ..namespace.namespace import Namespace
+from ..namespace.store_errors import store_errors
 from ..protocol import leader, machine
 from ..protocol.codec import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
@@ -30,12 +33,9 @@ from ..protocol.log import InlineRows
 from ..protocol.patience import Patience
 from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
 from ..protocol.state import State
-from ..recovery import damage_told, load_state, read_watermark
-from ..store_errors import store_errors
 from .aside import Aside
-from .backstage import Backstage
-from .housekeeping import Housekeeping
-from .intake import Intake, Reception, Taken
+from .background import Background
+from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
 from .preparing import Prepared, Preparing
 from .projector import Projector
@@ -78,7 +78,7 @@ class _Term:
 
     state: State
     journal: Journal
-    backstage: Backstage
+    background: Background
     time: StepTime
     current_at_ms: int
     expire_at_ms: int
@@ -108,19 +108,19 @@ class Sequencer:
         clock: Clock,
         new_id: Callable[[], str],
         reached: crash.Reached = crash.nowhere,
-        backstage: Executor | None = None,
+        background: Executor | None = None,
     ) -> None:
-        """backstage: where projections are written; a thread of its own by default."""
+        """background: where projections are written; a thread of its own by default."""
         self._ns, self.name, self._clock, self._new_id, self._reached = namespace, name, clock, new_id, reached
-        self._owns_executor = backstage is None
-        self._executor = backstage or Workers(1, "lakemq-projector")
+        self._owns_executor = background is None
+        self._executor = background or Workers(1, "lakemq-projector")
         # a mailbox of its own, because it remembers its listing
         self._mailbox = Mailbox(namespace.files)
-        self._reception = Reception(self._mailbox, namespace.config, clock)
+        self._intake = Intake(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
         # not the projector's: sweeping may take long
-        self._sweeper = backstage or Workers(1, "lakemq-sweeper")
+        self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
@@ -165,7 +165,7 @@ class Sequencer:
             term = self._recover()
         if term is not None:
             lease_ms = self._ns.config.ms("lease.ms")
-            self._decide(term, Intake(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+            self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
         return term
 
@@ -183,14 +183,16 @@ class Sequencer:
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
         housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
-        backstage = Backstage(ns.store, journal, housekeeping, projector, self._executor, self._clock, ns.config, tail)
-        return _Term(state, journal, backstage, time, steady_ms, steady_ms, steady_ms)
+        background = Background(
+            ns.store, journal, housekeeping, projector, self._executor, self._clock, ns.config, tail
+        )
+        return _Term(state, journal, background, time, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
-            term.backstage.abandon()
+            term.background.abandon()
 
     def resign(self) -> None:
         """Project what is decided and give the lease back, so that another need not wait for it to run out.
@@ -211,10 +213,10 @@ class Sequencer:
 
     def _hand_over(self, term: _Term) -> None:
         # the lease goes last, so that the next leader does not meet our projector
-        term.backstage.drain(term.state)
-        self._decide(term, Intake(), [leader.decide_resign(term.state)])
+        term.background.drain(term.state)
+        self._decide(term, StepLetters(), [leader.decide_resign(term.state)])
         self._reached("sequencer.resigned")
-        term.backstage.drain(term.state)
+        term.background.drain(term.state)
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -237,27 +239,27 @@ class Sequencer:
         return report
 
     def _step(self, term: _Term) -> StepReport:
-        term.backstage.collect()
-        intake = self._reception.take(term.state, lambda: self._give_sign_of_life(term))
+        term.background.collect()
+        letters = self._intake.take(term.state, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
-        time = self._time(term, intake)
+        time = self._time(term, letters)
         renewal = self._renewal(term)
-        decided = self._decide(term, intake, renewal, time) if intake.taken or renewal or time.is_due else []
-        self._reply(term, intake, decided)
+        decided = self._decide(term, letters, renewal, time) if letters.taken or renewal or time.is_due else []
+        self._reply(term, letters, decided)
         self._replies.sweep_if_due(term.state)
-        term.backstage.project_if_due(term.state, lambda: self._give_sign_of_life(term))
-        return StepReport(term.state.step, len(intake.taken), len(decided), intake.backlog)
+        term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
+        return StepReport(term.state.step, len(letters.taken), len(decided), letters.backlog)
 
-    def _time(self, term: _Term, intake: Intake) -> _Time:
+    def _time(self, term: _Term, letters: StepLetters) -> _Time:
         """What time may do in this step, and whether there is anything."""
         steady_ms = self._clock.steady_ms()
-        all_seen = not (intake.repeated or intake.backlog)
+        all_seen = not (letters.repeated or letters.backlog)
         if all_seen:
             term.all_seen_at_ms = steady_ms
         elif steady_ms - term.all_seen_at_ms < BACKLOG_MS:
             return _NO_TIME  # nothing ends while a letter that was sent in time may be waiting
         # a letter of a client that was forgotten would be decided again
-        expire = steady_ms >= term.expire_at_ms and all_seen and not intake.undeleted
+        expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
         overdue = term.patience.overdue(term.state, steady_ms)
@@ -268,13 +270,15 @@ class Sequencer:
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
-    def _decide(self, term: _Term, intake: Intake, lease: Sequence[Decided], time: _Time = _NO_TIME) -> list[Decided]:
+    def _decide(
+        self, term: _Term, letters: StepLetters, lease: Sequence[Decided], time: _Time = _NO_TIME
+    ) -> list[Decided]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
-        prepared = self._prepared(term, intake)
+        prepared = self._prepared(term, letters)
         inline, state = prepared.inline, term.state
         now_ms = machine.begin_step(state, term.time.now_ms())
         decided = [Decided(FilesAdded([inline]))] if inline else []
-        for one, first_row in zip(intake.taken, prepared.first_rows, strict=True):
+        for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             decided += self._decide_letter(state, one, first_row, prepared, now_ms)
         decided += machine.fold(state, lease)
         if time.passes:
@@ -285,7 +289,7 @@ class Sequencer:
         return decided
 
     def _decide_letter(
-        self, state: State, one: Taken, first_row: int, prepared: Prepared, now_ms: int
+        self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared, now_ms: int
     ) -> list[Decided]:
         refusal = one.refusal or self._aside.refusal(one.name)
         if refusal is not None:
@@ -305,8 +309,8 @@ class Sequencer:
             self._aside.poison(one.name.client_id, one.name.number)
             raise
 
-    def _prepared(self, term: _Term, intake: Intake) -> Prepared:
-        prepared = self._preparing.prepare(intake.taken, lambda: self._give_sign_of_life(term))
+    def _prepared(self, term: _Term, letters: StepLetters) -> Prepared:
+        prepared = self._preparing.prepare(letters.taken, lambda: self._give_sign_of_life(term))
         if prepared.inline is not None:
             self._reached("sequencer.rows_written")
         return prepared
@@ -314,7 +318,7 @@ class Sequencer:
     def _give_sign_of_life(self, term: _Term) -> None:
         """Within a step that takes long: a step of its own, when it is time for one."""
         if renewal := self._renewal(term):
-            self._decide(term, Intake(), renewal)
+            self._decide(term, StepLetters(), renewal)
 
     def _land(self, term: _Term, decided: list[Decided]) -> None:
         """Append the step; from here on it is decided. Raises NotLeader."""
@@ -322,7 +326,7 @@ class Sequencer:
         step = StepDecisions(state.step, state.now_ms, state.leader_epoch, decided)
         term.journal.append(step.step, self._encoded(step))
         term.current_at_ms = begun_at_ms
-        term.backstage.landed(step)
+        term.background.landed(step)
         self._reached("sequencer.journal_appended")
 
     def _encoded(self, step: StepDecisions) -> pa.Table:
@@ -342,10 +346,10 @@ class Sequencer:
                 client_id, _, number = one.request_id.rpartition("/")
                 self._aside.poison(client_id, int(number))
 
-    def _reply(self, term: _Term, intake: Intake, decided: Sequence[Decided]) -> None:
+    def _reply(self, term: _Term, letters: StepLetters, decided: Sequence[Decided]) -> None:
         state, records = term.state, [one.record for one in decided]
         replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
-        for name in intake.repeated:
+        for name in letters.repeated:
             client = state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
                 replies.append((name.client_id, name.number, client.results))
@@ -354,9 +358,9 @@ class Sequencer:
         expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
         self._replies.forget([record.client_id for record in expired])
         self._reached("sequencer.answered")
-        done: list[LetterName] = [one.name for one in intake.taken] + intake.repeated
+        done: list[LetterName] = [one.name for one in letters.taken] + letters.repeated
         if done:
-            self._reception.discard(self._living(term, done))
+            self._intake.discard(self._living(term, done))
             self._reached("sequencer.letters_discarded")
 
     def _living(self, term: _Term, items: Iterable[T]) -> Iterator[T]:

@@ -7,8 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from ..clock import Clock
-from ..config import EngineConfig
+from ..namespace.clock import Clock
+from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .watchdog import Watchdog

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.follower import Follower, LogGone
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.store import Store
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.follower import Follower, LogGone
+from lakemq.tables.storage.store import Store
 
-from ..clock import Clock
+from ..namespace.clock import Clock
+from ..namespace.load import read_watermark
 from ..protocol import leader, machine
 from ..protocol.codec import decode_steps
 from ..protocol.state import State
-from ..recovery import read_watermark
 
 _IS_LEASE = pc.field("kind") == "leader_elected"
 

@@ -6,7 +6,7 @@ back; where it is ahead of the store's, it goes on at half the pace until it is 
 
 from __future__ import annotations
 
-from ..clock import Clock
+from ..namespace.clock import Clock
 
 
 class StepTime:

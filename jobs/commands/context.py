@@ -17,7 +17,7 @@ from lakemq.jobs.output import Output, note
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
-    from lakemq.engine.connection import Connection
+    from lakemq.engine.client.connection import Connection
 
 log = logging.getLogger("lakemq.command")
 

@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.engine.errors import InvalidRecord
+from lakemq.errors import InvalidRecord
 from lakemq.jobs.commands.times import parse_time
-from lakemq.tables.messages import HEADERS
-from lakemq.tables.spec import TIME
+from lakemq.tables.specs.messages import HEADERS
+from lakemq.tables.specs.spec import TIME
 
 _INT64 = 2**63 - 1
 _DIGITS = re.compile(r"-?[0-9]{1,19}")

@@ -12,7 +12,7 @@ from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
-    from lakemq.engine.consume.groups import PartitionLag
+    from lakemq.engine.client.consume.groups import PartitionLag
 
 groups = typer.Typer(no_args_is_help=True, help="What groups have committed, and their lag.")
 

@@ -13,7 +13,7 @@ from lakemq.jobs.commands.times import parse_position
 from lakemq.jobs.output import MessagePrinter
 
 if TYPE_CHECKING:
-    from lakemq.engine.connection import Connection
+    from lakemq.engine.client.connection import Connection
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 Isolation = Annotated[str, typer.Option(metavar="read_committed|read_uncommitted", help="What is visible.")]
@@ -47,7 +47,7 @@ def fetch(
     """
     first, last = _position(start, "--from"), _position(end, "--to")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.fetch.pieces import pieces
+    from lakemq.engine.client.fetch.pieces import pieces
 
     with session.connect() as mq:
         found = mq.fetch(topic, isolation=_isolation(isolation), start=first, end=last, partitions=partition or None)
@@ -76,7 +76,7 @@ def tail(
     """Print the newest messages, and with --follow those that come."""
     first = None if start is None else _position(start, "--from")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.fetch.pieces import pieces
+    from lakemq.engine.client.fetch.pieces import pieces
 
     with session.connect() as mq:
         level = _isolation(isolation)

@@ -66,7 +66,7 @@ def catalog(ctx: typer.Context) -> None:
 
     lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql
     """
-    from lakemq.tables.catalog import catalog_sql
+    from lakemq.tables.storage.catalog import catalog_sql
 
     with session_of(ctx).connect() as mq:
         typer.echo(catalog_sql(mq.namespace.path, mq.namespace.store), nl=False)
@@ -77,7 +77,7 @@ def doctor(
     spark: Annotated[bool, typer.Option(help="Whether to check what only Spark needs.")] = True,
 ) -> None:
     """Check this machine and, with --path, the namespace; say how to mend what is found. Exit code 1: something is."""
-    from lakemq.jobs.doctor import examine
+    from lakemq.jobs.doctor.examination import examine
 
     session = session_of(ctx)
     findings = list(examine(session.path, session.conf, session.storage_options, spark))

@@ -16,8 +16,8 @@ from lakemq.jobs.output import note, show
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lakemq.engine.publish.producer import Producer
-    from lakemq.engine.publish.told import Flushed, Span
+    from lakemq.engine.client.publish.producer import Producer
+    from lakemq.engine.client.publish.told import Flushed, Span
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
@@ -122,7 +122,7 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
     import gzip
     import os
 
-    from lakemq.engine.errors import InvalidRequest
+    from lakemq.errors import InvalidRequest
 
     try:
         raw = open(file, "rb")  # noqa: SIM115 (closed below)

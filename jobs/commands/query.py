@@ -47,7 +47,7 @@ def sql(
 
 
 def _from_stdin() -> str:
-    from lakemq.engine.errors import InvalidRequest
+    from lakemq.errors import InvalidRequest
 
     try:
         return sys.stdin.buffer.read().decode()

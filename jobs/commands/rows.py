@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from lakemq.engine.errors import InvalidRecord
+from lakemq.errors import InvalidRecord
 from lakemq.jobs.commands.fields import Columns, FieldCounts, json_table, lines_table, rows_table
 
 PIECE_BYTES = 4 << 20

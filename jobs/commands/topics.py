@@ -11,7 +11,7 @@ from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
 from lakemq.jobs.output import Output, show
 
 if TYPE_CHECKING:
-    from lakemq.engine.topics import TopicDescription
+    from lakemq.engine.client.topics import TopicDescription
 
 topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -43,7 +43,7 @@ def create(
         bool, typer.Option("--if-not-exists", help="One with as many partitions may be there already.")
     ] = False,
 ) -> None:
-    from lakemq.engine.topics import parse_config
+    from lakemq.engine.client.topics import parse_config
 
     session, settings = session_of(ctx), parse_config(config or [])
     with session.connect() as mq, answered(mq):
@@ -92,7 +92,7 @@ def alter(
         bool, typer.Option("--no-subscriptions", help="It receives no other destination any more.")
     ] = False,
 ) -> None:
-    from lakemq.engine.topics import parse_config
+    from lakemq.engine.client.topics import parse_config
 
     changes: dict[str, Any] = dict(parse_config(config or []))
     both = sorted(set(reset or ()) & set(changes))
@@ -129,7 +129,7 @@ def delete_records(
         ),
     ],
 ) -> None:
-    from lakemq.engine.topics import parse_config
+    from lakemq.engine.client.topics import parse_config
 
     limits = dict(map(_partition_limit, parse_config(before).items()))
     session = session_of(ctx)

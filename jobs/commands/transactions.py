@@ -11,7 +11,7 @@ from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
-    from lakemq.engine.transactions.operations import ProducerInfo, TransactionInfo
+    from lakemq.engine.client.transactions.operations import ProducerInfo, TransactionInfo
 
 transactions = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
 

@@ -1,9 +1,9 @@
-"""The tables as they were first released: all that `tables.registry` lists, the journal last."""
+"""The tables as they were first released: all that `tables.specs.registry` lists, the journal last."""
 
 from __future__ import annotations
 
-from ..registry import TABLES
-from ..store import Store
+from ..specs.registry import TABLES
+from ..storage.store import Store
 
 
 def apply(store: Store) -> None:

@@ -13,11 +13,11 @@ import pyarrow as pa
 from figures import Figure, median, seconds
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.datafile import write_data_file
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.protocol.requests import DataFile, Produce, Ranges, TopicRef
-from lakemq.tables.registry import BY_NAME
-from lakemq.tables.segments import SEGMENTS
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.segments import SEGMENTS
 
 PARTITIONS = 8
 

@@ -32,7 +32,7 @@ def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator
         yield Figure(f"{name}, p99", percentile(waits, 0.99), "s", 1.5, "<=")
 
 
-def _one_client(mq: lakemq.engine.connection.Connection, sends: int) -> tuple[list[float], list[float]]:
+def _one_client(mq: lakemq.engine.client.connection.Connection, sends: int) -> tuple[list[float], list[float]]:
     """Seconds from a send to its acknowledgement, and to the moment a reader that follows has the message."""
     acknowledged, seen = [], {}
     sent_at: dict[bytes, float] = {}

@@ -19,7 +19,8 @@ from serving import served
 from with_spark import messages
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.engine.protocol.requests import (
     EndTransaction,
     InitProducer,
@@ -28,8 +29,7 @@ from lakemq.engine.protocol.requests import (
     Ranges,
     TransactionRef,
 )
-from lakemq.engine.publish.transactional import TransactionalProducer
-from lakemq.jobs.session import spark_session
+from lakemq.spark import spark_session
 
 PARTITIONS = 8
 WARM_UP = 20

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.jobs.session import spark_session
+from lakemq.engine.client.connection import Connection
+from lakemq.spark import spark_session
 
 PARTITIONS = 8
 

@@ -54,7 +54,7 @@ def run(count: int) -> Iterator[Figure]:
         yield Figure("import, connect, first send, without a JVM", median(firsts[1:]), "s", 1.0, "<=")
 
 
-def _first_ends(mq: lakemq.engine.connection.Connection, count: int) -> dict[int, int]:
+def _first_ends(mq: lakemq.engine.client.connection.Connection, count: int) -> dict[int, int]:
     """Where the first publish ended: the segments of one data file."""
     segments = mq.fetch("arrow").plan.segments
     first = segments.column("batch_id")[0].as_py()
@@ -65,7 +65,7 @@ def _first_ends(mq: lakemq.engine.connection.Connection, count: int) -> dict[int
     return ends
 
 
-def _record_by_record(mq: lakemq.engine.connection.Connection, count: int) -> Figure:
+def _record_by_record(mq: lakemq.engine.client.connection.Connection, count: int) -> Figure:
     records = [(b"k%07d" % (i % 100_000), os.urandom(92)) for i in range(count)]
 
     def send() -> None:

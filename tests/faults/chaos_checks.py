@@ -12,7 +12,7 @@ from faults.chaos_schedule import PIPELINE, PRODUCERS
 from faults.checks import check_projections
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs.sql import run_query
 
 

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.consume.batch import ConsumerBatch
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.batch import ConsumerBatch
+from lakemq.errors import (
     GroupIdNotFound,
     InvalidProducerEpoch,
     InvalidTxnState,

@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.jobs.sql import run_query
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.registry import TABLES
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.registry import TABLES
 
 
 class Acknowledged(NamedTuple):

@@ -19,12 +19,12 @@ from faults.checks import value_of
 from faults.power import tell
 
 import lakemq
-from lakemq.engine import crash
-from lakemq.engine.config import load_config
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import LakeMQError
-from lakemq.engine.namespace import open_namespace
-from lakemq.tables.registry import TABLES
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.errors import LakeMQError
+from lakemq.tables.specs.registry import TABLES
 
 ROWS = 4
 """Messages of a transaction."""

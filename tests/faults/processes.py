@@ -19,7 +19,7 @@ from typing import IO, Any
 from faults.checks import Acknowledged, value_of
 
 import lakemq
-from lakemq.engine import crash
+from lakemq.engine.namespace import crash
 
 CHILD = Path(__file__).with_name("child.py")
 TOPIC = "t"

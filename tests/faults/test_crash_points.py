@@ -14,7 +14,7 @@ from faults.checks import assert_in_order, check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, assert_killed, kill_one, terminate
 
 import lakemq
-from lakemq.engine import crash
+from lakemq.engine.namespace import crash
 
 SEQUENCER_POINTS = {
     "sequencer.elected": 1,

@@ -18,8 +18,8 @@ from faults.checks import Acknowledged, check_all, check_log, value_of
 from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
 

@@ -12,7 +12,7 @@ from faults.checks import assert_whole, check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
 from faults.shims import ShiftedClock
 
-from lakemq.tables.registry import TABLES
+from lakemq.tables.specs.registry import TABLES
 
 WAIT_S = 60
 

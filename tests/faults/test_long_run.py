@@ -19,14 +19,14 @@ from faults.processes import TOPIC
 from protocol_harness import encode_letter
 
 import lakemq
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.maintenance import housekeeping
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
-from lakemq.engine.publish.compose import body_of
-from lakemq.engine.sequencer import housekeeping
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.registry import TABLES
+from lakemq.tables.specs.registry import TABLES
 
 STEPS = 2_000
 SAMPLE = 100

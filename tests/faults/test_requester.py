@@ -7,10 +7,10 @@ from clocks import AheadClock
 from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.requester import IDLE_MS
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.requester import IDLE_MS
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 

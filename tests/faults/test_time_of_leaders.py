@@ -12,8 +12,8 @@ from faults.processes import QUICK, TOPIC, Processes, stands_by, until
 from faults.shims import ShiftedClock
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.engine.sequencer.journal import Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -16,11 +16,11 @@ from faults.child import ROWS
 from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, until
 
 import lakemq
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import RequestTimedOut
-from lakemq.engine.fetch.reader import Reader
-from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.errors import RequestTimedOut
 from lakemq.jobs.sql import run_query
 
 STEP_POINTS = {

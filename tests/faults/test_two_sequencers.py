@@ -13,8 +13,8 @@ from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, te
 from protocol_harness import encode_letter
 
 import lakemq
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import LeaderElected

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.recovery import read_watermark
-from lakemq.jobs.session import spark_session
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.spark import spark_session
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ CODE = """
 import sys
 from pathlib import Path
 import lakemq
-from lakemq.engine.publish import spark as publish_spark
-from lakemq.engine.connection import Connection
-from lakemq.engine.publish.executor import WriteMessages
+from lakemq.engine.client.publish import spark as publish_spark
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.executor import WriteMessages
 from lakemq.engine.namespace import open_namespace
-from lakemq.jobs.session import spark_session
+from lakemq.spark import spark_session
 
 path = sys.argv[1]
 spark = spark_session(master="local[2,3]")

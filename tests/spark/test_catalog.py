@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import NamespaceError
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
-from lakemq.tables.catalog import catalog_sql
-from lakemq.tables.registry import TABLES
-from lakemq.tables.views import VIEWS
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.storage.catalog import catalog_sql
 
 CHECKOUT = Path(__file__).parents[2]
 

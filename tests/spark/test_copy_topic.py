@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs import copy_topic
 
 MESSAGES, KEYS, BATCH = 600, 20, 100

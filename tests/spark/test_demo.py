@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.jobs import demo_checks, demo_data
-from lakemq.jobs.demo import DATABASE, main
-from lakemq.jobs.demo_checks import CheckFailed
-from lakemq.jobs.demo_data import load_source
+from lakemq.jobs.demo import checks
+from lakemq.jobs.demo import data as demo_data
+from lakemq.jobs.demo.checks import CheckFailed
+from lakemq.jobs.demo.data import load_source
+from lakemq.jobs.demo.tour import DATABASE, main
 
 FLIGHTS = 2000
 SENT = 1200
@@ -106,48 +107,48 @@ def replaced(table: pa.Table, name: str, values: list[object]) -> pa.Table:
 
 
 def test_a_missing_message_is_found(sent: pa.Table) -> None:
-    assert demo_checks.check_count("flights", sent, SENT).found == "1,200 messages of 1,200 sent"
+    assert checks.check_count("flights", sent, SENT).found == "1,200 messages of 1,200 sent"
     with pytest.raises(CheckFailed, match="1,199 messages of 1,200 sent"):
-        demo_checks.check_count("flights", sent.slice(1), SENT)
+        checks.check_count("flights", sent.slice(1), SENT)
 
 
 def test_a_gap_in_the_offsets_is_found(sent: pa.Table) -> None:
     values = values_of(sent)
-    demo_checks.check_dense_offsets("flights", values, {0: SENT, 1: 0})
+    checks.check_dense_offsets("flights", values, {0: SENT, 1: 0})
     with pytest.raises(CheckFailed, match="without a gap"):
-        demo_checks.check_dense_offsets("flights", values.slice(0, 100), {0: SENT, 1: 0})
+        checks.check_dense_offsets("flights", values.slice(0, 100), {0: SENT, 1: 0})
     twice = replaced(values, "offset", [0, *range(SENT - 1)])
     with pytest.raises(CheckFailed, match="without a gap"):
-        demo_checks.check_dense_offsets("flights", twice, {0: SENT, 1: 0})
+        checks.check_dense_offsets("flights", twice, {0: SENT, 1: 0})
 
 
 def test_a_changed_value_is_found(sent: pa.Table) -> None:
-    demo_checks.check_content(values_of(sent), sent)
+    checks.check_content(values_of(sent), sent)
     changed = replaced(values_of(sent), "dest", ["XXX", *sent.column("dest").to_pylist()[1:]])
     with pytest.raises(CheckFailed, match=r"\['dest'\]"):
-        demo_checks.check_content(changed, sent)
+        checks.check_content(changed, sent)
 
 
 def test_two_flights_of_an_aircraft_that_changed_places_are_found(sent: pa.Table) -> None:
     departures = [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight")]
     values = values_of(sent.sort_by(departures))
-    demo_checks.check_key_order(values)
+    checks.check_key_order(values)
     tailnums = values.column("tailnum").to_pylist()
     second = next(i for i in range(SENT) if tailnums[i] is not None and tailnums[i] in tailnums[:i])
     first = tailnums.index(tailnums[second])
     offsets = list(range(SENT))
     offsets[first], offsets[second] = offsets[second], offsets[first]
     with pytest.raises(CheckFailed, match="1 out of order"):
-        demo_checks.check_key_order(replaced(values, "offset", offsets))
+        checks.check_key_order(replaced(values, "offset", offsets))
     apart = [0] * SENT
     apart[second] = 1
     with pytest.raises(CheckFailed, match="out of order"):
-        demo_checks.check_key_order(replaced(values, "partition", apart))
+        checks.check_key_order(replaced(values, "partition", apart))
 
 
 def test_an_answer_that_differs_from_the_input_is_found(sent: pa.Table) -> None:
     counts = sent.group_by("carrier").aggregate([([], "count_all")]).rename_columns(["carrier", "flights"])
     none_late = counts.append_column("late", pa.array([0] * counts.num_rows))
     with pytest.raises(CheckFailed, match=r"\['late'\]"):
-        demo_checks.check_late(none_late, sent, late_minutes=15)
-    assert demo_checks.check_late(none_late, sent, late_minutes=10_000).found == f"{counts.num_rows} rows"
+        checks.check_late(none_late, sent, late_minutes=15)
+    assert checks.check_late(none_late, sent, late_minutes=10_000).found == f"{counts.num_rows} rows"

@@ -26,8 +26,8 @@ sys.meta_path.insert(0, Block())
 
 WRITE = """
 import pyarrow as pa
-from lakemq.engine.publish.arrange import Copy
-from lakemq.engine.publish.executor import Destination, WriteMessages
+from lakemq.engine.client.publish.placing import Copy
+from lakemq.engine.client.publish.executor import Destination, WriteMessages
 
 def batches():
     for i in range(3):

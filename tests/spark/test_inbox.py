@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import IllegalState, NamespaceError
-from lakemq.engine.publish.inbox import Inbox
-from lakemq.tables.inbox import INBOX
-from lakemq.tables.insertions import insertion
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.inbox import Inbox
+from lakemq.errors import IllegalState, NamespaceError
+from lakemq.tables.specs.inbox import INBOX
+from lakemq.tables.storage.insertions import insertion
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs import microbatch
 from lakemq.jobs.jars import kept_jars
 

@@ -13,8 +13,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.arrow import FETCHED
+from lakemq.engine.client.fetch.spark import FETCHED_DDL
+from lakemq.engine.protocol.hashing import murmur2
+from lakemq.errors import (
     FileTruncated,
     InvalidRecord,
     InvalidRequest,
@@ -24,9 +27,6 @@ from lakemq.engine.errors import (
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
-from lakemq.engine.fetch.arrow import FETCHED
-from lakemq.engine.fetch.spark import FETCHED_DDL
-from lakemq.engine.protocol.hashing import murmur2
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
 TIMES = [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, timezone.utc)]

@@ -29,7 +29,7 @@ kind, path, name, publishes, rows = sys.argv[1], sys.argv[2], sys.argv[3], int(s
 spark = None
 if kind == "spark":
     from lakemq.engine.namespace import open_namespace
-    from lakemq.jobs.session import spark_session
+    from lakemq.spark import spark_session
     spark = spark_session(master="local[2]", extra={"spark.driver.memory": "512m"})
 
 def frame(number):
@@ -45,7 +45,7 @@ def publish(number):
         print(number, flush=True)
 
 lock = threading.Lock()
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import open_namespace
 with Connection(open_namespace(path), spark) as mq, ThreadPoolExecutor(8 if spark else 1) as pool:
     list(pool.map(publish, range(publishes)))

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lakemq.jobs.jars import kept_jars
-from lakemq.jobs.session import spark_session
+from lakemq.spark import spark_session
 
 CHECKOUT = Path(__file__).parents[2]
 # Said by the JVM itself before any logging exists: Spark asks for a module that Java calls an incubator.
@@ -85,7 +85,7 @@ def test_a_plain_start_is_quiet_and_leaves_nothing_behind(cwd: Path) -> None:
     job = script(
         cwd.parent,
         """
-        from lakemq.jobs.session import spark_session
+        from lakemq.spark import spark_session
         spark = spark_session(master="local[1]", extra={"spark.driver.memory": "1g"})
         spark.range(10).write.format("delta").saveAsTable("kept")
         spark.sql("CREATE VIEW seen AS SELECT * FROM kept")
@@ -108,7 +108,7 @@ def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: P
         cwd.parent,
         """
         import lakemq.engine
-        from lakemq.jobs.session import spark_session
+        from lakemq.spark import spark_session
 
         def where(batches):
             import pyarrow as pa
@@ -146,7 +146,7 @@ def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: P
 
 
 def test_spark_submit_without_the_jars_says_how_to_pass_them(cwd: Path) -> None:
-    job = script(cwd.parent, "from lakemq.jobs.session import spark_session; spark_session()")
+    job = script(cwd.parent, "from lakemq.spark import spark_session; spark_session()")
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", job]
     done = run(submit, cwd, SPARK_HOME=str(Path(pyspark.__file__).parent), PYSPARK_PYTHON=sys.executable)
     assert done.returncode != 0

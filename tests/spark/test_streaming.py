@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import IllegalState, InvalidRecord, InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import IllegalState, InvalidRecord, InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
 
 
 class Source:

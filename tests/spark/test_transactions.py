@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import MessageTooLarge, TransactionAbortable
-from lakemq.engine.fetch.plan import Isolation
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.plan import Isolation
+from lakemq.errors import MessageTooLarge, TransactionAbortable
 
 
 class Undo(Exception):

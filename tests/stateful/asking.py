@@ -10,7 +10,7 @@ import msgspec
 from stateful.model import REFUSED, Model, ModelTopic
 from stateful.world import World
 
-from lakemq.engine.datafile import file_name
+from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.requests import (
     AlterTopic,
     AnyRequest,

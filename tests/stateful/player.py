@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stateful.projections import assert_projections_are_the_replay
-from stateful.world import Backstage, World
+from stateful.world import Background, World
 
-from lakemq.engine.clock import Clock
-from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.protocol.requests import AnyRequest, CreateTopic, Produce, Ranges, TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 
@@ -16,14 +16,14 @@ class Player:
 
     def __init__(self) -> None:
         self.world, self.published = World(), 0
-        self.leader, self.backstage = self.new_leader()
+        self.leader, self.background = self.new_leader()
         self.ask(CreateTopic("t", 1))
 
-    def new_leader(self, clock: Clock | None = None) -> tuple[Sequencer, Backstage]:
+    def new_leader(self, clock: Clock | None = None) -> tuple[Sequencer, Background]:
         """clock: of the process that leads from now on."""
-        self.leader, self.backstage = self.world.sequencer(clock)
+        self.leader, self.background = self.world.sequencer(clock)
         self.world.lead(self.leader)
-        return self.leader, self.backstage
+        return self.leader, self.background
 
     def ask(self, *requests: AnyRequest, inline: list[str] | None = None) -> None:
         """Put one letter of a client of its own."""

@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.engine.maintenance.trimming import living, trimmed
+from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import files_added, project, watermark
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.state import State
-from lakemq.engine.recovery import load_state, read_watermark
-from lakemq.engine.sequencer.trimming import living, trimmed
-from lakemq.tables.changelog import newest
-from lakemq.tables.messages import MESSAGES
-from lakemq.tables.registry import BY_NAME
-from lakemq.tables.store import Store
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.store import Store
 
 RETENTION_MS = 7 * 86_400_000
 

@@ -10,11 +10,11 @@ from clocks import ManualClock
 from stateful.player import Player
 from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
 
-from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.protocol.requests import CommitOffsets, InitProducer, OffsetCommit, ProducerDone, TransactionRef
 from lakemq.engine.sequencer.sequencer import BACKLOG_MS
 from lakemq.engine.sequencer.step_time import StepTime
-from lakemq.tables.journal import JOURNAL
+from lakemq.tables.specs.journal import JOURNAL
 
 pytestmark = pytest.mark.slow
 
@@ -178,23 +178,23 @@ def go_on_for_minutes(play: Player) -> int:
     for _ in range(30):
         play.publish()
         play.step()
-        play.backstage.run()
+        play.background.run()
         play.world.clock.sleep(10_000)
     entries = play.world.namespace.files.list(f"{JOURNAL.name}/_delta_log")
     return min(int(name[-25:-5]) for name in entries if name.endswith(".json"))
 
 
 def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(play: Player) -> None:
-    standby, backstage = play.world.sequencer()
+    standby, background = play.world.sequencer()
     assert not standby.try_lead()
     at = standby._standby.version
     assert at is not None
     assert go_on_for_minutes(play) > at + 1, "what it would follow is gone"
-    play.backstage.alive = False  # killed
+    play.background.alive = False  # killed
     assert not standby.try_lead()
     play.world.clock.sleep(LEASE_MS + 1)
     assert standby.try_lead()
-    play.leader, play.backstage = standby, backstage
+    play.leader, play.background = standby, background
     play.publish()
     play.step()
     play.settle()

@@ -8,11 +8,11 @@ import pytest
 from stateful.player import Player
 from stateful.world import EXPIRATION_MS, Killed
 
-from lakemq.engine import crash
+from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.requests import Produce, Published, Ranges, TopicRef
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.registry import BY_NAME
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.registry import BY_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +28,12 @@ def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(play:
     play.step()
     play.publish()
     play.step()
-    late = play.backstage
+    late = play.background
     assert late.waiting
     play.new_leader()
     play.publish()
     play.step()
-    play.backstage.run()
+    play.background.run()
     late.run()
     play.publish()
     try:
@@ -48,7 +48,7 @@ def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(play:
 def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good(play: Player) -> None:
     play.publish()
     play.step()
-    late = play.backstage
+    late = play.background
     play.new_leader()
     late.run()
     play.publish()
@@ -74,13 +74,13 @@ def test_two_that_think_they_lead_decide_once(play: Player) -> None:
 def go_on(play: Player, point: str) -> None:
     """Whatever passes the point."""
     if point == "sequencer.elected":
-        play.backstage.alive = False
+        play.background.alive = False
         play.new_leader()
     elif point == "sequencer.resigned":
         play.leader.resign()
     for _ in range(3):
         play.step()
-        play.backstage.run()
+        play.background.run()
 
 
 @pytest.mark.parametrize("point", [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))])
@@ -88,7 +88,7 @@ def test_killed_at(play: Player, point: str) -> None:
     """What readers see is right right then, and after the next one has taken over; the point was reached."""
     play.publish()
     play.step()
-    play.backstage.run()
+    play.background.run()
     play.publish()
     play.world.doomed = point
     with pytest.raises(Killed):
@@ -113,7 +113,7 @@ def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> 
         play.publish()
         play.step()
         before = play.read()
-        play.backstage.run()
+        play.background.run()
         if len(store.open(BY_NAME["segments"]).files()) == 1:
             merges += 1
             assert play.read() == before == play.all_published()

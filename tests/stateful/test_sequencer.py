@@ -29,8 +29,8 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.runs import runs
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
-from lakemq.engine import crash
-from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.records import Answered, ClientRemoved, ProducerExpired
 from lakemq.engine.protocol.requests import (
@@ -70,7 +70,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.leader, self.backstage = self.world.sequencer()
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
         self.ask(0, Asked(CreateTopic("a", 2), [], []))
         self.ask(0, Asked(InitProducer(), [], []))
@@ -180,7 +180,7 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([0, 1, 150, 400, 1500]))
     def let_time_pass(self, ms: int) -> None:
         self.world.clock.sleep(ms)
-        self.backstage.run()
+        self.background.run()
 
     @rule(late=st.none() | st.integers(0, CLIENTS - 1))
     def let_all_expire(self, late: int | None) -> None:
@@ -201,12 +201,12 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(resigned=st.booleans(), finished=st.booleans())
     def restart(self, resigned: bool, finished: bool) -> None:
-        """A new sequencer in place of one that handed over, or was killed with work backstage or without."""
+        """A new sequencer in place of one that handed over, or was killed with work in the background or without."""
         if resigned:
             self.leader.resign()
         elif finished:
-            self.backstage.run()
-        self.leader, self.backstage = self.world.sequencer()
+            self.background.run()
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
         self.settle()
 
@@ -219,35 +219,35 @@ class SequencerMachine(RuleBasedStateMachine):
             for _ in range(3):
                 self.leader.step()
                 self.world.remember_steps()  # before the next step cuts the journal
-                self.backstage.run()
+                self.background.run()
                 self.world.clock.sleep(LEASE_MS // 2)
         except Killed:
             self.deaths.add(point)
-        self.backstage.alive, self.world.doomed = False, ""
+        self.background.alive, self.world.doomed = False, ""
         self.settle()
         self.read_everything()
-        self.leader, self.backstage = self.world.sequencer()
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
         self.step_without_letters()
 
     @rule(projected=st.booleans())
     def take_over(self, projected: bool) -> None:
-        """Another one leads; the one that led does not know yet, and has work backstage."""
-        self.zombies.append((self.leader, self.backstage))
-        self.leader, self.backstage = self.world.sequencer()
+        """Another one leads; the one that led does not know yet, and has work in the background."""
+        self.zombies.append((self.leader, self.background))
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
         if projected:
             self.step()
-            self.backstage.run()
+            self.background.run()
         self.settle()
 
     @rule(backstage_first=st.booleans())
     @precondition(lambda self: self.zombies)
     def wake_a_zombie(self, backstage_first: bool) -> None:
         """It takes letters and decides them, and must not get further."""
-        zombie, backstage = self.zombies.pop(0)
+        zombie, background = self.zombies.pop(0)
         if backstage_first:
-            backstage.run()
+            background.run()
         self.ask(0, Asked(CreateTopic("zombie", 1), [], []))
         self.flush()
         waiting = len(self.world.namespace.files.list("mailbox"))
@@ -255,13 +255,13 @@ class SequencerMachine(RuleBasedStateMachine):
             zombie.step()
         assert not zombie.leads
         assert not zombie.try_lead()
-        backstage.run()
+        background.run()
         assert len(self.world.namespace.files.list("mailbox")) == waiting
         assert not any(self.world.take_reply(*key) for key in self.open)
         self.step_after_zombie()
 
     def step_after_zombie(self) -> None:
-        self.zombies.append((self.leader, self.backstage))
+        self.zombies.append((self.leader, self.background))
         self.step()
         self.zombies.pop()
 

@@ -28,9 +28,14 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.runs import EXAMPLES, runs
 from stateful.world import Killed, World
 
-from lakemq.engine.fetch.arrow import fetch_arrow
-from lakemq.engine.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
-from lakemq.engine.fetch.reader import Reader
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
+from lakemq.engine.client.publish.request import Sequences, body_of
+from lakemq.engine.client.publish.routing import RouteCache
+from lakemq.engine.client.requester import Waiting, letter_of
+from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,
     ProducerFenced,
@@ -49,11 +54,6 @@ from lakemq.engine.protocol.requests import (
     Refusal,
 )
 from lakemq.engine.protocol.state import Topic
-from lakemq.engine.publish.arrow import ArrowPublisher, Spread
-from lakemq.engine.publish.compose import Sequences, body_of
-from lakemq.engine.publish.routing import RouteCache
-from lakemq.engine.requester import Waiting, letter_of
-from lakemq.engine.transactions.manager import TransactionManager
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.leader, self.backstage = self.world.sequencer()
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
         for topic, logs in self.logs.items():
             self.requester.ask(CreateTopic(topic, len(logs)))
@@ -183,13 +183,13 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.leader.step()
         except Killed:
             self.counted.add("killed")
-            self.backstage.alive = False
+            self.background.alive = False
             self.restart_it()
         self.world.doomed = ""
         self.world.remember_steps()
 
     def restart_it(self) -> None:
-        self.leader, self.backstage = self.world.sequencer()
+        self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
 
     @rule(how=st.sampled_from(["resigned", "killed with work left", "killed"]))
@@ -197,15 +197,15 @@ class TransactionsMachine(RuleBasedStateMachine):
         if how == "resigned":
             self.leader.resign()
         elif how == "killed":
-            self.backstage.run()
-        self.backstage.alive = False
+            self.background.run()
+        self.background.alive = False
         self.restart_it()
 
     @rule(ms=st.sampled_from([1, 400, 1500]))
     def project_and_merge(self, ms: int) -> None:
         self.world.clock.sleep(ms)
         self.step()
-        self.backstage.run()
+        self.background.run()
 
     @rule(name=names, topic=topics, picks=picks)
     def let_transactions_time_out(self, name: str, topic: str, picks: list[int]) -> None:

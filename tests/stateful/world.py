@@ -16,23 +16,23 @@ import pyarrow as pa
 from clocks import ManualClock
 from protocol_harness import encode_letter
 
-from lakemq.engine.clock import Clock
-from lakemq.engine.config import EngineConfig
-from lakemq.engine.datafile import write_data_file
-from lakemq.engine.fetch.arrow import fetch_arrow
-from lakemq.engine.fetch.plan import beginning_offsets, end_offsets, plan_fetch
-from lakemq.engine.fetch.reader import Reader
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.namespace.clock import Clock
+from lakemq.engine.namespace.config import EngineConfig
+from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.codec import decode_answer, decode_steps
 from lakemq.engine.protocol.records import StepDecisions
 from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
 from lakemq.engine.protocol.state import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.mailbox import Mailbox
-from lakemq.tables.messages import BODY_SCHEMA
-from lakemq.tables.store import Store
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.store import Store
 
 LEASE_MS = 900
 EXPIRATION_MS = 60_000
@@ -74,9 +74,9 @@ class Killed(BaseException):
 class LaterFuture(Future[Any]):
     """Done when somebody runs it, at the latest who waits for it; not any more when its process is gone."""
 
-    def __init__(self, work: Callable[[], Any], backstage: Backstage) -> None:
+    def __init__(self, work: Callable[[], Any], background: Background) -> None:
         super().__init__()
-        self._work, self._backstage = work, backstage
+        self._work, self._backstage = work, background
 
     def run(self) -> None:
         if not self.done():
@@ -96,7 +96,7 @@ class LaterFuture(Future[Any]):
         return super().exception(timeout)
 
 
-class Backstage(Executor):
+class Background(Executor):
     """A background thread that the test owns: work waits until it says so."""
 
     def __init__(self) -> None:
@@ -141,19 +141,19 @@ class World:
     def new_id(self) -> str:
         return f"{next(self._ids):032x}"
 
-    def sequencer(self, clock: Clock | None = None) -> tuple[Sequencer, Backstage]:
+    def sequencer(self, clock: Clock | None = None) -> tuple[Sequencer, Background]:
         """clock: of its process, if it is not the world's."""
-        backstage = Backstage()
+        background = Background()
 
         def reached(point: str) -> None:
             if point == self.doomed:
-                self.doomed, backstage.alive = "", False
-            if not backstage.alive:
+                self.doomed, background.alive = "", False
+            if not background.alive:
                 raise Killed
 
         name = f"sequencer-{next(self._names)}"
         namespace = replace(self.namespace, mailbox=Mailbox(self.namespace.files))
-        return Sequencer(namespace, name, clock or self.clock, self.new_id, reached, backstage), backstage
+        return Sequencer(namespace, name, clock or self.clock, self.new_id, reached, background), background
 
     def lead(self, sequencer: Sequencer) -> None:
         """It leads, when the lease of whoever led before has run out."""

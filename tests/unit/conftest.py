@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from unit.served import new_name, new_topic, served
 
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 
 
 @pytest.fixture(scope="module")

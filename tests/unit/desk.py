@@ -9,10 +9,10 @@ from typing import Any
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 
+from lakemq.engine.client.requester import Requester
 from lakemq.engine.protocol.codec import decode_letter, encode_answer
 from lakemq.engine.protocol.requests import Answer, AnyResult, InitProducer, ProducerDone
-from lakemq.engine.requester import Requester
-from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 
 class Desk:

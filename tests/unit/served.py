@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.requests import FetchOffsets
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lakemq.engine.arguments import (
+from lakemq.engine.client.arguments import (
     flag,
     group_name,
     listed,
@@ -23,7 +23,7 @@ from lakemq.engine.arguments import (
     topic_partitions,
     whole_number,
 )
-from lakemq.engine.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic
+from lakemq.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic
 
 
 class Colour(str, Enum):

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from unit.served import served
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import LakeMQError
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import LakeMQError
 
 pytestmark = pytest.mark.slow
 

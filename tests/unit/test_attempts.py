@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 
-from lakemq.engine.attempts import until_answered
+from lakemq.engine.client.attempts import until_answered
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from unit.served import new_name, served, values
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import IllegalState, UnknownServerError
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import IllegalState, UnknownServerError
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, ValueError])

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, hoisted
 from lakemq.jobs.output import message_records
 

@@ -16,12 +16,12 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
 import lakemq
-from lakemq.engine import errors
-from lakemq.engine.connection import Connection
+from lakemq import errors
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, told
 from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.output import one_line
-from lakemq.tables.store import NewerTable, NotATable
+from lakemq.tables.storage.store import NewerTable, NotATable
 
 pytestmark = pytest.mark.slow
 

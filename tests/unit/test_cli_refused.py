@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import InvalidRecord
-from lakemq.engine.publish.told import Flushed, Span
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.told import Flushed, Span
+from lakemq.errors import InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands import rows
 from lakemq.jobs.commands.fields import Columns, rows_table

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.namespace import open_namespace
-from lakemq.engine.recovery import read_watermark
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.jobs import sql as sql_module
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import connected, run_query
-from lakemq.tables.registry import TABLES
-from lakemq.tables.views import VIEWS
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.views import VIEWS
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +149,6 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
         found = real(store)  # type: ignore[arg-type]
         return found if next(watermarks, None) is None else type(found)(**{**vars(found), "step": -1})
 
-    monkeypatch.setattr("lakemq.engine.recovery.read_watermark", lagging)
+    monkeypatch.setattr("lakemq.engine.namespace.load.read_watermark", lagging)
     step, _ = sql_module._snapshot(mq.namespace)
     assert step == real(mq.namespace.store).step

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from unit.served import new_topic, served
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import connected
 

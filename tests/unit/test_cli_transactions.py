@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import ProducerFenced, TransactionAbortable
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import ProducerFenced, TransactionAbortable
 from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,10 @@ from hypothesis import given
 from unit.served import CONFIG, committed, new_name, new_topic, values
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.consume.shares import shares
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.poll_sizes import poll_sizes
+from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
+from lakemq.errors import (
     IllegalState,
     InvalidGroupId,
     InvalidRequest,
@@ -28,7 +29,6 @@ from lakemq.engine.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
 
 
 def filled(mq: Connection, *counts: int) -> str:
@@ -49,12 +49,12 @@ def texts(batch: Any) -> list[str]:
     return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
-# -- shares ---------------------------------------------------------------------------------------------
+# -- poll_sizes ---------------------------------------------------------------------------------------------
 
 
 @given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
 def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: int):
-    given = shares(behind, room)
+    given = poll_sizes(behind, room)
     assert given.keys() == behind.keys()
     assert sum(given.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
     assert all(0 <= given[place] <= max(0, lag) for place, lag in behind.items())
@@ -66,10 +66,10 @@ def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: i
 
 
 def test_what_one_cannot_use_goes_to_the_others():
-    assert shares({"a": 2, "b": 100, "c": 100}, 10) == {"a": 2, "b": 4, "c": 4}
-    assert shares({"a": 0, "b": 1, "c": 9}, 5) == {"a": 0, "b": 1, "c": 4}
-    assert shares({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
-    assert shares({}, 5) == {}
+    assert poll_sizes({"a": 2, "b": 100, "c": 100}, 10) == {"a": 2, "b": 4, "c": 4}
+    assert poll_sizes({"a": 0, "b": 1, "c": 9}, 5) == {"a": 0, "b": 1, "c": 4}
+    assert poll_sizes({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
+    assert poll_sizes({}, 5) == {}
 
 
 # -- polling --------------------------------------------------------------------------------------------

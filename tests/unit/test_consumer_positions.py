@@ -7,9 +7,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import IllegalState
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.requests import AnyRequest, AnyResult, FetchOffsets
+from lakemq.errors import IllegalState
 
 
 def aborted(mq: Connection, topic: str, partition: int) -> None:

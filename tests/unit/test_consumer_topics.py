@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from unit.served import committed, new_name, new_topic
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
 
 
 def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:

@@ -12,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 import lakemq
-from lakemq.engine import recovery
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import TableDamaged
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace import load as recovery
+from lakemq.errors import TableDamaged
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
 

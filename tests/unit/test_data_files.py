@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from unit.served import new_topic, served, values
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.datafile import BODY, file_name, look, read_footer, write_data_file
-from lakemq.engine.errors import FileMissing, FileTruncated, StorageError
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import BODY, file_name, look, read_footer, write_data_file
 from lakemq.engine.protocol.requests import DataFile, Produce, Published, Ranges, TopicRef
-from lakemq.jobs.doctor_namespace import check_data_files
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.messages import MESSAGES
+from lakemq.errors import FileMissing, FileTruncated, StorageError
+from lakemq.jobs.doctor.namespace import check_data_files
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.storage.files import LocalFiles
 
 ROWS = 500
 

@@ -7,6 +7,7 @@ import pytest
 from protocol_harness import Harness, plain
 from protocol_tables import add_pass, mark_of, restored
 
+from lakemq.engine.maintenance.housekeeping import _kept
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.requests import (
     AlterTopic,
@@ -22,8 +23,7 @@ from lakemq.engine.protocol.requests import (
     TransactionEnded,
 )
 from lakemq.engine.protocol.state import State
-from lakemq.engine.sequencer.housekeeping import _kept
-from lakemq.tables.registry import BY_NAME
+from lakemq.tables.specs.registry import BY_NAME
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import lakemq
-from lakemq.engine.config import ENGINE
+from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
 from lakemq.jobs.sql import run_query
 

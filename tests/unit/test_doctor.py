@@ -17,14 +17,16 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.namespace import open_namespace
-from lakemq.jobs import doctor, doctor_namespace, jars
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.jobs import jars
 from lakemq.jobs.cli import app
-from lakemq.jobs.doctor import Finding, examine, requirements, within
-from lakemq.tables.dead_letters import DEAD_LETTERS
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.messages import MESSAGES
+from lakemq.jobs.doctor import examination as doctor
+from lakemq.jobs.doctor import namespace as doctor_namespace
+from lakemq.jobs.doctor.examination import Finding, examine, requirements, within
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.storage.files import LocalFiles
 
 pytestmark = pytest.mark.slow
 

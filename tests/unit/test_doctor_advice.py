@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 from unit.served import served
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import NamespaceError, TableDamaged
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
-from lakemq.jobs.doctor import Finding, examine
-from lakemq.tables.spec import VERSION_PROPERTY
+from lakemq.jobs.doctor.examination import Finding, examine
+from lakemq.tables.specs.spec import VERSION_PROPERTY
 
 pytestmark = pytest.mark.slow
 

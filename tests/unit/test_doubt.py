@@ -12,8 +12,17 @@ import pytest
 from protocol_harness import Harness
 from unit.desk import Desk
 
-from lakemq.engine.config import EngineConfig
-from lakemq.engine.errors import (
+from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
+from lakemq.engine.client.publish.options import producer_options
+from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.client.publish.routing import RouteCache
+from lakemq.engine.client.publish.spark import SparkPublisher
+from lakemq.engine.client.transactions.manager import TransactionManager
+from lakemq.engine.namespace.config import EngineConfig
+from lakemq.engine.namespace.namespace import Namespace
+from lakemq.engine.protocol.requests import ApplicationVersion, Produce, Published, Ranges, TransactionEnded
+from lakemq.errors import (
     FileMissing,
     InvalidTransactionTimeout,
     LakeMQError,
@@ -22,16 +31,7 @@ from lakemq.engine.errors import (
     StaleTopicMetadata,
     StorageError,
 )
-from lakemq.engine.namespace import Namespace
-from lakemq.engine.protocol.requests import ApplicationVersion, Produce, Published, Ranges, TransactionEnded
-from lakemq.engine.publish.arrow import ArrowPublisher, Spread
-from lakemq.engine.publish.compose import body_of
-from lakemq.engine.publish.options import producer_options
-from lakemq.engine.publish.producer import Producer
-from lakemq.engine.publish.routing import RouteCache
-from lakemq.engine.publish.spark import SparkPublisher
-from lakemq.engine.transactions.manager import TransactionManager
-from lakemq.tables.store import Store
+from lakemq.tables.storage.store import Store
 
 PATIENCE_MS = 5_000
 

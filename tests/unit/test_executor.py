@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lakemq.engine.publish.arrange import Copy
-from lakemq.engine.publish.executor import Destination, WriteMessages
+from lakemq.engine.client.publish.executor import Destination, WriteMessages
+from lakemq.engine.client.publish.placing import Copy
 
 TYPES = {"key": pa.binary(), "value": pa.binary(), "timestamp": pa.timestamp("us", "UTC")}
 

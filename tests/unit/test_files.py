@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
 
-from lakemq.tables import local_files
-from lakemq.tables.files import ArrowFiles, Files, LocalFiles, open_files
-from lakemq.tables.objects import MaybeThere
+from lakemq.tables.storage import local_files
+from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles, open_files
+from lakemq.tables.storage.objects import MaybeThere
 
 
 def _parent_of(root: str) -> SubTreeFileSystem:
@@ -525,7 +525,7 @@ def test_of_several_processes_one_gets_the_name(tmp_path: Path, named: bool):
 def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Path):
     files = LocalFiles(str(tmp_path / "root"))
     script = (
-        "import sys, time; from lakemq.tables.files import LocalFiles\n"
+        "import sys, time; from lakemq.tables.storage.files import LocalFiles\n"
         "files = LocalFiles(sys.argv[1])\n"
         "files.put('ready', b'')\n"
         "while files.size('stop') is None: files.delete_folder('box'); time.sleep(1e-3)"
@@ -650,7 +650,7 @@ def test_files_travel_to_executors(files: Files):
 
 
 def test_importing_costs_neither_pyarrow_fs_nor_more():
-    script = "import sys, lakemq.tables.files; print('pyarrow.fs' in sys.modules, 'deltalake' in sys.modules)"
+    script = "import sys, lakemq.tables.storage.files; print('pyarrow.fs' in sys.modules, 'deltalake' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", script], env=_environment(), capture_output=True, text=True, check=True
     )

@@ -18,12 +18,12 @@ import pytest
 from unit.served import new_name, new_topic, values
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.consume.consumer import Consumer
-from lakemq.engine.errors import IllegalState
-from lakemq.engine.process import OwnLock, same_process
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.client.transactions.scope import Transaction
+from lakemq.engine.namespace.process import OwnLock, same_process
 from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
-from lakemq.engine.transactions.scope import Transaction
+from lakemq.errors import IllegalState
 
 CHILD_S = 20
 ROWS = pa.table({"value": ["x"]})

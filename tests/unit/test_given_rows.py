@@ -11,8 +11,8 @@ import pytest
 from unit.served import new_topic, values
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import InvalidConfig, InvalidRecord, InvalidRequest
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
 
 class Stream:

@@ -12,13 +12,13 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import encode_letter
 
-from lakemq.engine.config import EngineConfig
+from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.requests import InitProducer, Letter
 from lakemq.engine.protocol.state import State
-from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, Reception
-from lakemq.tables.mailbox import LetterName, Mailbox
+from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 GAP_MS = 10_000
 
@@ -30,7 +30,7 @@ class Office:
         self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
         self.mailbox, self.clock, self.state = Mailbox(self.files), ManualClock(), State()
         config = EngineConfig({"step.max.letters": most, "request.gap.ms": GAP_MS})
-        self.reception = Reception(self.mailbox, config, self.clock)
+        self.reception = Intake(self.mailbox, config, self.clock)
         self.decided: list[tuple[str, int]] = []
 
     def put(self, client_id: str, number: int, coarse_s: int = 0) -> LetterName:
@@ -39,10 +39,10 @@ class Office:
         self.files.put(f"mailbox/{name.name}", encode_letter(letter), durable=False)
         return name
 
-    def take(self) -> Intake:
+    def take(self) -> StepLetters:
         return self.reception.take(self.state)
 
-    def step(self, crash: bool = False) -> Intake:
+    def step(self, crash: bool = False) -> StepLetters:
         """crash: right after the step has landed, before any letter was discarded."""
         intake = self.take()
         machine.begin_step(self.state, self.clock.now_ms())
@@ -56,11 +56,11 @@ class Office:
             self.reception.discard([one.name for one in intake.taken] + intake.repeated)
         return intake
 
-    def time_passes(self, intake: Intake) -> bool:
+    def time_passes(self, intake: StepLetters) -> bool:
         return not (intake.repeated or intake.backlog)
 
 
-def numbers(intake: Intake) -> list[tuple[str, int]]:
+def numbers(intake: StepLetters) -> list[tuple[str, int]]:
     return [(one.name.client_id, one.name.number) for one in intake.taken]
 
 

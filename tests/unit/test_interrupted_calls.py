@@ -14,7 +14,7 @@ import pytest
 from unit.served import CONFIG
 
 import lakemq
-from lakemq.engine.connection import Connection
+from lakemq.engine.client.connection import Connection
 
 PLACES = [
     ("call", "next"),

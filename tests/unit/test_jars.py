@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkContext
 
 from lakemq.jobs import jars
-from lakemq.jobs.session import spark_session
+from lakemq.spark import spark_session
 
 JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest())
 

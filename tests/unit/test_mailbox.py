@@ -16,9 +16,9 @@ import pytest
 from faulty_files import FaultyFiles
 from pyarrow.fs import LocalFileSystem
 
-from lakemq.tables import mailbox as mailbox_module
-from lakemq.tables.files import ArrowFiles, Files, LocalFiles
-from lakemq.tables.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage import mailbox as mailbox_module
+from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.storage.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
 
 NOW_MS = 1_732_176_000_123
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.journal import JOURNAL
 from lakemq.tables.migrations import Migration, all_migrations, migrate
-from lakemq.tables.registry import TABLES
-from lakemq.tables.spec import SCHEMA_VERSION, VERSION_PROPERTY
-from lakemq.tables.store import NewerTable, OlderTable, Store
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.store import NewerTable, OlderTable, Store
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.fetch import pieces as pieces_module
-from lakemq.engine.fetch.pieces import pieces
-from lakemq.engine.fetch.plan import FetchPlan
-from lakemq.tables.files import Files
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import pieces as pieces_module
+from lakemq.engine.client.fetch.pieces import pieces
+from lakemq.engine.client.fetch.plan import FetchPlan
+from lakemq.tables.storage.files import Files
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from unit.served import new_name, new_topic
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
-from lakemq.engine.fetch import fetched
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import fetched
+from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
 US = timedelta(microseconds=1)

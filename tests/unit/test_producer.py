@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 from unit.served import everything, new_name, new_topic, values
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish import arrow
+from lakemq.engine.client.publish.delivery import RecordFuture, RecordMetadata
+from lakemq.errors import (
     IllegalState,
     InvalidConfig,
     InvalidRecord,
@@ -28,8 +30,6 @@ from lakemq.engine.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from lakemq.engine.publish import arrow
-from lakemq.engine.publish.delivery import RecordFuture, RecordMetadata
 
 SECRET = "4929-7226-1500-0064"
 

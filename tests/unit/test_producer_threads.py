@@ -18,8 +18,13 @@ import pytest
 from unit.served import CONFIG, everything, new_name, new_topic, served, until, values
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.delivery import RecordFuture
+from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.client.transactions.scope import Transaction
+from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
+from lakemq.errors import (
     BufferFull,
     IllegalState,
     LakeMQError,
@@ -29,11 +34,6 @@ from lakemq.engine.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
-from lakemq.engine.publish.delivery import RecordFuture
-from lakemq.engine.publish.producer import Producer
-from lakemq.engine.publish.transactional import TransactionalProducer
-from lakemq.engine.transactions.scope import Transaction
 
 THREADS = 8
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.maintenance.housekeeping import Housekeeping
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.load import BEGINNING
+from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.records import Decided, FilesAdded, StepDecisions
 from lakemq.engine.protocol.requests import DataFile
 from lakemq.engine.protocol.state import State
-from lakemq.engine.recovery import BEGINNING
-from lakemq.engine.sequencer.housekeeping import Housekeeping
-from lakemq.engine.sequencer.projector import Projector, plan_pass
-from lakemq.tables.messages import MESSAGES
-from lakemq.tables.store import StoredFile
+from lakemq.engine.sequencer.projector import Projector, plan_projection
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.storage.store import StoredFile
 
 LAST_MS = 253_402_300_799_999
 
@@ -26,7 +26,7 @@ def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     (folder / "messages" / "f.parquet").write_bytes(b"!")
     file = DataFile("f", 1, 7, low_ms, high_ms, 7)
     step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])
-    Projector(namespace.store, housekeeping).write(plan_pass(State(step=1), [step], 0, 1))
+    Projector(namespace.store, housekeeping).write(plan_projection(State(step=1), [step], 0, 1))
     (stored,) = namespace.store.open(MESSAGES).files()
     return stored
 

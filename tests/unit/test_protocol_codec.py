@@ -59,9 +59,9 @@ from lakemq.engine.protocol.requests import (
     Unreadable,
 )
 from lakemq.engine.protocol.segments import NO_SEGMENTS, Segments
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.messages import BODY_SCHEMA
-from lakemq.tables.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 # -- values of every type, from the types themselves --------------------------------------------------------
 

@@ -28,7 +28,7 @@ from lakemq.engine.protocol.requests import (
     Unit,
 )
 from lakemq.engine.protocol.segments import Segments, table_of
-from lakemq.tables.messages import FileFacts
+from lakemq.tables.specs.messages import FileFacts
 
 
 @pytest.fixture

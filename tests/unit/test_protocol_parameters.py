@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from lakemq.engine.config import ENGINE
+from lakemq.engine.namespace.config import ENGINE
 from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.not_ours import NOT_OURS
 from lakemq.engine.protocol.parameters import TOPIC, Parameter, Parameters

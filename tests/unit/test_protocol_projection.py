@@ -30,10 +30,10 @@ from lakemq.engine.protocol.requests import (
     TransactionRef,
 )
 from lakemq.engine.protocol.state import State, Topic
-from lakemq.tables.changelog import newest
-from lakemq.tables.groups import CONSUMER_OFFSETS
-from lakemq.tables.producers import PRODUCERS
-from lakemq.tables.registry import BY_NAME
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS
+from lakemq.tables.specs.producers import PRODUCERS
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.storage.changelog import newest
 
 SEEDS = 8
 STEPS = 70

@@ -32,7 +32,7 @@ from lakemq.engine.protocol.requests import (
 )
 from lakemq.engine.protocol.segments import table_of
 from lakemq.engine.protocol.state import State, Transaction
-from lakemq.tables.registry import BY_NAME
+from lakemq.tables.specs.registry import BY_NAME
 
 
 @pytest.fixture

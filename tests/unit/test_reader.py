@@ -11,8 +11,8 @@ from clocks import AheadClock
 from unit.served import CONFIG
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.fetch.reader import REBASE_MS, Reader
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import StorageError
 
 

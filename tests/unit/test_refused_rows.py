@@ -12,12 +12,12 @@ import pytest
 from protocol_harness import Harness, plain
 from unit.served import new_topic, served
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import RequestTimedOut
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.requests import Published, Unit
 from lakemq.engine.protocol.state import State
+from lakemq.errors import RequestTimedOut
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
-from stateful.world import Backstage
+from stateful.world import Background
 
 from lakemq.engine.protocol.requests import Done
 from lakemq.engine.protocol.state import Client, State
 from lakemq.engine.sequencer.replies import OLD_MS, SWEEP_MS, TRIES, Replies
-from lakemq.tables.mailbox import Mailbox
+from lakemq.tables.storage.mailbox import Mailbox
 
 
 class Counter:
@@ -22,8 +22,8 @@ class Counter:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, FaultyFiles(str(folder))
-        self.mailbox, self.clock, self.backstage = Mailbox(self.files), ManualClock(), Backstage()
-        self.replies = Replies(self.mailbox, self.clock, self.backstage)
+        self.mailbox, self.clock, self.background = Mailbox(self.files), ManualClock(), Background()
+        self.replies = Replies(self.mailbox, self.clock, self.background)
         self.state = State()
 
     def give(self, *client_ids: str) -> None:
@@ -38,7 +38,7 @@ class Counter:
 
     def sweep(self) -> list[str]:
         self.replies.sweep_if_due(self.state)
-        self.backstage.run()
+        self.background.run()
         return self.mailbox.answered_clients()
 
     def grow_old(self, client_id: str) -> None:
@@ -116,10 +116,10 @@ def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None
 def test_a_sweep_is_made_at_once_and_then_every_hour(counter: Counter) -> None:
     counter.sweep()
     counter.replies.sweep_if_due(counter.state)
-    assert not counter.backstage.waiting
+    assert not counter.background.waiting
     counter.clock.sleep(SWEEP_MS)
     counter.replies.sweep_if_due(counter.state)
-    assert counter.backstage.waiting
+    assert counter.background.waiting
 
 
 def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
@@ -129,6 +129,6 @@ def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
     counter.files.undeletable = "replies/b"
     with caplog.at_level(logging.WARNING):
         counter.replies.forget(["a", "b", "c"])
-        counter.backstage.run()
+        counter.background.run()
     assert counter.mailbox.answered_clients() == ["b"]
     assert len(caplog.records) == 1

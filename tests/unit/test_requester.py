@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from unit.desk import Desk
 
-from lakemq.engine import requester as requester_module
+from lakemq.engine.client import requester as requester_module
+from lakemq.engine.client.requester import Waiting, letter_of
 from lakemq.engine.protocol.codec import decode_letter
 from lakemq.engine.protocol.errors import (
     IllegalState,
@@ -23,9 +24,8 @@ from lakemq.engine.protocol.errors import (
     UnknownServerError,
 )
 from lakemq.engine.protocol.requests import CreateTopic, DeleteTopic, InitProducer, ProducerDone
-from lakemq.engine.requester import Waiting, letter_of
-from lakemq.tables.mailbox import LetterName
-from lakemq.tables.messages import BODY_SCHEMA
+from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.storage.mailbox import LetterName
 
 
 def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(tmp_path: Path):

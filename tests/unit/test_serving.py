@@ -18,25 +18,25 @@ import pytest
 from unit.served import until, values
 
 import lakemq
-from lakemq.engine import connection
-from lakemq.engine.clock import SystemClock
-from lakemq.engine.connection import Connection, new_id
-from lakemq.engine.datafile import write_data_file
-from lakemq.engine.namespace import Namespace, open_namespace
+from lakemq.engine.client import connection
+from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.decision import Decision
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
 from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
 from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
 from lakemq.engine.protocol.state import State
-from lakemq.engine.sequencer import backstage
+from lakemq.engine.sequencer import background as background
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
 from lakemq.engine.sequencer.serving import Serving
-from lakemq.jobs.doctor_namespace import check_aside
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.messages import BODY_SCHEMA
-from lakemq.tables.store import Store
+from lakemq.jobs.doctor.namespace import check_aside
+from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.store import Store
 
 LEASE_MS = 500
 CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
@@ -66,7 +66,7 @@ class SlowFiles(LocalFiles):
 
 
 def namespace_on(files: LocalFiles, config: dict[str, Any] = CONFIG) -> Namespace:
-    opened = open_namespace(files.root, lakemq.engine.config.EngineConfig(config))
+    opened = open_namespace(files.root, lakemq.engine.namespace.config.EngineConfig(config))
     return replace(opened, files=files, store=Store(files))
 
 
@@ -261,7 +261,7 @@ def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> 
 
 def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that are not projected are in memory: they have a bound."""
-    monkeypatch.setattr(backstage, "MOST_IN_TAIL", 5)
+    monkeypatch.setattr(background, "MOST_IN_TAIL", 5)
     slow, waiting = threading.Event(), list[int]()
 
     def reached(point: str) -> None:
@@ -276,7 +276,7 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
         until(lambda: bool(mq.namespace.files.list("mailbox")))
         sequencer.step()
         assert sequencer._term is not None
-        waiting.append(len(sequencer._term.backstage._tail))
+        waiting.append(len(sequencer._term.background._tail))
     slow.set()
     sequencer.resign()
     assert max(waiting) <= 6
@@ -368,7 +368,7 @@ def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path:
 HANGS = """
 import threading
 import lakemq
-from lakemq.tables.workers import Workers
+from lakemq.tables.storage.workers import Workers
 workers = Workers(1, "w")
 workers.submit(threading.Event().wait)
 print(workers.submit(lambda: 1).cancel())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakemq.engine.config import load_config
-from lakemq.engine.errors import InvalidConfig
+from lakemq.engine.namespace.config import load_config
+from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
 
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(

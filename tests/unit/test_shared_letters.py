@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from unit.served import new_name, new_topic, until
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import LakeMQError
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.codec import decode_answer, enclose
 from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.requests import AlterTopic, InitProducer, ProducerDone, TopicDone
+from lakemq.errors import LakeMQError
 
 ROUNDS = 20
 

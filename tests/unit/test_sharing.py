@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lakemq.engine.errors import NamespaceError
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
-from lakemq.tables import sharing
+from lakemq.tables.storage import sharing
 
 GROUP, ANN, BOB, EVE = 64_001, 64_002, 64_003, 64_004
 

@@ -16,12 +16,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow.fs import LocalFileSystem
 
-from lakemq.tables import store as store_module
-from lakemq.tables.files import ArrowFiles, Files, LocalFiles
-from lakemq.tables.follower import Follower, LogGone
-from lakemq.tables.leftovers import Leftovers
-from lakemq.tables.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.store import CommitConflict, NewFile, NotATable, Store, TableHandle
+from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
+from lakemq.tables.storage import store as store_module
+from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.storage.follower import Follower, LogGone
+from lakemq.tables.storage.leftovers import Leftovers
+from lakemq.tables.storage.store import CommitConflict, NewFile, NotATable, Store, TableHandle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from faulty_files import FaultyFiles
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, World
 
 from lakemq.engine.protocol.requests import CreateTopic, InitProducer, ProducerDone
-from lakemq.tables.mailbox import LetterName
+from lakemq.tables.storage.mailbox import LetterName
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_an_answer_that_cannot_be_given_is_decided_and_given_later(world: World)
 def test_a_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted(world: World) -> None:
     """A next leader would decide it again."""
     faults(world).undeletable = "-stuck-"
-    sequencer, backstage = world.sequencer()
+    sequencer, background = world.sequencer()
     world.lead(sequencer)
     world.put("stuck", 1, [CreateTopic("paid", 1)], [])
     world.put("other", 1, [InitProducer()], [])
@@ -74,7 +74,7 @@ def test_a_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted(wo
         sequencer.step()
     assert "stuck" in sequencer.state.clients
     sequencer.resign()
-    backstage.run()
+    background.run()
     heir, _ = world.sequencer()
     assert heir.try_lead()
     heir.step()

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from lakemq.tables.catalog import catalog_sql, columns_ddl, database_name, ddl_type
-from lakemq.tables.changelog import newest
-from lakemq.tables.files import LocalFiles
-from lakemq.tables.journal import JOURNAL
-from lakemq.tables.messages import BODY_SCHEMA, MESSAGES
-from lakemq.tables.registry import BY_NAME, TABLES
-from lakemq.tables.segments import SEGMENT_COLUMNS, SEGMENT_SCHEMA, SEGMENT_STRUCT
-from lakemq.tables.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
-from lakemq.tables.store import Store
-from lakemq.tables.topics import PARTITIONS, PartitionRow
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
+from lakemq.tables.specs.registry import BY_NAME, TABLES
+from lakemq.tables.specs.segments import SEGMENT_COLUMNS, SEGMENT_SCHEMA, SEGMENT_STRUCT
+from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
+from lakemq.tables.specs.topics import PARTITIONS, PartitionRow
+from lakemq.tables.storage.catalog import catalog_sql, columns_ddl, database_name, ddl_type
+from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.store import Store
 
 HOLDS = {
     "messages": "batch_id row topic partition key value headers timestamp deliver_at expires_at",

@@ -11,8 +11,10 @@ import pytest
 from unit.served import CONFIG, committed, everything, new_topic, values
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.transactions.manager import TransactionManager
+from lakemq.engine.protocol.requests import EndTransaction
+from lakemq.errors import (
     IllegalState,
     InvalidConfig,
     InvalidProducerEpoch,
@@ -27,8 +29,6 @@ from lakemq.engine.errors import (
     TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
-from lakemq.engine.protocol.requests import EndTransaction
-from lakemq.engine.transactions.manager import TransactionManager
 
 
 def rows(*texts: str) -> pa.Table:

@@ -12,8 +12,8 @@ import pytest
 from unit.served import CONFIG, committed, served, until
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.publish.transactional import TransactionalProducer
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.jobs.sql import run_query
 
 TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 from unit.served import committed, everything, new_name, new_topic, until, values
 
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import (
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
+from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,
     InvalidRequest,
@@ -24,8 +26,6 @@ from lakemq.engine.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from lakemq.engine.protocol.requests import CommitOffsets, OffsetCommit
-from lakemq.engine.publish.transactional import TransactionalProducer
 
 
 @pytest.fixture

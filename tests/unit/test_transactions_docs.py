@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lakemq
-from lakemq.engine.connection import Connection
-from lakemq.engine.errors import all_errors
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 

@@ -9,6 +9,7 @@ import pytest
 from protocol_harness import Harness, encode_letter
 from stateful.world import World
 
+from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.requests import (
     AbortTransaction,
@@ -20,9 +21,8 @@ from lakemq.engine.protocol.requests import (
     InitProducer,
     Letter,
 )
-from lakemq.engine.sequencer.trimming import is_spent, living, trimmed
-from lakemq.tables.registry import BY_NAME
-from lakemq.tables.store import StoredFile
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.storage.store import StoredFile
 
 RETENTION_MS = 1000
 
@@ -126,7 +126,7 @@ def world() -> Any:
 
 @pytest.mark.slow
 def test_a_leader_trims_as_it_merges(world: World) -> None:
-    leader, backstage = world.sequencer()
+    leader, background = world.sequencer()
     world.lead(leader)
 
     def ask(*requests: AnyRequest) -> Any:
@@ -134,7 +134,7 @@ def test_a_leader_trims_as_it_merges(world: World) -> None:
         letter = encode_letter(Letter(client_id, 1, list(requests), now_ms), None)
         world.namespace.mailbox.put(client_id, 1, letter, now_ms)
         leader.step()
-        backstage.run()
+        background.run()
         return world.take_reply(client_id, 1)
 
     def table(name: str) -> pa.Table:

@@ -1,0 +1,512 @@
+"""The public API: what `lakemq.connect` returns."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import pyarrow as pa
+
+from ..namespace import crash
+from ..namespace.clock import Clock, SystemClock
+from ..namespace.namespace import Namespace
+from ..namespace.process import OwnLock, same_process
+from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest, UnsupportedVersion
+from ..protocol.requests import ApplicationVersion, Published, TransactionRef
+from ..protocol.state import State
+from ..sequencer.sequencer import Sequencer
+from ..sequencer.serving import Serving, step_until_idle
+from .arguments import (
+    fetch_position,
+    group_name,
+    mapped,
+    moment,
+    one_of,
+    partition_number,
+    repeated,
+    text,
+    topic_name,
+    topic_names,
+    topic_partitions,
+    whole_number,
+    whole_numbers,
+)
+from .consume.consumer import Consumer
+from .consume.groups import Groups
+from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
+from .fetch.plan import Bounds, FetchPlan, Isolation, Position, bounds_of
+from .fetch.reader import Reader
+from .publish.arrow import ON_ERROR, ArrowPublisher, OnError, Spread
+from .publish.given import arrow_table, check_dataframe, ordered, selected
+from .publish.options import producer_options
+from .publish.producer import Producer
+from .publish.request import COLUMNS, body_of
+from .publish.routing import RouteCache
+from .publish.transactional import TransactionalProducer
+from .requester import Requester
+from .topics import Topics
+from .transactions.manager import TransactionManager
+from .transactions.operations import Transactions
+from .transactions.scope import Transaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from .publish.inbox import Drained
+    from .publish.spark import SparkPublisher
+    from .publish.streaming import Streamed
+
+Closable = TypeVar("Closable", Producer, Serving)
+
+TRANSACTION_TIMEOUT_MS = 60_000
+"""transaction.timeout.ms where nothing else is said."""
+
+
+def new_id() -> str:
+    """32 random hexadecimal digits: as many as Delta's string statistics keep."""
+    return uuid.uuid4().hex
+
+
+class Connection:
+    """A namespace as a user sees it. Thread-safe; close it, or use it as a context manager.
+
+    It belongs to the process that made it: one that was forked from that is refused (IllegalState).
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        spark: SparkSession | None = None,
+        clock: Clock | None = None,
+        reached: crash.Reached | None = None,
+    ) -> None:
+        self.namespace, self._spark = namespace, spark
+        self._clock = clock or SystemClock()
+        self._reached = reached or crash.from_environment()
+        self._pid = os.getpid()
+        self._lock = OwnLock("This connection")
+        self._serving: list[Serving] = []
+        self._producers: set[Producer] = set()
+        self._managers: dict[str, TransactionManager] = {}
+        self._taking: dict[str, OwnLock] = {}
+        self._closing = OwnLock("This connection")
+        self._closed = False
+        timeout_ms = namespace.config.ms("request.timeout.ms")
+        self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
+        self._routes = RouteCache(self._newest, self._clock)
+        self._names = itertools.count(1)
+        self._spread = Spread(int(new_id()[:6], 16))
+
+    # -- topics -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def topics(self) -> Topics:
+        """Create, list, describe, alter and delete topics."""
+        return Topics(self.requester, self.state, self._routes.forget)
+
+    def state(self) -> State:
+        """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
+        self._check_open()
+        return self._newest()
+
+    def _newest(self) -> State:
+        """Also while the connection closes, for producers that send what they have."""
+        with self._lock.own:
+            return self._reader.refresh().snapshot()
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self.namespace.store, self._clock)
+
+    # -- publishing -------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        data: DataFrame | pa.Table | Any,
+        *,
+        key: Any = None,
+        value: Any = None,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: Any = None,
+        order_by: Any = None,
+        on_error: OnError = "dead_letter",
+        txn_app_id: str | None = None,
+        txn_version: int | None = None,
+        deliver_at: Any = None,
+    ) -> Published:
+        """Publish all rows of a DataFrame or Arrow table, together or not at all.
+
+        data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
+        key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
+        columns of those names are taken where they are there. order_by: columns by which the rows of a key are
+        ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
+        Raises the error it was refused with; nothing of it is published then.
+        """
+        if deliver_at is not None:
+            raise UnsupportedVersion("Delayed delivery is not offered yet.")
+        self._check_open()
+        topic = topic_name("topic", topic)
+        on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
+        application = _application(topic, txn_app_id, txn_version)
+        columns = {
+            "key": key,
+            "value": value,
+            "headers": headers,
+            "timestamp": timestamp,
+            "partition": partition,
+        }
+        return self._publish_columns(topic, data, columns, order_by, on_error, application)
+
+    def _publish_columns(
+        self,
+        topic: str,
+        data: DataFrame | pa.Table,
+        columns: Mapping[str, Any],
+        order_by: Any,
+        on_error: OnError,
+        application: ApplicationVersion | None = None,
+        transaction: TransactionRef | None = None,
+    ) -> Published:
+        topic, rows = topic_name("topic", topic), arrow_table(data)
+        if rows is not None:
+            table = selected(ordered(rows, order_by), columns)
+            body, asked = body_of(table, topic, self._clock.now_ms())
+            return self._arrow_publisher().publish(
+                topic, body, asked, on_error, application=application, transaction=transaction
+            )
+        check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
+        return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application, transaction)
+
+    def publish_stream(
+        self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
+    ) -> Streamed:
+        """Publish all that the source of a streaming DataFrame has by now, exactly once by the name of the query.
+
+        how: columns and on_error, as in `publish`. checkpoint: where Structured Streaming keeps its notes; the
+        namespace keeps a copy, so that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
+        """
+        from .publish.streaming import publish_available  # pyspark is heavy, and not every client has it
+
+        def publish(batch: DataFrame, batch_id: int) -> Published:
+            return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
+
+        columns = {name: how.get(name) for name in COLUMNS}
+        if unknown := how.keys() - {*COLUMNS, "order_by", "on_error"}:
+            raise InvalidRequest("Not an option of a published stream.", found=sorted(unknown)[0])
+        one_of("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
+        topic, query = topic_name("topic", topic), text("query", query)
+        checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
+        check_dataframe("stream", stream, "a streaming DataFrame of Spark")
+        self._spark_publisher().check(topic, stream, columns)
+        return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
+
+    def drain_inbox(self) -> Drained:
+        """Publish what SQL inserted into `inbox`, exactly once. Raises IllegalState, also without a Spark session."""
+        if self._spark is None:
+            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
+
+        return Inbox(self.namespace, self._spark_publisher(), self._spark, self._reached).drain()
+
+    def _spark_publisher(self) -> SparkPublisher:
+        from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
+
+        same_process(self._pid, "This connection")
+        return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
+
+    @overload
+    def producer(self, transactional_id: None = None, **options: Any) -> Producer: ...
+
+    @overload
+    def producer(
+        self, transactional_id: str, *, transaction_timeout_ms: int = ..., **options: Any
+    ) -> TransactionalProducer: ...
+
+    def producer(
+        self,
+        transactional_id: str | None = None,
+        *,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        **options: Any,
+    ) -> Producer:
+        """A producer for records and tables; docs/settings.md has its options.
+
+        transactional_id: it sends inside transactions only, and fences who had the id before. Raises InvalidConfig,
+        InvalidRequest, InvalidTransactionTimeout, IllegalState.
+        """
+        self._check_open()
+        chosen = producer_options(options, transactional_id is not None)
+        given = self._arrow_publisher(), self.requester, self._clock, chosen
+        if transactional_id is None:
+            return self._kept(Producer(*given, self._producers.discard), self._producers.add)
+        manager = self._manager(transactional_id, transaction_timeout_ms)
+        producer = TransactionalProducer(*given, manager, self._producers.discard)
+        return self._kept(producer, self._producers.add)
+
+    def _kept(self, one: Closable, keep: Callable[[Closable], None]) -> Closable:
+        """To be closed with the connection, unless that is closed already."""
+        with self._closing.own:
+            if not self._closed:
+                keep(one)
+                return one
+        one.close()
+        raise IllegalState("This connection is closed.")
+
+    # -- transactions -----------------------------------------------------------------------------------
+
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        batch_id: int | None = None,
+        transaction_timeout_ms: int | None = None,
+    ) -> Transaction:
+        """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
+
+        The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
+        stream; once that is committed, its repeat publishes nothing. transaction_timeout_ms: left out, that of the
+        first one; another is refused. Raises InvalidRequest, InvalidConfig, InvalidTransactionTimeout, IllegalState.
+        """
+        self._check_open()
+        transactional_id = text("transactional_id", transactional_id)
+        batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
+        return Transaction(self._taken(transactional_id, transaction_timeout_ms), self._publish_inside, batch_id)
+
+    def _taken(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
+        # two threads that take an id at the same time would fence each other; other ids do not wait for them
+        with self._taking.setdefault(transactional_id, OwnLock("This connection")).own:
+            manager = self._managers.get(transactional_id)
+            if manager is None:
+                asked_ms = TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms
+                manager = self._managers[transactional_id] = self._manager(transactional_id, asked_ms)
+                return manager
+            if timeout_ms is not None and timeout_ms != manager.timeout_ms:
+                raise InvalidConfig(
+                    f"{transactional_id} has another transaction_timeout_ms already.",
+                    found=repeated(timeout_ms),
+                    expected=f"{manager.timeout_ms}, or none",
+                )
+            if not manager.is_initialized:
+                manager.initialize()
+            return manager
+
+    @cached_property
+    def transactions(self) -> Transactions:
+        """List, describe and abort transactions, as an operator."""
+        return Transactions(self.requester, self._whole_state, self.namespace.files.time_ms)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """What groups have committed, and how much is left to them."""
+        return Groups(self._whole_state)
+
+    def _whole_state(self) -> State:
+        """With producers, transactions and groups, read for this call alone."""
+        self._check_open()
+        return Reader(self.namespace.store, self._clock, with_clients=True).refresh()
+
+    def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
+        transactional_id = text("transactional_id", transactional_id)
+        timeout_ms = whole_number("transaction_timeout_ms", timeout_ms, error=InvalidConfig)
+        answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")
+        manager = TransactionManager(self.requester, self._clock, transactional_id, timeout_ms, answer_timeout_ms)
+        manager.initialize()
+        return manager
+
+    def _publish_inside(
+        self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
+    ) -> Published:
+        named = dict(columns)
+        order_by = named.pop("order_by", None)
+        unknown = named.keys() - set(COLUMNS)
+        if unknown:
+            raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
+        wanted = {name: named.get(name) for name in COLUMNS}
+        return self._publish_columns(topic, data, wanted, order_by, "fail", transaction=transaction)
+
+    def consumer(
+        self,
+        group: str,
+        *,
+        topics: Sequence[str] = (),
+        assign: Sequence[tuple[str, int]] = (),
+        **options: Any,
+    ) -> Consumer:
+        """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
+        group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
+        return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
+
+    def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+        """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+        self._check_open()
+        with self._lock.own:
+            state = self._reader.refresh()
+            return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
+
+    def _arrow_publisher(self) -> ArrowPublisher:
+        same_process(self._pid, "This connection")
+        return ArrowPublisher(
+            self.namespace.files,
+            self.requester,
+            self._routes,
+            self._clock,
+            new_id,
+            self.namespace.config.number("inline.max.bytes"),
+            self._spread,
+            self._reached,
+        )
+
+    # -- fetching ---------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        topic: str,
+        *,
+        isolation: Isolation = "read_committed",
+        start: Position = "earliest",
+        end: Position = "latest",
+        partitions: list[int] | None = None,
+    ) -> Fetched:
+        """Messages from `start` (included) to `end` (not included), by partition and offset.
+
+        A position is `earliest`, `latest`, an offset for all partitions, partition -> offset, or a time (the first
+        message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
+        """
+        self._check_open()
+        topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
+        partitions = None if partitions is None else whole_numbers("partitions", partitions)
+        plan = self._planned(topic, isolation, start, end, partitions)
+        return Fetched(self.namespace, plan, self._spark)
+
+    def _planned(
+        self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None
+    ) -> FetchPlan:
+        """As of the newest step. For times data files are read: with a reader of its own, nobody waits for that."""
+        given = self.namespace.files, topic, isolation, start, end, partitions
+        if isinstance(start, datetime) or isinstance(end, datetime):
+            own = Reader(self.namespace.store, self._clock)
+            own.refresh()
+            return plan_positions(own, *given)
+        with self._lock.own:
+            self._reader.refresh()
+            return plan_positions(self._reader, *given)
+
+    def tail(
+        self,
+        topic: str,
+        *,
+        start: Position = "latest",
+        isolation: Isolation = "read_committed",
+        poll_ms: int = 20,
+    ) -> Iterator[pa.Table]:
+        """Messages as they come, without an end: one table for each time there are any. It begins where `start` is now.
+
+        Where records are deleted before it came to them, it goes on at the log start. Raises what `fetch` raises;
+        UnknownTopicOrPartition also when the topic is deleted later.
+        """
+        self._check_open()
+        topic, start = topic_name("topic", topic), fetch_position("start", start)
+        poll_ms = whole_number("poll_ms", poll_ms, 0)
+        first = self._planned(topic, isolation, start, "latest")
+        return self._tail(first, isolation, poll_ms)
+
+    def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
+        position = {r.partition: r.start for r in first.ranges}
+        while True:
+            self._check_open()
+            with self._lock.own:
+                self._reader.refresh()
+                plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
+            position.update({r.partition: r.end for r in plan.ranges})
+            if not plan.ranges:
+                self._clock.sleep(poll_ms)
+            elif plan.record_count:  # else it was markers, or messages that were aborted
+                yield Fetched(self.namespace, plan, self._spark).to_arrow()
+
+    def beginning_offsets(self, topic: str) -> dict[int, int]:
+        """Partition -> first offset that is still there."""
+        return {p: one.first for (_, p), one in self._bounds([topic_name("topic", topic)], "read_committed").items()}
+
+    def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
+        """Partition -> offset after the last message a fetch of this isolation sees."""
+        return {p: one.end for (_, p), one in self._bounds([topic_name("topic", topic)], isolation).items()}
+
+    def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
+        """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
+        self._check_open()
+        asked = {partition_number(p): moment("times", time) for p, time in mapped("times", times).items()}
+        # it reads data files: with a reader of its own, nobody waits for that
+        reader = Reader(self.namespace.store, self._clock)
+        return offsets_for_times(reader, self.namespace.files, topic_name("topic", topic), asked)
+
+    # -- sequencing -------------------------------------------------------------------------------------
+
+    def serving(self) -> Serving:
+        """A sequencer in a thread of this process. It stands by while another one leads."""
+        return self._kept(Serving(self.sequencer, self.namespace.config, self._clock), self._serving.append)
+
+    def step_until_idle(self, wait_ms: int = 0) -> int:
+        """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""
+        wait_ms = whole_number("wait_ms", wait_ms, 0)
+        return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
+
+    def sequencer(self) -> Sequencer:
+        self._check_open()
+        name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
+        return Sequencer(self.namespace, name, self._clock, new_id, self._reached)
+
+    # -- end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush producers, send what waits, hand over the lease of a sequencer of ours. Nothing works afterwards.
+
+        Each of them is closed whatever becomes of the others. Raises the first error; IllegalState in a callback of a
+        producer: nothing is closed.
+        """
+        if os.getpid() != self._pid:
+            return  # all of it is a parent process's
+        with self._closing.own:
+            if self._closed:
+                return
+            producers = list(self._producers)
+            for producer in producers:
+                producer.check_may_wait()
+            self._closed = True
+        for producer in producers:
+            producer.refuse_more()
+        errors: list[BaseException] = []
+        closing = [producer.close for producer in producers]
+        for close in (*closing, self.requester.close, *(serving.close for serving in self._serving)):
+            try:
+                close()
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _check_open(self) -> None:
+        same_process(self._pid, "This connection")
+        if self._closed:
+            raise IllegalState("This connection is closed.")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
+    if (app_id is None) != (version is None):
+        raise InvalidRequest("txn_app_id and txn_version go together.", expected="both, or none")
+    if app_id is None or version is None:
+        return None
+    return ApplicationVersion(text("txn_app_id", app_id), whole_number("txn_version", version), target)

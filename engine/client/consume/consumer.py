@@ -1,0 +1,281 @@
+"""A consumer of assigned partitions: it reads from where its group is, and says how far it has come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ...namespace.clock import Clock
+from ...namespace.process import OwnLock
+from ...protocol.errors import (
+    IllegalState,
+    InvalidRequest,
+    NoOffsetForPartition,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
+from ...protocol.requests import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
+from ..fetch.fetched import Fetched
+from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..requester import Requester
+from .batch import ConsumerBatch
+from .offsets import ConsumedOffsets, Place, offset_commits
+from .poll_sizes import poll_sizes
+
+Reset = Literal["earliest", "latest", "none"]
+
+_UNSTABLE_WAIT_MS = 20
+
+
+@dataclass
+class _Position:
+    """Where to read on in a partition of the topic with this id; None: not known yet.
+
+    is_new: the partition came after the consumer began. All that it ever held is for the consumer, so that without a
+    committed offset it is read from its start.
+    """
+
+    topic_id: int
+    offset: int | None = None
+    is_new: bool = False
+
+
+class Consumer:
+    """Reads the partitions it was assigned. Thread-safe; close it, or use it as a context manager.
+
+    A position is the next offset to read. It begins where the group committed last; where it has committed nothing, or
+    what it wanted is deleted, at `auto_offset_reset`; in a partition that is added, or of a topic that is made anew
+    under its old name, at the start. Of its topics it reads all partitions, also those added later.
+    """
+
+    def __init__(
+        self,
+        requester: Requester,
+        bounds: Callable[[Iterable[str], Isolation], Mapping[Place, Bounds]],
+        fetch: Callable[..., Fetched],
+        clock: Clock,
+        group: str,
+        topics: Sequence[str],
+        assign: Sequence[Place],
+        auto_offset_reset: Reset = "earliest",
+        isolation: Isolation = "read_committed",
+        default_timeout_ms: int = 60_000,
+    ) -> None:
+        """bounds: of the partitions of some topics, as of now; default_timeout_ms: how long to wait for offsets that an
+        open transaction holds back. Raises UnknownTopicOrPartition, InvalidRequest.
+        """
+        one_of("auto_offset_reset", auto_offset_reset, ("earliest", "latest", "none"))
+        check_isolation(isolation)
+        if not topics and not assign:
+            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
+        self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
+        self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
+        self._timeout_ms = whole_number("default_timeout_ms", default_timeout_ms, 0)
+        self._lock = OwnLock("This consumer", threading.RLock())
+        self._topics, self._assigned = frozenset(topics), frozenset(assign)
+        self._positions: dict[Place, _Position] = {}
+        """The one that was read longest ago comes first."""
+        self._begun = self._closed = False
+        self._look()
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
+        """The next messages, at most `max_records`, evenly from all partitions; positions move past them.
+
+        timeout_ms: how long to wait for the first one. With auto_offset_reset "none" raises
+        NoOffsetForPartition, OffsetOutOfRange.
+        """
+        max_records, poll_ms = whole_number("max_records", max_records, 1), whole_number("poll_ms", poll_ms, 0)
+        deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
+        passed = ConsumedOffsets({}, {})
+        while True:
+            with self._lock.own:
+                if self._closed:
+                    raise IllegalState("The consumer is closed.")
+                while (batch := self._next(max_records)) is None:
+                    pass  # something was deleted since it looked
+            moved = bool(batch.offsets)
+            # also where there was nothing to show
+            batch.offsets = passed = passed.then(batch.offsets)
+            if batch or self._clock.steady_ms() >= deadline_ms:
+                return batch
+            if not moved:
+                self._clock.sleep(poll_ms)
+
+    def _next(self, max_records: int) -> ConsumerBatch | None:
+        bounds, positions = self._settled()
+        taken = poll_sizes({place: bounds[place].end - at for place, at in positions.items()}, max_records)
+        moved = {place: positions[place] + count for place, count in taken.items() if count}
+        topic_ids = {topic: position.topic_id for (topic, _), position in self._positions.items()}
+        parts = []
+        # of one topic an empty part, so that a batch without messages is a table and a DataFrame as well
+        for topic in sorted({topic for topic, _ in moved}) or [next(iter(positions))[0]]:
+            mine = {partition: end for (name, partition), end in moved.items() if name == topic}
+            start = {partition: positions[topic, partition] for partition in mine}
+            part = self._fetched(topic, topic_ids[topic], start, mine)
+            if part is None:
+                return None
+            parts.append(part)
+        for place, at in moved.items():
+            self._positions[place] = replace(self._positions.pop(place), offset=at)
+        return ConsumerBatch(self.group, parts, ConsumedOffsets(moved, topic_ids))
+
+    def _fetched(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched | None:
+        """None: these messages, or all of the topic, were deleted since we looked."""
+        try:
+            fetched = self._fetch(topic, isolation=self._isolation, start=start, end=end)
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            return None
+        return fetched if fetched.plan.topic_id == topic_id else None
+
+    def _look(self) -> dict[Place, Bounds]:
+        """The bounds of all partitions that are read, as of now; positions are of these partitions from here on."""
+        known = self._topic_bounds(sorted({*self._topics, *(topic for topic, _ in self._assigned)}), self._isolation)
+        for topic, partition in self._assigned - known.keys():
+            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        bounds = {place: one for place, one in known.items() if place[0] in self._topics or place in self._assigned}
+        for place in self._positions.keys() - bounds.keys():
+            del self._positions[place]
+        for place, one in bounds.items():
+            position = self._positions.get(place)
+            if position is None or position.topic_id != one.topic_id:
+                self._positions[place] = _Position(one.topic_id, is_new=self._begun)
+        self._begun = True
+        return bounds
+
+    def _settled(self, only: Place | None = None) -> tuple[dict[Place, Bounds], dict[Place, int]]:
+        """The bounds of all, and where to read on in all or one: at the start or reset if there is nothing (any more).
+
+        Raises IllegalState: `only` is not assigned.
+        """
+        bounds, asked = self._look(), dict[Place, int]()
+        while any(asked.get(place) != self._positions[place].topic_id for place in self._unknown(only)):
+            asked = {place: position.topic_id for place, position in self._positions.items()}
+            for place, told in self.committed().items():
+                position = self._positions[place]
+                if position.offset is None and told.topic_id == position.topic_id:
+                    position.offset = told.offset
+            bounds = self._look()  # not before: somebody may have read on and committed meanwhile
+        places = bounds if only is None else [only]
+        settled = {place: self._start(place, self._positions[place], bounds[place]) for place in places}
+        for place, at in settled.items():
+            self._positions[place].offset = at
+        return bounds, {place: settled[place] for place in self._positions if place in settled}
+
+    def _unknown(self, only: Place | None = None) -> list[Place]:
+        """Those of all, or of one, in which it is not known yet where to read on."""
+        if only is not None:
+            self._check_assigned(only)
+        return [
+            place for place in (self._positions if only is None else [only]) if self._positions[place].offset is None
+        ]
+
+    def _start(self, place: Place, position: _Position, bounds: Bounds) -> int:
+        at = position.offset
+        if at is None and position.is_new:
+            return bounds.first
+        if at is not None and bounds.first <= at <= bounds.high_watermark:
+            return at
+        if self._reset == "none" and at is None:
+            raise NoOffsetForPartition(found=f"group {self.group}, {place[0]}-{place[1]}")
+        if self._reset == "none":
+            raise OffsetOutOfRange(
+                f"What the group {self.group} wants of {place[0]}-{place[1]} is not there.",
+                found=at,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        return bounds.first if self._reset == "earliest" else bounds.end
+
+    def position(self, topic: str, partition: int) -> int:
+        """The next offset to read."""
+        with self._lock.own:
+            _, positions = self._settled((topic, partition))
+            return positions[topic, partition]
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Read on from this offset. Raises OffsetOutOfRange, UnknownTopicOrPartition, IllegalState."""
+        offset = whole_number("offset", offset)
+        with self._lock.own:
+            looked = self._look()
+            self._check_assigned((topic, partition))
+            bounds = looked[topic, partition]
+            if not bounds.first <= offset <= bounds.high_watermark:
+                raise OffsetOutOfRange(
+                    f"{topic}-{partition} does not hold this offset.",
+                    found=offset,
+                    expected=f"{bounds.first} to {bounds.high_watermark}",
+                )
+            self._positions[topic, partition].offset = offset
+
+    def lag(self) -> dict[Place, int]:
+        """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
+        with self._lock.own:
+            bounds, positions = self._settled()
+            return {place: max(0, bounds[place].end - at) for place, at in positions.items()}
+
+    # -- saying how far ---------------------------------------------------------------------------------
+
+    def commit(
+        self, what: ConsumerBatch | Mapping[Place, int] | None = None, metadata: str | None = None
+    ) -> ConsumedOffsets:
+        """Note for the group how far it has come: past a batch, at these offsets, or all positions. Returns them.
+
+        Raises OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge; UnknownTopicId: the topic that was
+        read is deleted, and nothing is noted.
+        """
+        metadata = None if metadata is None else text("metadata", metadata)
+        with self._lock.own:
+            offsets = self._consumed(what)
+        if offsets:
+            self._requester.ask(CommitOffsets(self.group, offset_commits(offsets, metadata)))
+        return offsets
+
+    def _consumed(self, what: ConsumerBatch | Mapping[Place, int] | None) -> ConsumedOffsets:
+        given = what.offsets if isinstance(what, ConsumerBatch) else what
+        if isinstance(given, ConsumedOffsets):
+            return given
+        if given is not None:
+            given = place_offsets("what", given)
+        else:
+            given = {place: one.offset for place, one in self._positions.items() if one.offset is not None}
+        # names stand for the topics that this one has seen; of others the sequencer knows best
+        return ConsumedOffsets(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
+
+    def committed(self) -> dict[Place, OffsetCommit]:
+        """What the group has committed of the assigned partitions; waits while a transaction holds some back.
+
+        Raises UnstableOffsetCommit when that takes too long.
+        """
+        request = FetchOffsets(self.group, list(self._positions))
+        deadline_ms = self._clock.steady_ms() + self._timeout_ms
+        while True:
+            try:
+                found = self._requester.ask(request)
+            except UnstableOffsetCommit:
+                if self._clock.steady_ms() > deadline_ms:
+                    raise
+                self._clock.sleep(_UNSTABLE_WAIT_MS)
+                continue
+            assert isinstance(found, OffsetsFetched)
+            return {(one.topic, one.partition): one for one in found.offsets}
+
+    def close(self) -> None:
+        """No more is polled; nothing is committed by it."""
+        self._closed = True
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_assigned(self, place: Place) -> None:
+        topic_name("topic", place[0])
+        partition_number(place[1])
+        if place not in self._positions:
+            raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")

@@ -1,0 +1,66 @@
+"""A fetch in pieces of bounded size, for whoever passes messages on instead of keeping them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakemq.tables.storage.files import Files
+
+from ...namespace.data_file import ROW_GROUP_ROWS
+from .arrow import fetch_arrow
+from .plan import FetchPlan
+
+FIRST_ROWS = 64
+MAX_ROWS = 1 << 18
+
+
+def pieces(files: Files, plan: FetchPlan, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+    """The messages of a plan in order, at most `limit` of them, in tables of about `target_bytes`.
+
+    Held are the row groups that a piece lies in, which whoever wrote them kept small. Raises FileTruncated.
+    """
+    total = plan.record_count if limit is None else min(limit, plan.record_count)
+    ends = np.cumsum(plan.segments.column("record_count").to_numpy())
+    first, rows = 0, FIRST_ROWS
+    while first < total:
+        last = _end_of_read(ends, first, min(first + rows, total), total)
+        table = fetch_arrow(files, _cut(plan, ends, first, last))
+        # how many rows make so many bytes is learnt from what was read
+        wanted = target_bytes * table.num_rows // max(table.nbytes, 1)
+        for at in range(0, table.num_rows, max(1, wanted)):
+            yield table.slice(at, max(1, wanted))
+        first, rows = last, max(1, min(MAX_ROWS, rows * 4, wanted))
+
+
+def _end_of_read(ends: npt.NDArray[np.int64], first: int, wanted: int, total: int) -> int:
+    """Where a read from `first` best ends: with a segment, as to read a part costs its whole row group anew."""
+    within = int(np.searchsorted(ends, wanted, side="right"))
+    if within and ends[within - 1] > first:
+        return int(ends[within - 1])
+    return min(int(ends[within]), first + ROW_GROUP_ROWS, total)
+
+
+def _cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) -> FetchPlan:
+    """The plan of its messages first <= number < last, counted from 0."""
+    low = int(np.searchsorted(ends, first, side="right"))
+    high = int(np.searchsorted(ends, last, side="left"))
+    part = plan.segments.slice(low, high - low + 1)
+    count = part.column("record_count").to_numpy().copy()
+    skipped = np.zeros_like(count)
+    skipped[0] = first - (int(ends[low]) - int(count[0]))
+    count -= skipped
+    count[-1] -= int(ends[high]) - last
+    changed = {
+        "base_offset": part.column("base_offset").to_numpy() + skipped,
+        "first_row": part.column("first_row").to_numpy() + skipped,
+        "record_count": count,
+        "last_offset": part.column("base_offset").to_numpy() + skipped + count - 1,
+    }
+    for name, column in changed.items():
+        part = part.set_column(part.column_names.index(name), name, pa.array(column, pa.int64()))
+    return dataclasses.replace(plan, segments=part)

@@ -1,0 +1,113 @@
+"""What a fetch reads: positions -> ranges of offsets -> row ranges of data files. One plan, two executions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import pyarrow as pa
+
+from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from ...protocol.state import Topic
+from ..arguments import one_of
+from .reader import OffsetRange, Reader
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+Position = int | str | datetime | Mapping[int, int]
+"""Where to start or end: an offset for every partition, `earliest`, `latest`, a time, or partition -> offset."""
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step."""
+
+    topic: str
+    topic_id: int
+    step: int
+    segments: pa.Table
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def record_count(self) -> int:
+        return sum(self.segments.column("record_count").to_pylist())
+
+
+def check_isolation(isolation: str) -> None:
+    one_of("isolation", isolation, ("read_committed", "read_uncommitted"))
+
+
+def plan_fetch(
+    reader: Reader,
+    topic: Topic,
+    isolation: Isolation,
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+) -> FetchPlan:
+    """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds."""
+    ranges = tuple(
+        OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
+    )
+    committed = isolation == "read_committed"
+    limit = topic.last_stable_offsets if committed else topic.high_watermarks
+    for r in ranges:
+        first, last = int(topic.log_starts[r.partition]), int(limit[r.partition])
+        if not first <= r.start or r.end > last:
+            raise OffsetOutOfRange(
+                f"{topic.topic}-{r.partition} does not hold this range.",
+                found=f"{r.start} to {r.end}",
+                expected=f"{first} to {last}",
+            )
+    wanted = [r for r in ranges if r.end > r.start]
+    return FetchPlan(topic.topic, topic.topic_id, reader.state.step, reader.segments(topic, wanted, committed), ranges)
+
+
+def beginning_offsets(topic: Topic) -> dict[int, int]:
+    return dict(enumerate(topic.log_starts.tolist()))
+
+
+def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
+    """Where a fetch of this isolation ends."""
+    check_isolation(isolation)
+    limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    return dict(enumerate(limit.tolist()))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a partition: the first offset that is still there, where a fetch ends, and where the next message will be."""
+
+    topic_id: int
+    first: int
+    end: int
+    high_watermark: int
+
+
+def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
+    """By partition; a fetch of this isolation."""
+    firsts, ends = beginning_offsets(topic), end_offsets(topic, isolation)
+    return [Bounds(topic.topic_id, firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
+
+
+def checked_offset(offset: int, lowest: int) -> int:
+    """The offset; raises OffsetOutOfRange for a negative one, but for Kafka's -1 and -2 where they have a meaning."""
+    if offset < lowest:
+        raise OffsetOutOfRange("An offset is not negative.", found=offset, expected="0 or more, earliest, or latest")
+    return offset
+
+
+def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
+    """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
+    first = beginning_offsets(topic)
+    offsets = {}
+    for partition, offset in position.items():
+        if partition not in first:
+            raise UnknownTopicOrPartition(
+                f"{topic.topic} has no such partition.",
+                found=partition,
+                expected=f"0 to {topic.partition_count - 1}",
+            )
+        number = checked_offset(offset, lowest=-2)
+        offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)
+    return offsets

@@ -1,0 +1,83 @@
+"""Fetching in Spark: the files of the plan joined with its segments, nothing else is opened."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.storage.catalog import columns_ddl
+
+from ...namespace.data_file import file_name
+from ...namespace.namespace import Namespace
+from ...protocol.errors import FileTruncated
+from .files import verify_files
+from .plan import FetchPlan
+
+FETCHED_DDL = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+_SEGMENT = [
+    "batch_id",
+    "file_partition",
+    "partition",
+    "base_offset",
+    "first_row",
+    "record_count",
+    "append_time_ms",
+]
+
+
+def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
+    """The messages of the plan in the schema of Spark's Kafka source.
+
+    Raises FileTruncated: a file is gone, or is not what was written.
+    """
+    if plan.segments.num_rows == 0:
+        return spark.createDataFrame([], FETCHED_DDL)
+    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("batch_id", "footer_hash")), strict=True))
+    for batch_id, wrong in verify_files(namespace.files, needed).items():
+        raise FileTruncated(f"Data file {batch_id} is {wrong}.")
+    batch_ids = sorted(needed)
+    paths = [namespace.files.uri(file_name(batch_id)) for batch_id in batch_ids]
+    try:
+        messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        found = (error.getMessageParameters() or {}).get("path")
+        raise FileTruncated("A data file is gone.", found=found) from None
+    segments = spark.createDataFrame(plan.segments.select(_SEGMENT).combine_chunks())
+    return visible_messages(messages, segments, plan.topic)
+
+
+def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> DataFrame:
+    """Rows of `messages` that lie in a segment, as messages of `topic`.
+
+    messages: columns of MESSAGES; segments: batch_id, file_partition, partition, base_offset, first_row, record_count,
+    append_time_ms, disjoint within a file.
+    """
+    in_segment = (
+        (F.col("m.batch_id") == F.col("s.batch_id"))
+        & (F.col("m.partition") == F.col("s.file_partition"))
+        & (F.col("m.row") >= F.col("s.first_row"))
+        & (F.col("m.row") < F.col("s.first_row") + F.col("s.record_count"))
+    )
+    appended = F.timestamp_millis(F.col("s.append_time_ms"))
+    return (
+        messages.alias("m")
+        .join(F.broadcast(segments.alias("s")), in_segment)
+        .select(
+            F.col("m.key"),
+            F.col("m.value"),
+            F.lit(topic).alias("topic"),
+            F.col("s.partition"),
+            (F.col("s.base_offset") + F.col("m.row") - F.col("s.first_row")).alias("offset"),
+            F.coalesce(appended, F.col("m.timestamp")).alias("timestamp"),
+            F.when(appended.isNull(), 0).otherwise(1).alias("timestampType"),
+            F.col("m.headers"),
+        )
+    )

@@ -1,0 +1,211 @@
+"""Publishing rows that are at hand in Arrow: few ride in the request, many get files of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.workers import Workers
+
+from ...namespace import crash
+from ...namespace.clock import Clock
+from ...namespace.data_file import WrittenFile, write_data_file
+from ...namespace.store_errors import store_errors
+from ...protocol.errors import StaleTopicMetadata
+from ...protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
+from ..attempts import NEVER_PUBLISHED, until_answered
+from ..requester import Requester
+from .placing import Arranged, Copy, Run, arrange
+from .request import Sequences, produce_request, ranges_of, refuse_all
+from .routing import Route, RouteCache
+
+OnError = Literal["dead_letter", "fail"]
+ON_ERROR = ("dead_letter", "fail")
+
+SLICE_ROWS = 1 << 18
+"""Rows of a data file; a larger body is written as several."""
+
+Part = tuple[int, Copy, Sequence[Run]]
+"""File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
+
+_STALE_RETRIES = 20
+
+
+class Prepared(NamedTuple):
+    """A publish that is ready to be sent; `rows`: those that ride in the request."""
+
+    request: Produce
+    rows: pa.Table | None
+    route: Route
+    partition: npt.NDArray[np.int32]
+    """Of each row as it was given, in the first topic by name; negative for one that is refused."""
+    timestamps: pa.ChunkedArray
+
+
+class Spread:
+    """Where the next keyless rows begin their round of the partitions. Thread-safe."""
+
+    def __init__(self, start: int) -> None:
+        self._next, self._lock = start, threading.Lock()
+
+    def take(self, rows: int) -> int:
+        with self._lock:
+            start = self._next
+            self._next += rows
+            return start
+
+
+class ArrowPublisher:
+    """Publishes bodies, one after the other. Not thread-safe; several may share a requester, routes and a spread."""
+
+    def __init__(
+        self,
+        files: Files,
+        requester: Requester,
+        routes: RouteCache,
+        clock: Clock,
+        new_id: Callable[[], str],
+        inline_max_bytes: int,
+        spread: Spread,
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        self._files, self._requester, self._routes = files, requester, routes
+        self._clock, self._new_id, self._inline_max_bytes = clock, new_id, inline_max_bytes
+        self._reached = reached
+        self._spread = spread
+
+    def publish(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None = None,
+        on_error: OnError = "dead_letter",
+        application: ApplicationVersion | None = None,
+        transaction: TransactionRef | None = None,
+    ) -> Published:
+        """Publish a body; with an application's version a lost answer is asked for again, and nothing published twice.
+
+        transaction: the one it is a part of. Raises what the request was refused with; RequestTimedOut when its outcome
+        is unknown.
+        """
+        return self.send(destination, body, asked, on_error, None, application=application, transaction=transaction)[1]
+
+    def send(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
+        on_error: OnError | Literal["leave_out"],
+        sequences: Sequences | None,
+        timeout_ms: int = 120_000,
+        application: ApplicationVersion | None = None,
+        transaction: TransactionRef | None = None,
+    ) -> tuple[Prepared, Published]:
+        """As `publish`, and where the rows are.
+
+        sequences: a lost answer is asked for again. on_error="leave_out": of the rows that are refused nothing happens.
+        """
+        deadline_ms = self._clock.steady_ms() + timeout_ms
+        start = self._spread.take(body.num_rows)
+        for attempt in range(_STALE_RETRIES):
+            prepared = self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
+            try:
+                return prepared, self._send(prepared, sequences, deadline_ms)
+            except StaleTopicMetadata:
+                # it was not published, and what was not answered would be as stale: nothing is in doubt
+                self.forget_routes()
+                if attempt == _STALE_RETRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def prepare(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
+        sequences: Sequences,
+        transaction: TransactionRef,
+    ) -> Prepared:
+        """A publish of a transaction, to be sent by somebody else. Raises what refuses one of its rows."""
+        start = self._spread.take(body.num_rows)
+        return self._prepared(destination, body, asked, start, "fail", sequences, None, transaction)
+
+    def forget_routes(self) -> None:
+        """Topics have changed: look at them again."""
+        self._routes.forget()
+
+    def _prepared(
+        self,
+        destination: str,
+        body: pa.Table,
+        asked: npt.NDArray[np.int64] | None,
+        start: int,
+        on_error: OnError | Literal["leave_out"],
+        sequences: Sequences | None,
+        application: ApplicationVersion | None,
+        transaction: TransactionRef | None,
+    ) -> Prepared:
+        route, is_new = self._routes.find(destination)
+        rows, parts, written, partition = self._placed(route, body, asked, start)
+        ranges, refused = ranges_of(route, parts)
+        if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
+            self._routes.forget()
+            return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
+        if refused and on_error == "fail":
+            raise refuse_all(refused)
+        if on_error == "leave_out":
+            refused = []
+        producer = sequences.of(route, ranges, refused) if sequences else None
+        request = produce_request(route, ranges, refused, written, producer, application, transaction)
+        return Prepared(request, rows, route, partition, body.column("timestamp"))
+
+    def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
+        """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
+        request = prepared.request
+        if not (request.ranges.topic or request.refused or request.application or request.transaction):
+            return Published([])
+
+        def ask() -> Published:
+            return published(self._requester.submit(request, prepared.rows))
+
+        repeatable = sequences is not None or request.application is not None
+        result = until_answered(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
+        if sequences is not None:
+            sequences.advance(prepared.route, request.ranges, request.refused)
+        return result
+
+    def _placed(
+        self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
+    ) -> tuple[pa.Table | None, list[Part], list[WrittenFile], npt.NDArray[np.int32]]:
+        """Few rows: those that ride in the request; else None. Where each run is; the files written; partitions."""
+        if body.nbytes <= self._inline_max_bytes:
+            arranged = arrange(route.copies, body, asked, start)
+            return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], [], arranged.partition
+
+        def write(first: int) -> tuple[Arranged, WrittenFile]:
+            mine = None if asked is None else asked[first : first + SLICE_ROWS]
+            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, start + first)
+            return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
+
+        # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
+        with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:
+            slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
+        self._reached("publish.file_written")
+        parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
+        partition = np.concatenate([arranged.partition for arranged, _ in slices])
+        return None, parts, [file for _, file in slices], partition
+
+
+def published(future: Future[AnyResult]) -> Published:
+    """The result of a produce request, whose error is raised."""
+    result = future.result()
+    assert isinstance(result, Published)
+    return result

@@ -1,0 +1,173 @@
+"""What a Spark task does with message rows: arrange them, write them to files of its own, and tell the ranges.
+
+Shipped to executors: pyarrow, numpy and xxhash only. Every attempt writes new files under random names; only those
+that a request names exist for anyone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.storage.files import open_files
+
+from ...namespace.data_file import BODY, BODY_SCHEMA, DataFileWriter, WrittenFile, new_data_file, repeat_name
+from .placing import Copy, Run, arrange
+
+FLUSH_ROWS = 1 << 18
+FLUSH_BYTES = 64 << 20
+"""Rows are sorted and written this many at a time. Memory that a worker has touched is then used again, as fresh pages
+cost the kernel more than sorting and compressing do. Fewer would make runs short, and segments many."""
+
+RANGES = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("batch_id", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("file_rows", pa.int64()),
+        ("footer_hash", pa.int64()),
+        ("destination", pa.int32()),
+        ("copy", pa.int32()),
+        ("partition", pa.int32()),
+        ("first_row", pa.int64()),
+        ("record_count", pa.int64()),
+        ("min_timestamp_ms", pa.int64()),
+        ("max_timestamp_ms", pa.int64()),
+    ]
+)
+RANGES_DDL = (
+    "task int, batch_id string, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
+    "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
+)
+
+
+class Destination(NamedTuple):
+    """A name rows may bear, and the copies stored of them; without copies nobody receives them."""
+
+    name: str
+    copies: tuple[Copy, ...]
+
+
+class WrittenRun(NamedTuple):
+    """A run of rows in a file. Indexes of its destination (ELSEWHERE: none of those given) and of that one's copy."""
+
+    destination: int
+    copy: int
+    run: Run
+
+
+ELSEWHERE = -1
+
+# no topic has this partition: rows that ask for it are stored as refused
+NO_PARTITION = 2**40
+NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
+
+
+@dataclass(frozen=True)
+class WriteMessages:
+    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic -> one row per run.
+
+    Without a column topic all rows go to the one destination; rows of a topic that is no destination are stored as
+    refused. Gives RANGES.
+    """
+
+    root: str
+    storage_options: Mapping[str, str]
+    destinations: tuple[Destination, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # there is one on every executor, and none where this module is only imported
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = context.partitionId() if context else 0
+        files, batch_id = open_files(self.root, dict(self.storage_options)), uuid.uuid4().hex
+        placed: list[WrittenRun] = []
+        with ExitStack() as stack:
+            writer: DataFileWriter | None = None
+            for table in _gathered(batches):
+                if writer is None:  # an empty task leaves no file
+                    writer = stack.enter_context(new_data_file(files, batch_id))
+                placed += self._write(writer, table)
+        if writer is not None and placed:
+            yield _ranges(task, writer.written(files), placed)
+
+    def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
+        # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
+        start = int(writer.batch_id[:8], 16) + writer.record_count
+        for index, rows in self._by_destination(table):
+            destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
+            asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
+            if not destination.copies:
+                destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
+            arranged = arrange(destination.copies, _body(rows, destination.name), asked, start)
+            first_row = writer.write(arranged.rows)
+            for copy, (_, runs) in enumerate(arranged.runs):
+                for run in runs:
+                    yield WrittenRun(index, copy, run._replace(first_row=run.first_row + first_row))
+
+    def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        if "topic" not in table.column_names:
+            yield 0, table
+            return
+        names = pa.array([d.name for d in self.destinations], pa.string())
+        index = pc.fill_null(pc.index_in(table.column("topic"), names), ELSEWHERE)
+        for chosen in sorted(pc.unique(index).to_pylist()):
+            yield chosen, table.filter(pc.equal(index, chosen))
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The batches, many together: long runs make few segments."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        pending.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= FLUSH_ROWS or size >= FLUSH_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(pending)
+
+
+def _body(table: pa.Table, destination: str) -> pa.Table:
+    n = table.num_rows
+    columns = {
+        "partition": pa.array(np.zeros(n, np.int32)),
+        **{name: table.column(name) for name in ("key", "value", "timestamp")},
+    }
+    if "headers" in table.column_names:
+        columns["headers"] = _null_where_empty(table.column("headers"))
+    arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
+    arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
+    return pa.table({name: arrays[name] for name in BODY})
+
+
+def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
+    lists = pa.concat_arrays(headers.chunks)
+    empty = pc.fill_null(pc.equal(pc.list_value_length(lists), 0), True)
+    return pc.if_else(empty, pa.scalar(None, lists.type), lists)
+
+
+def _ranges(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.RecordBatch:
+    n = len(placed)
+    columns = [
+        [task] * n,
+        [file.batch_id] * n,
+        [file.size_bytes] * n,
+        [file.record_count] * n,
+        [file.footer_hash] * n,
+        [one.destination for one in placed],
+        [one.copy for one in placed],
+        *zip(*(one.run for one in placed), strict=True),
+    ]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES
+    )

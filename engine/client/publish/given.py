@@ -1,0 +1,72 @@
+"""What a caller gives to be published: rows of whatever library, and which of their columns are a message's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ...protocol.errors import InvalidRecord
+from ..arguments import listed, refused, text
+
+
+def arrow_table(data: Any) -> pa.Table | None:
+    """The rows as an Arrow table, where they are at hand: whatever speaks Arrow's C stream, as pandas and Polars do.
+
+    None: a DataFrame of Spark, whose rows its executors write; or nothing that has rows. Raises InvalidRecord.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if _is_sparks(data) or isinstance(data, type) or not _speaks_arrow(data):
+        return None
+    try:
+        return pa.table(data)
+    except Exception as error:  # it is another library's code that gives them
+        raise InvalidRecord(f"The rows are none that Arrow can hold: {error}", found=type(data).__name__) from None
+
+
+def check_dataframe(name: str, data: Any, expected: str) -> None:
+    """Raises InvalidRequest unless it is a DataFrame of Spark."""
+    if isinstance(data, type) or not _is_sparks(data):
+        raise refused(name, data, expected)
+
+
+def _is_sparks(data: Any) -> bool:
+    # pyspark is heavy, and not every client has it; Spark's DataFrames speak Arrow, too, and would be collected
+    kinds = type(data).__mro__
+    return any(k.__module__.startswith("pyspark.sql.") and k.__name__ == "DataFrame" for k in kinds)
+
+
+def _speaks_arrow(data: Any) -> bool:
+    return isinstance(data, pa.RecordBatch) or hasattr(data, "__arrow_c_stream__")
+
+
+def ordered(table: pa.Table, order_by: Any) -> pa.Table:
+    """The rows by these columns, ascending. Raises InvalidRequest, InvalidRecord."""
+    if order_by is None:
+        return table
+    names = [order_by] if isinstance(order_by, str) else listed("order_by", order_by)
+    _check_columns(table, [text("order_by", name) for name in names])
+    try:
+        return table.sort_by([(name, "ascending") for name in names]) if names else table
+    except pa.ArrowException as error:
+        raise InvalidRecord(f"The rows cannot be ordered so: {error}", found=names) from None
+
+
+def selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """The table with the columns named as a message's; those not named are taken by their own name."""
+    chosen = {
+        name: name if given is None else text(name, given)
+        for name, given in columns.items()
+        if given is not None or name in table.column_names
+    }
+    _check_columns(table, list(chosen.values()))
+    return pa.table({name: table.column(given) for name, given in chosen.items()})
+
+
+def _check_columns(table: pa.Table, names: list[str]) -> None:
+    if missing := [name for name in names if name not in table.column_names]:
+        raise InvalidRecord("The table lacks columns.", found=table.column_names, expected=", ".join(missing))
+    if twice := [name for name in names if table.column_names.count(name) > 1]:
+        raise InvalidRecord("The table has a column twice.", found=twice[0])

@@ -1,0 +1,147 @@
+"""Draining `inbox`: rows that SQL inserted are published exactly once.
+
+The commits of the table are the identity of its rows: a batch is what the commits after the last drained one inserted,
+and its last commit is the version under which the journal knows it. Publishing and noting progress are therefore one
+commit, that of the step; a batch that does not follow the last one is refused, so that two drains at once cannot
+overlap. The rows themselves are removed from the table afterwards, for room only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from lakemq.tables.specs.inbox import INBOX
+from lakemq.tables.specs.producers import PRODUCERS
+from lakemq.tables.storage.catalog import columns_ddl
+from lakemq.tables.storage.insertions import Insertion, insertion
+from lakemq.tables.storage.leftovers import Leftovers
+from lakemq.tables.storage.store import CommitConflict, NotATable, TableHandle
+
+from ...namespace import crash
+from ...namespace.namespace import Namespace
+from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
+from ...protocol.requests import ApplicationVersion
+from .spark import SparkPublisher
+
+log = logging.getLogger("lakemq.inbox")
+
+APP_ID = "inbox"
+MAX_BATCH_BYTES = 1 << 30
+NOTHING = -1
+"""The version before the first."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Rows published and rows refused, of all batches of one drain."""
+
+    record_count: int = 0
+    refused_count: int = 0
+
+
+@dataclass(frozen=True)
+class InboxBatch:
+    """The files inserted by commits `after` < commit <= `version`."""
+
+    after: int
+    version: int
+    files: tuple[str, ...]
+
+
+class Inbox:
+    """Drains the inbox of a namespace, batch by batch."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        publisher: SparkPublisher,
+        spark: SparkSession,
+        reached: crash.Reached = crash.nowhere,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        self._ns, self._publisher, self._spark, self._reached = namespace, publisher, spark, reached
+        self._max_batch_bytes = max_batch_bytes
+
+    def drain(self) -> Drained:
+        """Publish all that was inserted by now. Raises IllegalState, NamespaceError: table or log are not whole."""
+        try:
+            handle = self._ns.store.open(INBOX)
+        except NotATable as error:
+            raise NamespaceError(f"The inbox cannot be read: {error}") from None
+        after, total = self._drained_version(handle.table_id), Drained()
+        while batch := self._next_batch(after, handle.version):
+            try:
+                done = self._publish(batch, handle.table_id)
+            except StaleApplicationVersion as stale:
+                log.info("drained further than the tables say yet: %s", stale)
+                after = int(stale.found)
+                continue
+            after = batch.version
+            total = Drained(total.record_count + done.record_count, total.refused_count + done.refused_count)
+        self._reached("inbox.drained")
+        if after >= handle.version:
+            self._remove_drained(handle)
+        return total
+
+    def _drained_version(self, table_id: str) -> int:
+        """The last version drained, as far as the tables and the tail of the journal say."""
+        recent = self._publisher.state().applications.get((APP_ID, table_id))
+        mine = (pc.field("kind") == "application") & (pc.field("name") == f"{table_id}:{APP_ID}")
+        versions = self._ns.store.open(PRODUCERS).read(["version"], where=mine).column("version")
+        return max([NOTHING, *versions.to_pylist(), recent.version if recent else NOTHING])
+
+    def _next_batch(self, after: int, newest: int) -> InboxBatch | None:
+        """The next commits that inserted something, together as large as allowed; None when there is none."""
+        files: list[str] = []
+        size_bytes, version = 0, after
+        for one in self._insertions(after, newest):
+            if files and size_bytes + one.size_bytes > self._max_batch_bytes:
+                break
+            files += one.files
+            size_bytes, version = size_bytes + one.size_bytes, one.version
+        return InboxBatch(after, version, tuple(files)) if files else None
+
+    def _insertions(self, after: int, newest: int) -> Iterator[Insertion]:
+        for version in range(after + 1, newest + 1):
+            try:
+                yield insertion(self._ns.files, INBOX, version)
+            except FileNotFoundError:
+                raise IllegalState(
+                    "The log of the inbox was cleaned of commits that are not drained.",
+                    found=f"no commit {version}",
+                    expected=f"all after {after}",
+                ) from None
+
+    def _publish(self, batch: InboxBatch, table_id: str) -> Drained:
+        rows = self._read(batch)
+        names = sorted(row.topic for row in rows.select("topic").distinct().collect() if row.topic is not None)
+        application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
+        published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
+        self._reached("inbox.published")
+        return Drained(sum(unit.record_count for unit in published.units), published.refused_count)
+
+    def _read(self, batch: InboxBatch) -> DataFrame:
+        paths = [self._ns.files.uri(name) for name in batch.files]
+        return self._spark.read.schema(columns_ddl(INBOX)).parquet(*paths)
+
+    def _remove_drained(self, handle: TableHandle) -> None:
+        """All rows at the handle's version are drained: remove them, and now and then what is left of older ones."""
+        files = handle.files()
+        if not files:
+            return
+        leftovers = Leftovers(self._ns.files)
+        if handle.version - handle.log.checkpointed_version() >= self._ns.config.number("checkpoint.interval"):
+            # at a drained version: no commit after it is ever forgotten by cleaning the log
+            handle.checkpoint()
+            handle.expire_log()
+            leftovers.delete(INBOX.name, self._ns.config.ms("publish.max.duration.ms"), handle.renewed)
+        leftovers.announce(INBOX.name, [file.path for file in files])
+        try:
+            handle.replace_at(handle.version, [], files)
+        except CommitConflict:
+            log.info("rows came in meanwhile; the drained ones go with the next drain")

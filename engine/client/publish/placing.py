@@ -1,0 +1,170 @@
+"""Arranging messages: checked, given a partition, sorted by it, so that each partition is one run of rows.
+
+Runs on Spark executors too: pyarrow, numpy and xxhash only. Data moves as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+
+from ...protocol.hashing import Partitioner, partitions_of
+
+# a refused row has partition -1 - index here
+REFUSALS: tuple[tuple[str, str], ...] = (
+    ("UNKNOWN_TOPIC_OR_PARTITION", "There is no such topic or partition."),
+    ("MESSAGE_TOO_LARGE", "The message is larger than the topic's max.message.bytes."),
+    ("INVALID_TIMESTAMP", "The timestamp is before 1970 or after 9999."),
+    ("INVALID_RECORD", "A header has no key."),
+)
+UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER = range(-1, -1 - len(REFUSALS), -1)
+
+
+class Copy(NamedTuple):
+    """One stored copy of the rows: it serves all topics that place keys alike and bound messages alike.
+
+    topics: indexes into the topics of the publish.
+    """
+
+    partition_count: int
+    partitioner: Partitioner
+    max_message_bytes: int
+    topics: tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """Rows first_row .. first_row + record_count of one partition, or refused for one reason (partition < 0)."""
+
+    partition: int
+    first_row: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+def refuse_bad_rows(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], max_bytes: int
+) -> npt.NDArray[np.int32]:
+    """`partition` with a negative number for every row that cannot be a message.
+
+    body: columns key, value, headers; max_bytes: of key, value and headers together.
+    """
+    tests = [(BAD_TIME, (timestamps_us < MIN_TIMESTAMP_US) | (timestamps_us > MAX_TIMESTAMP_US))]
+    if body.nbytes > max_bytes:  # else no row of it can be larger
+        tests.append((TOO_LARGE, message_bytes(body) > max_bytes))
+    if body.column("headers").null_count < body.num_rows:
+        tests.append((BAD_HEADER, _keyless(body.column("headers"))))
+    for refusal, bad in tests:
+        if bad.any():
+            partition = np.where(bad, np.int32(refusal), partition)
+    return partition
+
+
+def message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
+    """Bytes of key, value and headers per row."""
+    size = _lengths(body.column("key")) + _lengths(body.column("value"))
+    headers = body.column("headers")
+    if headers.null_count < len(headers):
+        row, flat = _flat_headers(headers)
+        keys, values = pc.struct_field(flat, "key"), pc.struct_field(flat, "value")
+        np.add.at(size, row, _lengths(keys) + _lengths(values))
+    return size
+
+
+def _keyless(headers: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    row, flat = _flat_headers(headers)
+    keyless = np.zeros(len(headers), np.bool_)
+    keyless[row[_numpy(pc.is_null(pc.struct_field(flat, "key")))]] = True
+    return keyless
+
+
+def _flat_headers(headers: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
+    """All headers one after the other, and the row each belongs to."""
+    return _numpy(pc.list_parent_indices(headers)), pc.list_flatten(headers)
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return _numpy(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
+
+
+def _numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = (
+        column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
+    )
+    return values
+
+
+def sort_by_partition(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], first_row: int
+) -> tuple[pa.Table, tuple[Run, ...]]:
+    """The rows sorted by partition, the order within one kept, with `partition` filled in; and the runs, by row.
+
+    first_row: number of the first row, once it is sorted.
+    """
+    n = body.num_rows
+    if n == 0:
+        return body, ()
+    if (partition[1:] < partition[:-1]).any():
+        order = np.argsort(_narrow(partition), kind="stable")
+        body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
+    body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
+    starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
+    columns: list[npt.NDArray[Any]] = [
+        partition[starts],
+        starts + first_row,
+        np.diff(starts, append=n),
+        np.minimum.reduceat(timestamps_us, starts) // 1000,
+        np.maximum.reduceat(timestamps_us, starts) // 1000,
+    ]
+    return body, tuple(map(Run, *(column.tolist() for column in columns)))
+
+
+def _narrow(partition: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+    """The same numbers in 16 bits if they fit: numpy then sorts by radix, in a fifth of the time."""
+    narrow = partition.astype(np.int16)
+    return narrow if np.array_equal(narrow, partition) else partition
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
+
+    partition: of each row as it was given, in the first copy; negative for one that is refused.
+    """
+
+    rows: pa.Table
+    runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
+    partition: npt.NDArray[np.int32]
+
+
+def arrange(copies: Sequence[Copy], body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> Arranged:
+    """The body once per copy, sorted by partition.
+
+    asked: explicit partitions, -1 for none; start: where the round of keyless rows begins.
+    """
+    timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
+    tables, runs, placed = [], [], []
+    for number, copy in enumerate(copies):
+        partition = _partitions(copy, body, asked, start)
+        partition = refuse_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
+        rows, found = sort_by_partition(body, timestamps_us, partition, number * body.num_rows)
+        tables.append(rows)
+        runs.append((copy, found))
+        placed.append(partition)
+    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0])
+
+
+def _partitions(copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> npt.NDArray[np.int32]:
+    partition = partitions_of(body.column("key"), copy.partition_count, copy.partitioner, start)
+    if asked is None:
+        return partition
+    outside = (asked < -1) | (asked >= copy.partition_count)
+    return np.where(outside, UNKNOWN, np.where(asked >= 0, asked, partition)).astype(np.int32)

@@ -1,0 +1,136 @@
+"""A record as a caller gives it: checked in the call, so that a bad one never meets its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.spec import TIME
+
+from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
+from ...protocol.names import check_destination
+from ..arguments import whole_number
+
+Header = tuple[str, bytes | None]
+Extras = tuple[list[Header] | None, int | None, int | None]
+"""Headers, partition and timestamp (us), which most records do without."""
+
+MAX_BYTES = 2**31 - 1
+"""Of a record: what the largest max.message.bytes can be."""
+
+_MIN_MS, _MAX_MS = MIN_TIMESTAMP_US // 1000, MAX_TIMESTAMP_US // 1000
+
+
+class Records:
+    """Columns of records for one destination."""
+
+    __slots__ = ("_extras", "keys", "values")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self._extras: dict[int, Extras] = {}
+
+    def add(self, key: bytes | None, value: bytes | None, extras: Extras | None) -> int:
+        """Index of the record among these."""
+        index = len(self.values)
+        if extras is not None:
+            self._extras[index] = extras
+        self.keys.append(key)
+        self.values.append(value)
+        return index
+
+    def table(self) -> pa.Table:
+        """The columns that `body_of` takes."""
+        columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
+        for place, (name, kind) in enumerate((("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME))):
+            if any(extras[place] is not None for extras in self._extras.values()):
+                column: list[Any] = [None] * len(self.values)
+                for index, extras in self._extras.items():
+                    column[index] = extras[place]
+                columns[name] = pa.array(column, kind)
+        return pa.table(columns)
+
+
+def checked_destination(topic: object) -> str:
+    """Raises InvalidTopic."""
+    if not isinstance(topic, str):
+        raise InvalidTopic("The topic is not text.", found=type(topic).__name__, expected="a name, as text")
+    check_destination(topic)
+    return str(topic)
+
+
+def checked_bytes(name: str, given: object) -> bytes | None:
+    """Bytes of its own, which nobody changes any more. Raises InvalidRecord, without what was given."""
+    if given is None or type(given) is bytes:
+        return given
+    if isinstance(given, str):
+        return _encoded(f"The {name}", given)
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise InvalidRecord(
+            f"The {name} is neither bytes nor text.", found=type(given).__name__, expected="bytes, str or None"
+        )
+    try:
+        return bytes(given)
+    except ValueError:
+        raise InvalidRecord(f"The {name} is a memoryview that was released.") from None
+
+
+def checked_extras(headers: object, partition: object, timestamp_ms: object) -> tuple[Extras, int]:
+    """What may come with a key and a value, and the bytes of the headers. Raises InvalidRecord, InvalidTimestamp."""
+    listed, size = _headers(headers)
+    return (listed, _partition(partition), _timestamp_us(timestamp_ms)), size
+
+
+def check_size(size: int) -> None:
+    """Raises MessageTooLarge for what no topic can take."""
+    if size > MAX_BYTES:
+        raise MessageTooLarge(found=f"{size} bytes", expected=f"at most {MAX_BYTES}, and the topic's max.message.bytes")
+
+
+def check_callback(name: str, given: object) -> None:
+    if not isinstance(given, Callable):  # type: ignore[arg-type]
+        raise InvalidRecord(f"{name} cannot be called.", found=type(given).__name__, expected="a function")
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        # the error as it is repeats the text
+        raise InvalidRecord(
+            f"{what} cannot be written as UTF-8.", found=f"a lone surrogate at character {error.start}"
+        ) from None
+
+
+def _partition(given: object) -> int | None:
+    return None if given is None else whole_number("partition", given, 0, 2**31 - 1, InvalidRecord)
+
+
+def _timestamp_us(given: object) -> int | None:
+    return None if given is None else 1000 * whole_number("timestamp_ms", given, _MIN_MS, _MAX_MS, InvalidTimestamp)
+
+
+def _headers(given: object) -> tuple[list[Header] | None, int]:
+    if given is None:
+        return None, 0
+    pairs: Any = given.items() if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping | Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
+        raise InvalidRecord(
+            "The headers are no list of pairs.", found=type(given).__name__, expected="[(text, bytes)], or a mapping"
+        )
+    listed = [_header(pair) for pair in pairs]
+    return listed or None, sum(len(name.encode()) + len(value or b"") for name, value in listed)
+
+
+def _header(pair: object) -> Header:
+    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+        raise InvalidRecord("A header is not a pair of text and bytes.", found=type(pair).__name__)
+    name, value = pair
+    _encoded("The name of a header", name)
+    if isinstance(value, str):
+        raise InvalidRecord("A header's value is not bytes.", found="str", expected="bytes or None")
+    return str(name), checked_bytes("value of a header", value)

@@ -1,0 +1,208 @@
+"""From rows in Arrow to a request: the body checked and completed, arranged per stored copy, its ranges named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.messages import HEADERS
+from lakemq.tables.specs.spec import TIME
+
+from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
+from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
+from ...protocol.requests import (
+    ApplicationVersion,
+    DataFile,
+    Produce,
+    ProducerSequences,
+    Ranges,
+    RefusedRows,
+    TransactionRef,
+)
+from .placing import REFUSALS, Copy, Run
+from .routing import Route
+
+COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+"""What a user gives of a message."""
+
+KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
+"""Headers that give the key where there is none, the first that has a value, as Solace's and JMS clients set them."""
+
+
+def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, npt.NDArray[np.int64] | None]:
+    """The user's columns as a message body, and the partitions they ask for.
+
+    table: `value` (text or binary), and optionally `key` (text or binary), `headers` (list of key, value), `timestamp`,
+    `partition` (whole numbers; null: by the key). Raises InvalidRecord for a missing, unknown or ill-typed column.
+    """
+    unknown = [name for name in table.column_names if name not in COLUMNS]
+    if unknown or "value" not in table.column_names:
+        raise InvalidRecord(
+            "The columns do not make a message.",
+            found=table.column_names,
+            expected="value, and optionally key, headers, timestamp, partition",
+        )
+    n = table.num_rows
+    stamps = _column(table, "timestamp", TIME)
+    if stamps.null_count:
+        stamps = pc.fill_null(stamps, pa.scalar(now_ms * 1000, TIME))
+    headers = _column(table, "headers", HEADERS)
+    key = _column(table, "key", pa.binary())
+    columns = {
+        "topic": pa.repeat(destination, n),
+        "partition": pa.repeat(pa.scalar(0, pa.int32()), n),
+        "key": _with_key_headers(key, headers),
+        "value": _column(table, "value", pa.binary()),
+        "headers": headers,
+        "timestamp": stamps,
+        "deliver_at": pa.nulls(n, TIME),
+        "expires_at": pa.nulls(n, TIME),
+    }
+    body = pa.table([columns[name] for name in BODY], schema=BODY_SCHEMA)
+    if "partition" not in table.column_names:
+        return body, None
+    asked = _column(table, "partition", pa.int64())
+    return body, pc.fill_null(asked, -1).to_numpy()
+
+
+def _column(table: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, wanted)])
+    column = table.column(name)
+    try:
+        if pa.types.is_timestamp(wanted) and not _is_time(column.type):
+            raise pa.ArrowTypeError("not a timestamp")
+        if pa.types.is_binary(wanted) and not _is_bytes(column.type):
+            raise pa.ArrowTypeError("neither text nor bytes")
+        if pa.types.is_integer(wanted) and not _is_whole(column.type):
+            raise pa.ArrowTypeError("no whole numbers")
+        return column.cast(wanted)
+    except pa.ArrowException as error:
+        # of a value that cannot be cast Arrow says the value, which in headers is the payload's
+        why = str(error) if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError) else "a value is no such"
+        raise InvalidRecord(
+            f"Column {name} is not usable: {why}", found=str(column.type), expected=str(wanted)
+        ) from None
+
+
+def _is_time(type: pa.DataType) -> bool:
+    return pa.types.is_timestamp(type) or pa.types.is_null(type)
+
+
+def _is_whole(type: pa.DataType) -> bool:
+    return pa.types.is_integer(type) or pa.types.is_null(type)
+
+
+def _is_bytes(type: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_null,
+    )
+    return any(test(type) for test in tests) or pa.types.is_fixed_size_binary(type)
+
+
+def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The key, else the value of the first of KEY_HEADERS that a row has, wherever it stands among its headers."""
+    if key.null_count == 0 or headers.null_count == len(headers):
+        return key
+    flat = pc.list_flatten(headers)
+    names, values = pc.struct_field(flat, "key"), pc.struct_field(flat, "value")
+    rows = pc.list_parent_indices(headers)
+    for name in KEY_HEADERS:
+        chosen = pc.and_kleene(pc.equal(names, name), pc.is_valid(values))
+        first_rows, first = np.unique(rows.filter(chosen).to_numpy(), return_index=True)
+        places = np.full(len(key), -1)
+        places[first_rows] = first
+        key = pc.coalesce(key, values.filter(chosen).take(pa.array(places, mask=places < 0)))
+    return key
+
+
+def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) -> tuple[Ranges, list[RefusedRows]]:
+    """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused."""
+    ranges, refused = Ranges(), []
+    for file, copy, runs in parts:
+        for run in runs:
+            if run.partition < 0:
+                error, reason = REFUSALS[-1 - run.partition]
+                refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
+                continue
+            for topic in copy.topics:
+                ranges.topic.append(topic)
+                ranges.partition.append(run.partition)
+                ranges.file.append(file)
+                ranges.first_row.append(run.first_row)
+                ranges.record_count.append(run.record_count)
+                ranges.min_timestamp_ms.append(run.min_timestamp_ms)
+                ranges.max_timestamp_ms.append(run.max_timestamp_ms)
+    return ranges, refused
+
+
+def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
+    """The error of a publish with on_error="fail"."""
+    first = refused[0]
+    count = sum(r.record_count for r in refused)
+    return error_of(Refusal(first.error, f"{count} rows are refused, hence all: {first.reason}"))
+
+
+class Sequences:
+    """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
+
+    def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self._advance = next_sequence
+        self._next: dict[tuple[int, int], int] = {}
+        self._next_refused = 0
+
+    def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
+        """The sequences a request with these ranges and refused rows bears."""
+        units = list(self._units(ranges))
+        return ProducerSequences(
+            self.producer_id,
+            self.producer_epoch,
+            [topic for topic, _ in units],
+            [partition for _, partition in units],
+            [self._next.get((route.topics[topic].topic_id, partition), 0) for topic, partition in units],
+            self._next_refused if refused else None,
+        )
+
+    def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
+        """The request was accepted: the next one goes on after it."""
+        self._next_refused = self._advance(self._next_refused, sum(rows.record_count for rows in refused))
+        for (topic, partition), count in self._units(ranges).items():
+            key = (route.topics[topic].topic_id, partition)
+            self._next[key] = self._advance(self._next.get(key, 0), count)
+
+    @staticmethod
+    def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
+        counts: dict[tuple[int, int], int] = {}
+        for topic, partition, count in zip(ranges.topic, ranges.partition, ranges.record_count, strict=True):
+            counts[topic, partition] = counts.get((topic, partition), 0) + count
+        return counts
+
+
+def produce_request(
+    route: Route,
+    ranges: Ranges,
+    refused: Sequence[RefusedRows],
+    files: Sequence[WrittenFile] = (),
+    producer: ProducerSequences | None = None,
+    application: ApplicationVersion | None = None,
+    transaction: TransactionRef | None = None,
+) -> Produce:
+    return Produce(
+        topics=list(route.topics),
+        ranges=ranges,
+        metadata_step=route.metadata_step,
+        files=[DataFile(*file) for file in files],
+        refused=list(refused),
+        producer=producer,
+        application=application,
+        transaction=transaction,
+    )

@@ -1,0 +1,77 @@
+"""Where a publish goes: the topics a destination reaches, and how their keys are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...namespace.clock import Clock
+from ...protocol.errors import UnknownTopicOrPartition
+from ...protocol.hashing import Partitioner
+from ...protocol.names import check_destination, reached
+from ...protocol.requests import TopicRef
+from ...protocol.state import State, Topic
+from .placing import Copy
+
+
+@dataclass(frozen=True)
+class Route:
+    """A destination, resolved against the topics as of `metadata_step`."""
+
+    destination: str
+    topics: tuple[TopicRef, ...]
+    copies: tuple[Copy, ...]
+    metadata_step: int
+
+
+def find_route(state: State, destination: str) -> Route:
+    """The route of a destination. Raises InvalidTopic (not a name), UnknownTopicOrPartition (nobody receives it)."""
+    check_destination(destination)
+    names = reached(destination, state.subscriptions())
+    if not names:
+        raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
+    topics = [state.topic(name) for name in names]
+    by_placement: dict[tuple[int, Partitioner, int], list[int]] = {}
+    for i, topic in enumerate(topics):
+        by_placement.setdefault(_placement(topic), []).append(i)
+    return Route(
+        destination,
+        tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
+        tuple(Copy(*placement, tuple(indexes)) for placement, indexes in by_placement.items()),
+        state.step,
+    )
+
+
+class RouteCache:
+    """Routes as they were looked up last; shared by all publishers of a connection, hence thread-safe.
+
+    What has become wrong about one is told by the sequencer (StaleTopicMetadata), but for a smaller max.message.bytes,
+    which is noticed after `MAX_AGE_MS`.
+    """
+
+    MAX_AGE_MS = 1000
+
+    def __init__(self, metadata: Callable[[], State], clock: Clock) -> None:
+        """metadata: topics as of now."""
+        self._metadata, self._clock = metadata, clock
+        self._known: dict[str, tuple[int, Route]] = {}
+
+    def find(self, destination: str) -> tuple[Route, bool]:
+        """The route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
+        now_ms, known = self._clock.steady_ms(), self._known.get(destination)
+        if known is not None:
+            if now_ms - known[0] < self.MAX_AGE_MS:
+                return known[1], False
+            # one looks, the others go on with what they have
+            self._known[destination] = now_ms, known[1]
+        route = find_route(self._metadata(), destination)
+        self._known[destination] = now_ms, route
+        return route, True
+
+    def forget(self) -> None:
+        """Topics have changed: look at them again."""
+        self._known = {}
+
+
+def _placement(topic: Topic) -> tuple[int, Partitioner, int]:
+    return topic.partition_count, topic.setting("partitioner"), topic.setting("max.message.bytes")

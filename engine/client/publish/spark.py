@@ -1,0 +1,225 @@
+"""Publishing a DataFrame: tasks arrange rows and write files, the driver puts one request with all ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+
+from ...namespace import crash
+from ...namespace.clock import Clock
+from ...namespace.data_file import WrittenFile
+from ...namespace.namespace import Namespace
+from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
+from ...protocol.names import MAX_LENGTH
+from ...protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef, TransactionRef
+from ...protocol.state import State
+from ..attempts import NEVER_PUBLISHED, until_answered
+from ..requester import Requester
+from .arrow import OnError, published
+from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
+from .message_rows import message_rows
+from .placing import Copy, Run
+from .request import produce_request, ranges_of, refuse_all
+from .routing import Route, find_route
+
+_ATTEMPTS = 4
+"""How often a publish is tried that topics changed under, or, where a repeat is harmless, that nobody answered."""
+
+MAX_UNKNOWN = 1000
+"""Most names without a topic that one publish gives dead letters of their own."""
+
+_RUN_FIELDS = Run._fields
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where rows go by the name they bear; `unknown`: names nobody receives, and why. All routes share their topics.
+
+    source: what dead letters name for rows whose name is none of these.
+    """
+
+    routes: tuple[Route, ...]
+    unknown: tuple[tuple[str, LakeMQError], ...] = ()
+    source: str = ""
+
+    @property
+    def destinations(self) -> tuple[Destination, ...]:
+        known = tuple(Destination(route.destination, route.copies) for route in self.routes)
+        return known + tuple(Destination(name, ()) for name, _ in self.unknown)
+
+
+def routes_by_name(state: State, names: Sequence[str], source: str) -> Routes:
+    """The routes of all names. Of names nobody receives, only so many are told apart as are worth a line each."""
+    found: list[Route] = []
+    unknown: list[tuple[str, LakeMQError]] = []
+    for name in names:
+        try:
+            found.append(find_route(state, name))
+        except (InvalidTopic, UnknownTopicOrPartition) as error:
+            if len(unknown) < MAX_UNKNOWN and len(name) <= MAX_LENGTH:
+                unknown.append((name, error))
+    # a topic that two names reach must stand in the request once: its offsets are given out per entry
+    topics: dict[TopicRef, int] = {}
+    for route in found:
+        for topic in route.topics:
+            topics.setdefault(topic, len(topics))
+    return Routes(tuple(_renumbered(route, topics) for route in found), tuple(unknown), source)
+
+
+def _renumbered(route: Route, topics: Mapping[TopicRef, int]) -> Route:
+    copies = tuple(copy._replace(topics=tuple(topics[route.topics[i]] for i in copy.topics)) for copy in route.copies)
+    return Route(route.destination, tuple(topics), copies, route.metadata_step)
+
+
+class SparkPublisher:
+    """Publishes DataFrames through the session that made them."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        requester: Requester,
+        metadata: Callable[[], State],
+        clock: Clock,
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        self._ns, self._requester, self._metadata, self._clock = namespace, requester, metadata, clock
+        self._reached = reached
+
+    def state(self) -> State:
+        """Topics, and what else a client sees, as of the newest step."""
+        return self._metadata()
+
+    def publish(
+        self,
+        destination: str,
+        df: DataFrame,
+        columns: Mapping[str, Any],
+        order_by: Any,
+        on_error: OnError,
+        application: ApplicationVersion | None,
+        transaction: TransactionRef | None = None,
+    ) -> Published:
+        """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
+        rows = message_rows(df, columns, self._clock.now_ms(), order_by)
+
+        def routes() -> Routes:
+            return Routes((find_route(self._metadata(), destination),))
+
+        return self._until_current(routes, rows, on_error, application, transaction)
+
+    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
+        """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
+        find_route(self._metadata(), destination)
+        message_rows(df, columns, self._clock.now_ms(), None)
+
+    def publish_by_topic(
+        self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
+    ) -> Published:
+        """Publish each row to the destination in its column `topic`, all together or none.
+
+        df: topic and the columns of a message; names: the destinations that occur; source: what dead letters name for
+        rows that bear none of them. Rows nobody receives become dead letters.
+        """
+        rows = message_rows(df, dict.fromkeys(df.columns), self._clock.now_ms(), None)
+
+        def routes() -> Routes:
+            return routes_by_name(self._metadata(), names, source)
+
+        return self._until_current(routes, rows, "dead_letter", application)
+
+    def _until_current(
+        self,
+        routes: Callable[[], Routes],
+        rows: DataFrame,
+        on_error: OnError,
+        application: ApplicationVersion | None,
+        transaction: TransactionRef | None = None,
+    ) -> Published:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._publish(routes(), rows, on_error, application, transaction)
+            except StaleTopicMetadata:
+                continue
+        return self._publish(routes(), rows, on_error, application, transaction)
+
+    def _publish(
+        self,
+        routes: Routes,
+        rows: DataFrame,
+        on_error: OnError,
+        application: ApplicationVersion | None,
+        transaction: TransactionRef | None,
+    ) -> Published:
+        options = dict(self._ns.storage_options)
+        write = WriteMessages(self._ns.files.root, options, routes.destinations)
+        written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
+        self._reached("publish.file_written")
+        request = _request(routes, written, application, transaction)
+        if request.refused and on_error == "fail":
+            raise refuse_all(request.refused)
+        return self._ask(request)
+
+    def _ask(self, request: Produce) -> Published:
+        def ask() -> Published:
+            return published(self._requester.submit(request))
+
+        if request.application is None:
+            return ask()
+        # as for Arrow's: any other refusal says nothing of an attempt that was not answered
+        patience_ms = (_ATTEMPTS - 1) * self._ns.config.ms("request.timeout.ms")
+        return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
+
+
+def _request(
+    routes: Routes,
+    written: Sequence[Row],
+    application: ApplicationVersion | None,
+    transaction: TransactionRef | None,
+) -> Produce:
+    """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
+    files: list[WrittenFile] = []
+    parts: dict[int, list[tuple[int, int, Run]]] = {}
+    for index, (_, group) in enumerate(groupby(written, key=lambda row: row.batch_id)):
+        of_file = list(group)
+        files.append(_file(of_file))
+        for row in of_file:
+            run = Run(*(row[name] for name in _RUN_FIELDS))
+            parts.setdefault(row.destination, []).append((index, row.copy, run))
+    ranges, refused = Ranges(), []
+    for destination, mine in sorted(parts.items()):
+        if 0 <= destination < len(routes.routes):
+            route = routes.routes[destination]
+            placed: list[tuple[int, Copy, Sequence[Run]]] = [(f, route.copies[c], [run]) for f, c, run in mine]
+            more, bad = ranges_of(route, placed)
+            for name in Ranges.__struct_fields__:
+                getattr(ranges, name).extend(getattr(more, name))
+            refused += bad
+        else:
+            refused += _nobodys(routes, destination, mine)
+    some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
+    return produce_request(some_route, ranges, refused, files, None, application, transaction)
+
+
+def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:
+    source: str = routes.source
+    error: LakeMQError = InvalidTopic("The row names no topic, or none that could be one.")
+    if destination != ELSEWHERE:
+        source, error = routes.unknown[destination - len(routes.routes)]
+    reason = str(error).removeprefix(f"{error.name}: ")
+    return [RefusedRows(source, f, run.first_row, run.record_count, error.name, reason) for f, _, run in parts]
+
+
+def _file(rows: list[Row]) -> WrittenFile:
+    first = rows[0]
+    return WrittenFile(
+        first.batch_id,
+        first.size_bytes,
+        first.file_rows,
+        min(row.min_timestamp_ms for row in rows),
+        max(row.max_timestamp_ms for row in rows),
+        first.footer_hash,
+    )

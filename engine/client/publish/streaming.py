@@ -1,0 +1,110 @@
+"""Publishing what a streaming source has: every batch under its number, exactly once, whatever becomes of the job."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from lakemq.tables.specs.producers import PRODUCERS
+from lakemq.tables.storage.files import LocalFiles, open_files
+
+from ...namespace import crash
+from ...namespace.namespace import Namespace
+from ...protocol.errors import IllegalState, InvalidRequest
+from ...protocol.names import is_name
+from ...protocol.requests import Published
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What one run published. Batches that were published before, by a run that was killed, count as batches only."""
+
+    batch_count: int
+    record_count: int
+    refused_count: int
+
+
+def publish_available(
+    namespace: Namespace,
+    stream: DataFrame,
+    query: str,
+    target: str,
+    publish: Callable[[DataFrame, int], Published],
+    checkpoint: str | None = None,
+    reached: crash.Reached = crash.nowhere,
+) -> Streamed:
+    """Publish all that the source of `stream` has by now; blocks until that is done.
+
+    stream: a streaming DataFrame without state; query: its name for ever, under which its batches are numbered;
+    publish: of a batch and its number, which must be idempotent by that number; checkpoint: where Structured Streaming
+    keeps its notes (a scratch folder if not given; the namespace keeps a copy of its own).
+    Raises IllegalState (its notes are gone; run twice at once), InvalidRequest, and what `publish` raises.
+    """
+    if not is_name(query) or query.startswith("."):
+        raise InvalidRequest("This is no name for a query.", found=query, expected="a name like a topic's")
+    if not stream.isStreaming:
+        raise InvalidRequest("This DataFrame is none of a stream: publish it with mq.publish.")
+    with ExitStack() as stack:
+        if checkpoint is None:
+            checkpoint = stack.enter_context(tempfile.TemporaryDirectory(prefix="lakemq-stream-"))
+        files = open_files(checkpoint, namespace.storage_options)
+        progress = Progress(namespace.files, query, files)
+        if not progress.restore():
+            _check_never_published(namespace, query, target)
+        run = _Run(progress, publish, reached)
+        run.through(stream, query, f"file://{files.root}" if isinstance(files, LocalFiles) else files.root)
+        return Streamed(run.batch_count, run.record_count, run.refused_count)
+
+
+class _Run:
+    """One run of a query, and the sums of its batches."""
+
+    def __init__(
+        self, progress: Progress, publish: Callable[[DataFrame, int], Published], reached: crash.Reached
+    ) -> None:
+        self._progress, self._publish, self._reached = progress, publish, reached
+        self._failure: Exception | None = None
+        self.batch_count = self.record_count = self.refused_count = 0
+
+    def through(self, stream: DataFrame, query: str, checkpoint_uri: str) -> None:
+        writer = stream.writeStream.queryName(query).option("checkpointLocation", checkpoint_uri)
+        try:
+            writer.trigger(availableNow=True).foreachBatch(self._publish_batch).start().awaitTermination()
+        except PySparkException:
+            # what went wrong in a batch comes back as the text of a stack trace
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        self._progress.save(-1)
+        self._progress.prune()
+
+    def _publish_batch(self, batch: DataFrame, batch_id: int) -> None:
+        try:
+            self._progress.save(batch_id)
+            self._reached("stream.progress_saved")
+            done = self._publish(batch, batch_id)
+            self._reached("stream.published")
+        except Exception as failure:
+            self._failure = failure
+            raise
+        self.batch_count += 1
+        self.record_count += sum(unit.record_count for unit in done.units)
+        self.refused_count += done.refused_count
+
+
+def _check_never_published(namespace: Namespace, query: str, target: str) -> None:
+    known = (pc.field("kind") == "application") & (pc.field("name") == f"{target}:{query}")
+    versions = namespace.store.open(PRODUCERS).read(["version"], where=known)
+    if versions.num_rows:
+        raise IllegalState(
+            f"The notes of stream {query} are gone, so that its batches would be numbered from 0 again and skipped:"
+            " give the query another name to publish all of its source anew.",
+            found=f"batch {pc.max(versions.column('version')).as_py()} published to {target}",
+        )

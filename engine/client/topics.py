@@ -1,0 +1,134 @@
+"""Topics as a user handles them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
+from ..protocol.parameters import TOPIC
+from ..protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
+from ..protocol.state import State, Topic
+from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
+from .requester import Requester
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    """A topic: its settings (those set, and all with defaults) and how far its partitions reach."""
+
+    topic: str
+    topic_id: int
+    partitions: int
+    config: dict[str, Any]
+    settings: dict[str, Any]
+    subscriptions: list[str]
+    beginning_offsets: list[int]
+    end_offsets: list[int]
+
+    @property
+    def message_count(self) -> int:
+        return sum(self.end_offsets) - sum(self.beginning_offsets)
+
+
+class Topics:
+    """Create, list, describe, alter and delete topics."""
+
+    def __init__(self, requester: Requester, state: Callable[[], State], changed: Callable[[], None]) -> None:
+        """changed: to be told of every change this one makes."""
+        self._requester, self._state, self._changed = requester, state, changed
+
+    def create(
+        self,
+        topic: str,
+        partitions: int = 1,
+        config: Mapping[str, Any] | None = None,
+        subscriptions: Sequence[str] = (),
+        exist_ok: bool = False,
+    ) -> TopicDescription:
+        """A new topic. Raises InvalidTopic, InvalidPartitions, InvalidConfig, TopicAlreadyExists.
+
+        exist_ok: a topic of this name and number of partitions may be there already.
+        """
+        request = CreateTopic(
+            topic_name("topic", topic),
+            whole_number("partitions", partitions, error=InvalidPartitions),
+            _checked_config(config),
+            texts("subscriptions", subscriptions, InvalidTopic),
+        )
+        known = self._state() if flag("exist_ok", exist_ok) else None
+        if known is not None and topic in known.topic_ids:
+            existing = _description(known.topic(topic))
+            if existing.partitions == partitions:
+                return existing
+        self._ask(request)
+        return self.describe(topic)
+
+    def list(self) -> list[TopicDescription]:
+        """All topics, by name."""
+        return [_description(t) for t in sorted(self._state().topics.values(), key=lambda t: t.topic)]
+
+    def describe(self, topic: str) -> TopicDescription:
+        """One topic. Raises UnknownTopicOrPartition, InvalidTopic."""
+        return _description(self._state().topic(topic_name("topic", topic)))
+
+    def alter(
+        self,
+        topic: str,
+        config: Mapping[str, Any] | None = None,
+        partitions: int | None = None,
+        subscriptions: Sequence[str] | None = None,
+    ) -> TopicDescription:
+        """Set or (with None) reset settings, add partitions, replace subscriptions."""
+        wanted = None if subscriptions is None else texts("subscriptions", subscriptions, InvalidTopic)
+        number = None if partitions is None else whole_number("partitions", partitions, error=InvalidPartitions)
+        self._ask(AlterTopic(topic_name("topic", topic), _checked_config(config), number, wanted))
+        return self.describe(topic)
+
+    def delete(self, topic: str) -> None:
+        """The topic and all it holds are gone. Raises UnknownTopicOrPartition, InvalidTopic."""
+        self._ask(DeleteTopic(topic_name("topic", topic)))
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete the records before an offset per partition; -1 deletes all there are."""
+        self._ask(DeleteRecords(topic_name("topic", topic), offsets("before", before)))
+
+    def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
+        result = self._requester.ask(request)
+        self._changed()
+        return result if isinstance(result, TopicDone) else None
+
+
+def _checked_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings with checked values, None where one is reset. Raises InvalidConfig."""
+    given = {} if config is None else mapped("config", config, InvalidConfig)
+    return {TOPIC[key].name: None if value is None else TOPIC[key].parse(value) for key, value in given.items()}
+
+
+def parse_config(pairs: Sequence[str]) -> dict[str, str]:
+    """`key=value` settings of a command line. Raises InvalidConfig for another form, or a key that stands twice."""
+    config: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidConfig("A setting is written key=value.", found=pair)
+        if key in config:
+            raise InvalidConfig(
+                "A setting stands twice.", found=pair, expected=f"{key}={config[key]} only, or this one"
+            )
+        config[key] = value
+    return config
+
+
+def _description(topic: Topic) -> TopicDescription:
+    return TopicDescription(
+        topic=topic.topic,
+        topic_id=topic.topic_id,
+        partitions=topic.partition_count,
+        config=dict(topic.config),
+        settings={**TOPIC.defaults(), **topic.config},
+        subscriptions=list(topic.subscriptions),
+        beginning_offsets=topic.log_starts.tolist(),
+        end_offsets=topic.high_watermarks.tolist(),
+    )

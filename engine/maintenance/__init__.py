@@ -1,0 +1,1 @@
+"""What keeps the tables small and quick: checkpoints, merged files, the removal of what is no longer needed."""

@@ -1,0 +1,283 @@
+"""Housekeeping of the tables by the leader: checkpoints, merging of small files, removal of what is not needed.
+
+Invariant: a merge changes no row that a reader at or above the floor sees. A namespace must run for months, so the
+number of live files, of files on disk and of log entries stays bounded, however often the leader changes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
+from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.leftovers import Leftovers
+from lakemq.tables.storage.store import CommitConflict, NewFile, StoredFile, TableHandle
+
+from ..namespace import crash
+from ..namespace.clock import Clock
+from ..namespace.config import EngineConfig
+from .trimming import Living, is_spent, trimmed
+
+SMALL_BYTES = 8 << 20
+"""Files below this size are merged."""
+
+MANY_BIG_FILES = 8
+"""Merged files of a changelog that are merged once more: most of their rows have newer ones by then."""
+
+LOAD_MS = 10_000
+"""Age of a watermark that nobody begins to read from any more: what keys were before it may be forgotten."""
+
+CLEAN_MS = 10_000
+"""Least time between two removals of old log entries and replaced files of a table."""
+
+SWEEP_MS = 3_600_000
+"""Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
+
+_STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
+
+
+@dataclass
+class _Maintained:
+    checkpointed_version: int
+    merged_version: int = 0
+    cleaned_at_ms: int | None = None
+    swept_at_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class JournalMerge:
+    """Files of the journal to swap for merged ones. first_step: the journal begins there then."""
+
+    add: tuple[NewFile, ...]
+    remove: tuple[StoredFile, ...]
+    first_step: int
+
+
+@dataclass(frozen=True)
+class JournalMaintained:
+    """What the background did for the journal, and what it leaves to the sequencer to commit."""
+
+    checkpointed: bool = False
+    merge: JournalMerge | None = None
+
+
+class Housekeeping:
+    """Of one term of leadership. Tends one table at a time, right after a commit of the leader's.
+
+    floor, journal_start: what the next watermark says of them.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        config: EngineConfig,
+        clock: Clock,
+        watermark: WatermarkRow,
+        now_ms: Callable[[], int],
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        """watermark: the newest one at the beginning of the term; now_ms: the time of the steps."""
+        self._files, self._config, self._clock, self._reached = files, config, clock, reached
+        self._now_ms, self._leftovers = now_ms, Leftovers(files)
+        self.floor, self.journal_start = watermark.floor, watermark.journal_start
+        age_ms = max(0, now_ms() - watermark.decided_at_ms)
+        self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
+        self._tables: dict[str, _Maintained] = {}
+        self._living: Living | None = None
+
+    def projected(self, step: int, now: Living) -> None:
+        """The watermark of this step was just written; `now`: what there was at that step."""
+        self._living = now
+        self._watermarks.append((self._clock.steady_ms(), step))
+
+    # -- projections ------------------------------------------------------------------------------------
+
+    def maintain(self, handle: TableHandle) -> None:
+        """Checkpoint, merge and remove as far as it is time. Raises CommitConflict."""
+        maintained = self._maintained(handle)
+        if handle.version - maintained.checkpointed_version < self._config.number("checkpoint.interval"):
+            return
+        if handle.spec.shape != "data":
+            self._merge(handle)
+        self._checkpoint(handle, maintained)
+        version = handle.version
+        handle.reopen()
+        if handle.version != version:
+            raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
+        if handle.has_committed:
+            self._clean(handle, maintained)
+
+    def _merge(self, handle: TableHandle) -> None:
+        files = handle.files()
+        chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
+        if len(chosen) < self._config.number("compact.min.files"):
+            return
+        is_changelog = handle.spec.shape == "changelog"
+        if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
+            chosen = files
+        now, retention_ms = self._living, self._config.ms("transaction.log.retention.ms")
+        if now is not None:
+            chosen = [f for f in files if f in chosen or is_spent(handle.spec, f, now, retention_ms)]
+        floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
+        rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
+        if now is not None:
+            rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
+        added = self._write(handle.spec, rows, chosen)
+        self._reached("housekeeping.merged_file_written")
+        handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
+        self._reached("housekeeping.files_swapped")
+        self.floor = max(self.floor, floor)
+
+    def _settled_step(self) -> int:
+        """The newest watermark that is LOAD_MS old; 0 where none is."""
+        horizon_ms = self._clock.steady_ms() - LOAD_MS
+        while len(self._watermarks) > 1 and self._watermarks[1][0] <= horizon_ms:
+            self._watermarks.popleft()
+        written_at_ms, step = self._watermarks[0]
+        return step if written_at_ms <= horizon_ms else 0
+
+    # -- the journal ------------------------------------------------------------------------------------
+
+    def maintain_journal(
+        self, open_journal: Callable[[], TableHandle], version: int, watermark: int
+    ) -> JournalMaintained:
+        """Checkpoint the journal, and prepare the merge of its files up to the watermark, as far as it is time.
+
+        The handle opened is not the sequencer's own, which was at `version` when this began. The merge is a commit to
+        the journal, so that the sequencer makes it, between two steps; the files it names stay live until then,
+        because nobody else removes any.
+        """
+        maintained = self._tables.get(JOURNAL.name)
+        interval, fewest = self._config.number("checkpoint.interval"), self._config.number("compact.min.files")
+        if (
+            maintained
+            and version - maintained.checkpointed_version < interval
+            and version - maintained.merged_version < fewest
+        ):
+            return JournalMaintained()
+        handle = open_journal()
+        maintained = self._maintained(handle)
+        checkpointed = handle.version - maintained.checkpointed_version >= interval
+        if checkpointed:
+            self._checkpoint(handle, maintained)
+            self._clean(handle, maintained)  # the term has begun with a commit to it
+        merge = self._journal_merge(handle, watermark)
+        if merge is not None:
+            maintained.merged_version = handle.version
+        return JournalMaintained(checkpointed, merge)
+
+    def _journal_merge(self, handle: TableHandle, watermark: int) -> JournalMerge | None:
+        """Of what is projected, small files become one, and decisions older than journal.retention.ms go.
+
+        The last step stays at any age: a reader with an older watermark must find that it has missed some.
+        """
+        horizon_ms = self._now_ms() - self._config.ms("journal.retention.ms")
+        files = handle.files()
+        projected = [f for f in files if f.statistics["max.step"] <= watermark]
+        small = [f for f in projected if f.size_bytes < SMALL_BYTES]
+        old = [
+            f
+            for f in projected
+            if f.size_bytes >= SMALL_BYTES
+            and f.statistics["max.decided_at_ms"] < horizon_ms
+            and f.statistics["max.step"] < watermark
+        ]
+        if len(small) < self._config.number("compact.min.files") and not old:
+            return None
+        stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
+        rows = handle.read(files=small, where=stays)
+        added = self._write(JOURNAL, rows, (*small, *old))
+        self._reached("housekeeping.merged_journal_written")
+        gone = {f.path for f in (*small, *old)}
+        firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
+        firsts += [f.statistics["minValues"]["step"] for f in added]
+        return JournalMerge(added, (*small, *old), min(firsts, default=watermark + 1))
+
+    def merged_journal(self, merge: JournalMerge) -> None:
+        """The sequencer has committed the merge."""
+        self._reached("housekeeping.journal_swapped")
+        self.journal_start = max(self.journal_start, merge.first_step)
+
+    # -- both -------------------------------------------------------------------------------------------
+
+    def _maintained(self, handle: TableHandle) -> _Maintained:
+        name = handle.spec.name
+        if name not in self._tables:
+            # as stored, so that leaders of a few commits each checkpoint and merge in their turn
+            self._tables[name] = _Maintained(handle.log.checkpointed_version())
+        return self._tables[name]
+
+    def _checkpoint(self, handle: TableHandle, maintained: _Maintained) -> None:
+        handle.checkpoint()
+        maintained.checkpointed_version = handle.version
+        self._reached("housekeeping.checkpointed")
+
+    def _clean(self, handle: TableHandle, maintained: _Maintained) -> None:
+        """Remove what nobody needs of a table that this leader has committed to, as far as it is time."""
+        steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
+        if maintained.cleaned_at_ms is not None and steady_ms - maintained.cleaned_at_ms < CLEAN_MS:
+            return
+        maintained.cleaned_at_ms = steady_ms
+        handle.expire_log()
+        if handle.spec.shape == "data":
+            return
+        self._leftovers.delete(name, grace_ms, handle.renewed)
+        if maintained.swept_at_ms is None or steady_ms - maintained.swept_at_ms >= SWEEP_MS:
+            maintained.swept_at_ms = steady_ms
+            self._leftovers.sweep(name, grace_ms, handle.renewed)
+
+    def _write(self, spec: TableSpec, rows: pa.Table, replaced: Sequence[StoredFile]) -> tuple[NewFile, ...]:
+        """The rows as one file, none where there are none. Said before: which files are of no use afterwards."""
+        path = f"merged-{uuid.uuid4().hex}.parquet"
+        self._leftovers.announce(spec.name, [path, *(file.path for file in replaced)])
+        if not rows.num_rows:
+            return ()
+        if spec.sort_by:
+            rows = rows.sort_by([(key, "ascending") for key in spec.sort_by])
+        name = f"{spec.name}/{path}"
+        with self._files.open_output(name) as sink:
+            pq.write_table(rows, sink, compression="zstd", row_group_size=1 << 16)
+        size, written_ms = self._files.size(name), self._files.modified_ms(name)
+        return (NewFile(path, size or 0, written_ms or 0, _statistics(rows)),)
+
+
+def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:
+    """The rows a merge keeps: all of a log's, a changelog's newest per key at or below the floor and all later ones.
+
+    whole: the rows are the whole table, so that a key removed by the floor needs no row to say so.
+    """
+    if spec.name == WATERMARKS.name:
+        return newest(rows.append_column("all", pa.repeat(0, rows.num_rows)), ["all"]).drop_columns("all")
+    if spec.shape != "changelog":
+        return rows
+    settled = newest(rows.filter(pc.field("step") <= floor), spec.keys)
+    if whole and "removed" in settled.column_names:
+        settled = settled.filter(~pc.field("removed"))
+    return pa.concat_tables([settled, rows.filter(pc.field("step") > floor)])
+
+
+def _statistics(rows: pa.Table) -> dict[str, Any]:
+    bounds = {
+        name: pc.min_max(rows.column(name)).as_py()
+        for name in rows.column_names
+        if any(is_type(rows.schema.field(name).type) for is_type in _STATISTICS_TYPES)
+        and name not in ("decision", "answer")
+    }
+    known = {name: b for name, b in bounds.items() if b["min"] is not None}
+    return {
+        "numRecords": rows.num_rows,
+        "minValues": {name: b["min"] for name, b in known.items()},
+        "maxValues": {name: b["max"] for name, b in known.items()},
+        "nullCount": {name: rows.column(name).null_count for name in known},
+    }

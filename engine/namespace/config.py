@@ -1,0 +1,198 @@
+"""Settings of the engine: `conf/lakemq.yaml`, checked key by key on load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..protocol.errors import InvalidConfig
+from ..protocol.hashing import SHARDS
+from ..protocol.limits import Limits
+from ..protocol.not_ours import NOT_OURS
+from ..protocol.parameters import Parameter, Parameters, Value
+
+__all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
+
+VARIABLE = "LAKEMQ_CONF"
+_DAY_MS = 86_400_000
+
+ENGINE = Parameters(
+    [
+        Parameter("engine.tick.ms", 20, "Least time from the start of one step to the start of the next.", 0, 60_000),
+        Parameter(
+            "engine.idle.ms",
+            250,
+            "Longest time between two looks into the mailbox while nothing happens.",
+            1,
+            60_000,
+        ),
+        Parameter("step.max.letters", 2000, "Most letters decided in one step.", 1, 100_000),
+        Parameter("step.max.bytes", 64 << 20, "Bytes of letters after which a step takes no more.", 1 << 20, 1 << 31),
+        Parameter(
+            "step.timeout.ms", 60_000, "Time after which a step is given up, and the lease with it.", 1000, _DAY_MS
+        ),
+        Parameter(
+            "lease.ms",
+            10_000,
+            "A standby takes over when the journal has not moved for so long.",
+            500,
+            _DAY_MS // 48,
+        ),
+        Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
+        Parameter("inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20),
+        Parameter("mailbox.max.letters", 100_000, "Waiting letters above which a request is refused.", 1, 10_000_000),
+        Parameter("request.timeout.ms", 30_000, "How long a client waits for an answer.", 1, _DAY_MS),
+        Parameter("request.gap.ms", 10_000, "How long a letter waits for the one before it.", 0, _DAY_MS),
+        Parameter(
+            "client.expiration.ms",
+            3_600_000,
+            "Silence after which a client's last answer is forgotten.",
+            60_000,
+            365 * _DAY_MS,
+        ),
+        Parameter(
+            "producer.id.expiration.ms",
+            _DAY_MS,
+            "Silence after which a producer's sequences are forgotten.",
+            60_000,
+            365 * _DAY_MS,
+        ),
+        Parameter(
+            "transactional.id.expiration.ms",
+            7 * _DAY_MS,
+            "Silence after which a transactional id is forgotten.",
+            60_000,
+            365 * _DAY_MS,
+        ),
+        Parameter(
+            "transaction.max.timeout.ms",
+            900_000,
+            "Longest transaction.timeout.ms a producer may ask for.",
+            1,
+            _DAY_MS,
+        ),
+        Parameter(
+            "publish.max.duration.ms",
+            _DAY_MS,
+            "Longest time from writing a data file to the request that names it.",
+            60_000,
+            30 * _DAY_MS,
+        ),
+        Parameter(
+            "journal.retention.ms",
+            3_600_000,
+            "How long decisions stay in the journal once projected.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
+            "transaction.log.retention.ms",
+            7 * _DAY_MS,
+            "How long the rows of transactions that have ended stay in `transactions`.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
+            "offsets.topic.num.partitions",
+            SHARDS,
+            "Shards of the groups; a group's is told with it. All are with whoever leads, so that the number is fixed.",
+            SHARDS,
+            SHARDS,
+        ),
+        Parameter(
+            "transaction.state.log.num.partitions",
+            SHARDS,
+            "Shards of the transactional ids; as offsets.topic.num.partitions.",
+            SHARDS,
+            SHARDS,
+        ),
+        Parameter(
+            "reader.grace.ms",
+            600_000,
+            "How long files that compaction replaced stay for running queries.",
+            1000,
+            _DAY_MS // 4,
+        ),
+        Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
+        Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),
+    ]
+)
+
+
+class EngineConfig(Mapping[str, Value]):
+    """All settings of the engine; what was not set has its default."""
+
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        self._values = {**ENGINE.defaults(), **ENGINE.parse(given or {})}
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def ms(self, key: str) -> int:
+        """A whole number, whatever its unit."""
+        return int(self._values[key])
+
+    number = ms
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """The settings that decisions depend on."""
+    return Limits(
+        client_expiration_ms=config.ms("client.expiration.ms"),
+        producer_id_expiration_ms=config.ms("producer.id.expiration.ms"),
+        transactional_id_expiration_ms=config.ms("transactional.id.expiration.ms"),
+        transaction_max_timeout_ms=config.ms("transaction.max.timeout.ms"),
+    )
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML takes the last of two equal keys silently; here they are refused."""
+
+
+def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node)
+        if not isinstance(key, str):
+            raise InvalidConfig("A key is not text.", found=f"{key!r} in line {key_node.start_mark.line + 1}")
+        if key in seen:
+            raise InvalidConfig("A key stands twice.", found=f"{key} in line {key_node.start_mark.line + 1}")
+        seen[key] = loader.construct_object(value_node, deep=True)
+    return seen
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
+    """Settings of the file named, else of $LAKEMQ_CONF, else the defaults; `overrides` win.
+
+    Raises InvalidConfig for a file that cannot be read, an unknown key, a key that stands twice, a bad value.
+    """
+    name = path or os.environ.get(VARIABLE)
+    given = {} if not name else _settings_of(str(name))
+    return EngineConfig({**given, **(overrides or {})})
+
+
+def _settings_of(name: str) -> dict[str, Any]:
+    """What a file sets, not checked yet."""
+    try:
+        loaded = yaml.load(Path(name).read_text(encoding="utf-8"), _UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"Cannot read {name}: {error}", expected="a YAML file in UTF-8") from error
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise InvalidConfig(f"Cannot read {name}: {why}", expected="a YAML file of key: value lines") from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise InvalidConfig(f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines")
+    return loaded or {}

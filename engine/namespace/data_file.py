@@ -1,0 +1,173 @@
+"""Data files: message rows as Parquet, written once under a random name.
+
+Runs on Spark executors too, where only pyarrow, numpy and xxhash are at hand.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, FileFacts
+from lakemq.tables.storage.files import Files
+
+ROW_GROUP_ROWS = 1 << 20
+
+BODY: list[str] = BODY_SCHEMA.names
+
+_ENCODINGS = {
+    "row": "DELTA_BINARY_PACKED",
+    "partition": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+}
+
+
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+# as text in the file; as dictionaries here, because hashing a million equal names takes longer than writing them
+_WRITTEN_SCHEMA: pa.Schema = pa.schema(
+    [pa.field(f.name, _DICTIONARY) if f.name in ("batch_id", "topic") else f for f in MESSAGES.stored_schema]
+)
+
+
+def repeat_name(name: str, count: int) -> pa.DictionaryArray:
+    """`count` times the same text, as a writer of data files takes it."""
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([name], pa.string()))
+
+
+class WrittenFile(NamedTuple):
+    """A finished data file; the fields are those of a request's DataFile."""
+
+    batch_id: str
+    size_bytes: int
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    footer_hash: int
+
+
+def file_name(batch_id: str) -> str:
+    return f"{MESSAGES.name}/{batch_id}.parquet"
+
+
+class DataFileWriter:
+    """Writes one file. Rows get consecutive numbers in the order written."""
+
+    def __init__(self, writer: pq.ParquetWriter, batch_id: str) -> None:
+        self._writer, self.batch_id = writer, batch_id
+        self.record_count = 0
+        self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
+
+    def write(self, body: pa.Table) -> int:
+        """Append rows (columns of BODY, the topic as text or dictionary); returns the number of the first one."""
+        first, n = self.record_count, body.num_rows
+        if n == 0:
+            return first
+        columns = {name: body.column(name) for name in BODY}
+        if not pa.types.is_dictionary(columns["topic"].type):
+            columns["topic"] = columns["topic"].dictionary_encode()
+        columns |= {"batch_id": repeat_name(self.batch_id, n), "row": pa.array(np.arange(first, first + n))}
+        placed = pa.table([columns[f.name] for f in _WRITTEN_SCHEMA], schema=_WRITTEN_SCHEMA)
+        self._writer.write_table(placed, ROW_GROUP_ROWS)
+        self.record_count += n
+        stamps = body.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+        self.min_timestamp_ms = min(self.min_timestamp_ms, int(stamps.min()))
+        self.max_timestamp_ms = max(self.max_timestamp_ms, int(stamps.max()))
+        return first
+
+    def written(self, files: Files) -> WrittenFile:
+        """What there is to say of the finished file, as the store has it. Raises OSError."""
+        facts = look(files, self.batch_id)
+        if facts is None or facts.flaw:
+            raise OSError(f"data file {self.batch_id} was written and is gone, or {facts and facts.flaw}")
+        times_ms = (self.min_timestamp_ms, self.max_timestamp_ms)
+        return WrittenFile(self.batch_id, facts.size_bytes, facts.record_count, *times_ms, facts.footer_hash)
+
+
+@contextmanager
+def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
+    """A writer whose file appears, whole and durable, when the block ends without an exception."""
+    with (
+        files.open_output(file_name(batch_id)) as sink,
+        pq.ParquetWriter(
+            sink,
+            _WRITTEN_SCHEMA,
+            compression="snappy",
+            use_dictionary=["batch_id", "topic"],
+            column_encoding=_ENCODINGS,
+            write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
+            store_schema=False,
+        ) as writer,
+    ):
+        yield DataFileWriter(writer, batch_id)
+        # written anew with other values of the same length, it has another footer
+        writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
+
+
+def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:
+    """One file with these rows."""
+    with new_data_file(files, batch_id) as writer:
+        writer.write(body)
+    return writer.written(files)
+
+
+# -- what is there ----------------------------------------------------------------------------------------
+
+_TAIL_BYTES = 1 << 14
+"""Read at once from the end of a file: the footers of most fit in."""
+
+_MAGIC = b"PAR1"
+
+
+class Footer(NamedTuple):
+    """Of a Parquet file; `hash` is of its bytes, seeded with the size of the file, as a signed number."""
+
+    size_bytes: int
+    hash: int
+    metadata: pq.FileMetaData
+
+
+def read_footer(source: pa.NativeFile) -> Footer:
+    """Raises ValueError for what is no Parquet file, OSError when it cannot be read."""
+    size = source.size()
+    tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES)) if size else b""
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < 12 or tail[-4:] != _MAGIC or length > size:
+        raise ValueError("no Parquet file")
+    if length > len(tail):
+        tail = source.read_at(length, size - length)
+    footer = tail[-length:]
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"no Parquet file: {error}") from error
+    unsigned = xxhash.xxh64_intdigest(footer, seed=size)
+    return Footer(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
+
+
+def look(files: Files, batch_id: str) -> FileFacts | None:
+    """What is there under the name of a data file, from one or two small reads; None: nothing.
+
+    What cannot be read, or holds no message rows, is told as its flaw.
+    """
+    name = file_name(batch_id)
+    size = files.size(name)
+    if size is None:
+        return None
+    try:
+        with files.open_input(name) as source:
+            footer = read_footer(source)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return FileFacts(size, flaw=" ".join(str(error).split()))
+    columns = footer.metadata.schema.to_arrow_schema()
+    flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
+    return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw)

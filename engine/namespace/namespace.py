@@ -1,0 +1,137 @@
+"""A namespace: a folder or object-store prefix that holds the tables, the mailbox and the data files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deltalake.exceptions import DeltaError
+
+from lakemq.tables.migrations import migrate
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.storage.delta_log import DeltaLog
+from lakemq.tables.storage.files import Files, LocalFiles, open_files
+from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.sharing import share_with_group
+from lakemq.tables.storage.store import NewerTable, NotATable, OlderTable, Store
+
+from ..protocol.errors import NamespaceError, NewerFormat
+from .config import EngineConfig
+from .process import claim_tables
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Everything a sequencer or a client needs to reach the stored state."""
+
+    path: str
+    files: Files
+    store: Store
+    mailbox: Mailbox
+    config: EngineConfig
+    storage_options: Mapping[str, str]
+
+
+def open_namespace(
+    path: str,
+    config: EngineConfig | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    create: bool = False,
+    shared_with_group: bool = False,
+) -> Namespace:
+    """The namespace at a path or URI, made first where `create` allows it.
+
+    shared_with_group: with `create`, all in the folder is for its group to read and write, from now on, whatever umask.
+    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; IllegalState in a process
+    that was forked from one that has opened some.
+    """
+    config = config or EngineConfig()
+    claim_tables()
+    try:
+        files = open_files(path, storage_options)
+        store = Store(files, storage_options)
+        if create and shared_with_group:
+            _share(files)
+        if create and not store.exists(JOURNAL):
+            _check_free(path, files, store)
+            migrate(store, 0)
+        _open_journal(path, files, store)
+    except OSError as error:
+        raise NamespaceError(f"{path} cannot be used: {error.strerror or error}", expected=_USABLE) from error
+    except ValueError as error:
+        raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
+    mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
+    return Namespace(path, files, store, mailbox, config, dict(storage_options or {}))
+
+
+def _share(files: Files) -> None:
+    if not isinstance(files, LocalFiles):
+        raise NamespaceError(f"{files.root} is not on a disk: who may read and write it is for the store's policies.")
+    try:
+        share_with_group(files.root)
+    except OSError as error:
+        raise NamespaceError(
+            f"{files.root} cannot be shared with its group ({error.strerror or error}). Without access lists: give the "
+            "folder to the group, chmod g+rwxs, and start every process that uses it with umask 002 or 007."
+        ) from error
+
+
+_USABLE = "a folder that this user may read and write, or the URI of an object store"
+_RESTORED = "a copy of it from a backup"
+
+
+def _check_free(path: str, files: Files, store: Store) -> None:
+    """What an interrupted init has left is completed; a journal that was lost is not replaced by an empty one."""
+    if DeltaLog(files).exists():
+        found = f"{path} is itself a Delta table, and no place for a namespace."
+        raise NamespaceError(found, expected="another path")
+    if written := _written(store):
+        raise _without_journal(path, written)
+
+
+def _open_journal(path: str, files: Files, store: Store) -> None:
+    """Raises NamespaceError, NewerFormat, saying what is there and what helps."""
+    try:
+        store.open(JOURNAL)
+    except NewerTable as error:
+        raise NewerFormat(str(error), expected="the version of LakeMQ that wrote it, or a later one") from error
+    except OlderTable as error:
+        raise NamespaceError(
+            f"{path} was written by an older LakeMQ ({error}), and no command of this one migrates it.",
+            expected="the version that wrote it",
+        ) from error
+    except NotATable as error:
+        raise _no_journal(path, files, store, error) from error
+
+
+def _no_journal(path: str, files: Files, store: Store, error: NotATable) -> NamespaceError:
+    try:
+        if store.exists(JOURNAL) or DeltaLog(files, JOURNAL.name).exists():
+            return NamespaceError(f"{path} has a journal that cannot be used ({error}).", expected=_RESTORED)
+        if written := _written(store):
+            return _without_journal(path, written)
+    except DeltaError as unreadable:
+        return NamespaceError(f"{path} cannot be read: {unreadable}", expected=_USABLE)
+    found = f"{path} is not a LakeMQ namespace ({error})."
+    return NamespaceError(found, expected=f"the path of one, or one made by: lakemq --path {path} init")
+
+
+def _without_journal(path: str, written: list[str]) -> NamespaceError:
+    tables = ", ".join(written[:3])
+    found = f"{path} is a namespace without its journal: {tables} were written to."
+    return NamespaceError(found, expected=_RESTORED)
+
+
+def _written(store: Store) -> list[str]:
+    """The tables, but the journal, that are not as init leaves them."""
+    others = (spec for spec in TABLES if spec is not JOURNAL and store.exists(spec))
+    return [spec.name for spec in others if not _is_new(store, spec)]
+
+
+def _is_new(store: Store, spec: TableSpec) -> bool:
+    try:
+        return store.open(spec).version == 0
+    except (NotATable, NewerTable):
+        return False

@@ -1,0 +1,10 @@
+"""`python -m lakemq.jobs.demo`: the tour."""
+
+from __future__ import annotations
+
+import sys
+
+from lakemq.jobs.demo.tour import main
+
+if __name__ == "__main__":
+    sys.exit(main())

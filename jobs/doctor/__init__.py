@@ -1,0 +1,1 @@
+"""`lakemq doctor`: what is wrong here, and what to do about it."""

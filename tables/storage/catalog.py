@@ -1,0 +1,95 @@
+"""The Spark catalog of a namespace: a database with all tables and views."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ..specs.registry import TABLES
+from ..specs.spec import TableSpec
+from ..specs.views import VIEWS
+from .store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TYPES = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+}
+
+
+class DatabaseTaken(Exception):
+    """Another namespace, or something else, has the name of the database already."""
+
+
+def database_name(path: str) -> str:
+    """The last part of a namespace's path as the name of a database: letters, digits and underscores."""
+    last = path.rstrip("/").rsplit("/", 1)[-1].lower()
+    name = re.sub(r"[^a-z0-9_]+", "_", last).strip("_")
+    return name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
+
+
+def ddl_type(type: pa.DataType) -> str:
+    """A Spark SQL type."""
+    if pa.types.is_timestamp(type):
+        return "timestamp"
+    if pa.types.is_list(type):
+        return f"array<{ddl_type(type.value_type)}>"
+    if pa.types.is_struct(type):
+        return "struct<" + ",".join(f"{f.name}:{ddl_type(f.type)}" for f in type) + ">"
+    return _TYPES[type]
+
+
+def columns_ddl(spec: TableSpec) -> str:
+    """The columns of a table as a Spark schema string."""
+    return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in spec.stored_schema)
+
+
+def catalog_statements(path: str, store: Store) -> list[str]:
+    """SQL statements that make the namespace queryable; each may be run again."""
+    database = database_name(path)
+    tables = [
+        f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_quoted(store.uri(spec))}'"
+        for spec in TABLES
+    ]
+    views = [
+        f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
+        for name, query in VIEWS.items()
+    ]
+    comment = _quoted(_database_comment(store))
+    return [f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{comment}'", *tables, *views]
+
+
+def catalog_sql(path: str, store: Store) -> str:
+    """The statements as a script for `spark-sql -i`, which ends in the namespace's database."""
+    return "".join(f"{s};\n" for s in [*catalog_statements(path, store), f"USE {database_name(path)}"])
+
+
+def register(spark: SparkSession, path: str, store: Store) -> str:
+    """Register tables and views with a session; returns the database's name. Raises DatabaseTaken."""
+    database, statements = database_name(path), catalog_statements(path, store)
+    if spark.catalog.databaseExists(database):
+        found = spark.catalog.getDatabase(database).description
+        if found != _database_comment(store):
+            raise DatabaseTaken(
+                f"The Spark session has a database {database} already: found {found!r},"
+                f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
+            )
+        statements = statements[1:]
+    for statement in statements:
+        spark.sql(statement)
+    return database
+
+
+def _database_comment(store: Store) -> str:
+    return f"LakeMQ namespace {store.files.root}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,50 @@
+"""Reading a table commit by commit, as its log tells."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..specs.spec import TableSpec
+from .delta_log import DeltaLog
+from .files import Files
+
+
+class LogGone(Exception):
+    """The log was cleaned beyond where its follower stood, or the table is another one: load it again."""
+
+
+class Follower:
+    """Follows a table at the price of one small object per version; a handle would replay the log since its checkpoint.
+
+    version: the last one read.
+    """
+
+    def __init__(self, files: Files, spec: TableSpec, version: int) -> None:
+        self._files, self._spec, self.version = files, spec, version
+        self._log = DeltaLog(files, spec.name)
+        self._stands_on = self._log.identity(version)
+
+    def next(self) -> pa.Table | None:
+        """Rows that the next commit added, None while there is no such commit. Files it only moved do not count.
+
+        Raises LogGone: the log was cleaned beyond it, or files of it are gone.
+        """
+        following = self._log.identity(self.version + 1)
+        try:
+            rows = None if following is None else self._rows(self.version + 1)
+        except FileNotFoundError as error:
+            raise LogGone(f"{self._spec.name}: {error}") from error
+        # looked at afterwards: entries go in ascending order, so that what was not there had not come yet
+        if self._stands_on is None or self._log.identity(self.version) != self._stands_on:
+            raise LogGone(f"{self._spec.name}: version {self.version} is gone")
+        if rows is not None:
+            self.version, self._stands_on = self.version + 1, following
+        return rows
+
+    def _rows(self, version: int) -> pa.Table:
+        tables = [
+            pq.read_table(self._files.open_input(path), schema=self._spec.stored_schema)
+            for path in self._log.added(version, moved=False)
+        ]
+        return pa.concat_tables([self._spec.empty(), *tables])
