@@ -1,4 +1,4 @@
-"""The pages of docs/ that follow from the code: the command, tables, settings, errors.
+"""The pages of docs/ that follow from the code: the command, tables, settings, errors, states.
 
     python -m lakemq.jobs.docs            write them
     python -m lakemq.jobs.docs --check    exit with 1 when one is stale
@@ -17,6 +17,7 @@ from pathlib import Path
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.topics import TOPIC
+from lakemq.engine.client.transactions.operations import TRANSITIONS
 from lakemq.engine.namespace.config import ENGINE, NOT_OURS, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
@@ -159,6 +160,24 @@ def errors_page() -> str:
     )
 
 
+def states_page() -> str:
+    """Which states follow which."""
+    states = list(TRANSITIONS.table)
+    arrows = [
+        f"    {one.value} --> {after.value}" for one in states for after in states if after in TRANSITIONS.table[one]
+    ]
+    return _joined(
+        [
+            "# States",
+            _GENERATED.format(source="engine/protocol/values/transactions.py"),
+            f"## {TRANSITIONS.what}",
+            (inspect.getdoc(type(states[0])) or "") + " Each transition is a row of "
+            "[`transactions`](tables.md#transactions). Dead is an id that is not known: never asked for, or expired.",
+            "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"]),
+        ]
+    )
+
+
 def _meaning(error: type[LakeMQError]) -> tuple[str, str]:
     return inspect.cleandoc(error.__doc__ or "").splitlines()[0], "yes" if error.retriable else ""
 
@@ -177,6 +196,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables_page,
     "settings.md": settings_page,
     "errors.md": errors_page,
+    "states.md": states_page,
 }
 
 

@@ -16,28 +16,17 @@ import pyarrow as pa
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import decode_letter, decode_steps, enclose, encode_step
-from lakemq.engine.protocol.limits import Limits
-from lakemq.engine.protocol.log import InlineRows
-from lakemq.engine.protocol.patience import Patience
-from lakemq.engine.protocol.records import Decided, StepDecisions
-from lakemq.engine.protocol.requests import (
-    AnyRequest,
-    AnyResult,
-    ApplicationVersion,
-    CreateTopic,
-    DataFile,
-    InitProducer,
-    Letter,
-    Produce,
-    ProducerDone,
-    ProducerSequences,
-    Ranges,
-    Refusal,
-    RefusedRows,
-    TopicRef,
-    TransactionRef,
-)
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules.patience import Patience
+from lakemq.engine.protocol.rules.tables import Time
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.given import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RefusedRows
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.messages import FileFacts
 
 HOUR_MS = 3_600_000
@@ -66,9 +55,9 @@ class Harness:
         letter = decode_letter(encode_letter(sent))[0]
         named = [f for r in letter.requests if isinstance(r, Produce) for f in r.files]
         facts = {f.batch_id: None if f.batch_id in self.missing else facts_of(f) for f in named}
-        now_ms = machine.begin_step(self.state, self.now_ms)
+        machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
-        decided = machine.decide_letter(self.state, letter, now_ms, inline, facts)
+        decided = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
         self.land(decided)
         return list(decided[-1].record.results)  # type: ignore[union-attr]
 
@@ -78,7 +67,7 @@ class Harness:
         (read,) = decode_steps(encode_step(step))
         assert read == step
         self.steps.append(read)
-        self.patience.look(self.state, self.now_ms)
+        self.patience.look(machine.watched(self.state), self.now_ms)
 
     def one(self, request: AnyRequest, **how: Any) -> AnyResult:
         (result,) = self.ask(request, **how)
@@ -101,11 +90,10 @@ class Harness:
     ) -> list[str]:
         """A step in which only time passes; the kinds of what it decides."""
         now_ms = machine.begin_step(self.state, self.now_ms)
-        limits = Limits(client_ms, producer_ms, transactional_id_ms)
-        overdue = self.patience.overdue(self.state, self.now_ms)
-        due = machine.is_due(self.state, overdue, now_ms, limits)
-        decided = machine.fold_time(self.state, overdue, limits)
-        assert due == bool(decided)
+        time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.patience)
+        due = machine.due(self.state, time)
+        decided = machine.fold_time(self.state, due, time)
+        assert bool(due) == bool(decided)
         self.land(decided) if decided else None
         return [one.record.kind for one in decided]
 

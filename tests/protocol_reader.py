@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lakemq.engine.protocol.records import StepDecisions
-from lakemq.engine.protocol.segments import table_of
-from lakemq.engine.protocol.state import Topic
+from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.topics import Topic
 
 Place = tuple[int, int]
 """topic_id and partition."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
-from lakemq.engine.protocol.projection import project, watermark
-from lakemq.engine.protocol.records import StepDecisions
-from lakemq.engine.protocol.snapshot import restore
-from lakemq.engine.protocol.state import State
-from lakemq.tables.specs.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
-from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
+from lakemq.engine.protocol.projection import RESTORED, project, restore, watermark
+from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import PARTITIONS, TOPICS, TopicRow
 from lakemq.tables.specs.watermarks import WatermarkRow
 from lakemq.tables.storage.changelog import newest
 
@@ -28,18 +23,14 @@ def add_pass(tables: Tables, state: State, steps: Sequence[StepDecisions]) -> No
         tables[name] = pa.concat_tables([tables.get(name, BY_NAME[name].empty()), rows])
 
 
-def restored(mark: pa.Table, tables: Tables) -> State:
+def restored(mark: pa.Table, tables: Tables, left_in: Sequence[str] = RESTORED) -> State:
     """mark: the watermark that the last pass wrote."""
 
     def now(spec: TableSpec) -> pa.Table:
         return newest(tables.get(spec.name, spec.empty()), spec.keys)
 
-    def rows(row: Any, spec: TableSpec) -> list[Any]:
-        return [row(**values) for values in now(spec).to_pylist()]
-
     (told,) = mark.to_pylist()
-    producers, offsets = rows(ProducerRow, PRODUCERS), rows(ConsumerOffsetRow, CONSUMER_OFFSETS)
-    return restore(WatermarkRow(**told), rows(TopicRow, TOPICS), now(PARTITIONS), producers, offsets)
+    return restore(WatermarkRow(**told), {name: now(BY_NAME[name]) for name in left_in})
 
 
 def mark_of(state: State) -> pa.Table:

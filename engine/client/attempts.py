@@ -15,13 +15,16 @@ from ..protocol.errors import (
     StaleApplicationVersion,
     StaleTopicMetadata,
     StorageError,
+    TransactionAbortable,
 )
 
 NOT_DECIDED = (MailboxFullError, StorageError, ClientEnded, IllegalState)
 """What an attempt fails with of which nothing was decided, nor will be: it says nothing of the attempt before."""
 
-NEVER_PUBLISHED = (StaleTopicMetadata, StaleApplicationVersion)
-"""What refuses all attempts of a publish: one that was accepted would be answered, one still to come is as stale."""
+NEVER_PUBLISHED = (StaleTopicMetadata, StaleApplicationVersion, TransactionAbortable)
+"""What refuses all attempts of a publish: one that was accepted would be answered, one still to come is as stale; or
+belongs to a transaction that can only be aborted, so that nobody will see it.
+"""
 
 PAUSE_MS = 50
 """Between an attempt of which nothing was decided and the next."""

@@ -18,8 +18,9 @@ from ..namespace.clock import Clock, SystemClock
 from ..namespace.namespace import Namespace
 from ..namespace.process import OwnLock, same_process
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest, UnsupportedVersion
-from ..protocol.requests import ApplicationVersion, Published, TransactionRef
-from ..protocol.state import State
+from ..protocol.values.log import ApplicationVersion, Published
+from ..protocol.values.producers import TransactionRef
+from ..protocol.values.state import State
 from ..sequencer.sequencer import Sequencer
 from ..sequencer.serving import Serving, step_until_idle
 from .arguments import (

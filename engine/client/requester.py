@@ -35,7 +35,7 @@ from ..protocol.errors import (
     error_of,
 )
 from ..protocol.letters import encode_request
-from ..protocol.requests import AnyRequest, AnyResult
+from ..protocol.values.kinds import AnyRequest, AnyResult
 
 MAX_REQUESTS = 5000
 MAX_BYTES = 8 << 20

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
 from ..protocol.parameters import TOPIC
-from ..protocol.requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
-from ..protocol.state import State, Topic
+from ..protocol.values.state import State
+from ..protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic, TopicDone
 from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
 from .requester import Requester
 

@@ -17,7 +17,8 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
 from lakemq.tables.storage.store import StoredFile
 
-from ..protocol.state import State, Topic
+from ..protocol.values.state import State
+from ..protocol.values.topics import Topic
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import yaml
 
 from ..protocol.errors import InvalidConfig
 from ..protocol.hashing import SHARDS
-from ..protocol.limits import Limits
 from ..protocol.not_ours import NOT_OURS
 from ..protocol.parameters import Parameter, Parameters, Value
+from ..protocol.values.given import Limits
 
 __all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from msgspec import MsgspecError
 
-from lakemq.tables.specs.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
-from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
+from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import PARTITIONS, TOPICS, TopicRow
+from lakemq.tables.specs.topics import PARTITIONS, TOPICS
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.foreign import foreign_commits
 from lakemq.tables.storage.store import Store
 
 from ..protocol.errors import StepTooOld, TableDamaged
-from ..protocol.snapshot import restore
-from ..protocol.state import State
+from ..protocol.projection import READERS, RESTORED, restore
+from ..protocol.values.state import State
 
 T = TypeVar("T")
 
@@ -51,7 +50,10 @@ def read_watermark(store: Store) -> WatermarkRow:
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last < handle.last_step():
         raise _damaged(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
-    return _rows(WatermarkRow, WATERMARKS.checked(handle.read(step=(last, None))))[-1] if files else BEGINNING
+    if not files:
+        return BEGINNING
+    newest_row: WatermarkRow = WATERMARKS.rows(WATERMARKS.checked(handle.read(step=(last, None))))[-1]
+    return newest_row
 
 
 def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> State:
@@ -59,19 +61,13 @@ def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> Sta
 
     Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again; TableDamaged.
     """
-    topics = _rows(TopicRow, _newest(store, TOPICS, watermark.step))
+    names = RESTORED if with_clients else READERS
+    tables = {name: _newest(store, BY_NAME[name], watermark.step) for name in names}
     # of a deleted topic a row may be left in one table, and none in the other
-    partitions = _newest(store, PARTITIONS, watermark.step).filter(~pc.field("removed"))
-    counts = _partition_counts(partitions)
-    if unnamed := counts.keys() - {row.topic_id for row in topics}:
+    counts = _partition_counts(tables[PARTITIONS.name].filter(~pc.field("removed")))
+    if unnamed := counts.keys() - set(tables[TOPICS.name].column("topic_id").to_pylist()):
         raise _damaged(store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions")
-    state = restore(
-        watermark,
-        topics,
-        partitions,
-        _rows(ProducerRow, _newest(store, PRODUCERS, watermark.step)) if with_clients else [],
-        _rows(ConsumerOffsetRow, _newest(store, CONSUMER_OFFSETS, watermark.step)) if with_clients else [],
-    )
+    state = restore(watermark, tables)
     for topic in state.topics.values():
         found, expected = counts.get(topic.topic_id, 0), topic.partition_count
         if found < expected:  # their offsets would be given out again
@@ -116,8 +112,3 @@ def _newest(store: Store, spec: TableSpec, step: int) -> pa.Table:
     if handle.floor() > step:
         raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
     return newest(spec.checked(handle.read(step=(None, step))), spec.keys)
-
-
-def _rows(row: type[T], table: pa.Table) -> list[T]:
-    made: Any = row
-    return [made(**values) for values in table.to_pylist()]

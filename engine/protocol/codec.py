@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,21 +20,19 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from .bodies import decode_rows, encode_rows
 from .errors import InvalidRequest, NewerFormat
-from .records import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
-from .requests import Answer, AnyRequest, AnyResult, Count, Letter, Produce, Unreadable
-from .segments import NO_SEGMENTS, Segments, table_of
-from .state import Transaction
+from .values.base import Count
+from .values.clients import Answer, Letter, Unreadable
+from .values.decisions import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
+from .values.kinds import AnyRequest
+from .values.log import Produce
+from .values.segments import NO_SEGMENTS, Segments, table_of
 
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"LMQ1"
 _json = msgspec.json.Encoder()
-_ordered_json = msgspec.json.Encoder(order="deterministic")
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_transactions = msgspec.json.Decoder(Transaction)
-_configs = msgspec.json.Decoder(dict[str, Any])
-_results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -114,31 +111,6 @@ def encode_answer(answer: Answer) -> bytes:
 
 def decode_answer(body: bytes) -> Answer:
     return _answers.decode(body)
-
-
-def encode_transaction(transaction: Transaction) -> str:
-    """The same text for the same transaction, though it holds sets."""
-    return _ordered_json.encode(transaction).decode()
-
-
-def decode_transaction(text: str) -> Transaction:
-    return _transactions.decode(text)
-
-
-def encode_results(results: list[AnyResult]) -> str:
-    return _json.encode(results).decode()
-
-
-def decode_results(text: str) -> list[AnyResult]:
-    return _results.decode(text)
-
-
-def encode_config(config: dict[str, Any]) -> str:
-    return _json.encode(config).decode()
-
-
-def decode_config(text: str) -> dict[str, Any]:
-    return _configs.decode(text)
 
 
 def encode_step(step: StepDecisions) -> pa.Table:

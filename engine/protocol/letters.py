@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from .errors import MAX_SHOWN, InvalidRequest
-from .requests import AnyRequest
+from .values.kinds import AnyRequest
 
 _JSON_HAS = "what JSON has: text in Unicode, numbers, true, false, null"
 _SAID = re.compile(r"Expected (?P<expected>.*), got .* - at (?:`key` in )?`\$\.(?P<field>.*)`", re.DOTALL)

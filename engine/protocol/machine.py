@@ -1,68 +1,40 @@
 """The machine: requests and time in, decisions out; decisions folded into the state. No I/O, no clock, no chance.
 
-`decide_request` only reads the state, `evolve` only writes it, `decide_letter` and `fold_time` do both in turn.
-A group or delay machine takes its place beside `log` and `transactions` in the two tables below.
+`decide_request` only reads the state, `evolve` only writes it, `decide_letter` and `fold_time` do both in turn. What
+may happen stands in the tables of the subjects; another subject takes its place in the list of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from lakemq.tables.specs.messages import FileFacts
-
-from . import clients, leader, log, offsets, producers, topics, transactions
-from .decision import Decision
 from .errors import ClientEnded, LakeMQError, UnknownServerError
-from .limits import DEFAULT_LIMITS, Limits
-from .records import Answered, AnyRecord, ClientRemoved, Decided, StepDecisions
-from .requests import (
-    AbortTransaction,
-    AlterTopic,
-    AnyRequest,
-    AnyResult,
-    CommitOffsets,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    EndTransaction,
-    FetchOffsets,
-    InitProducer,
-    Letter,
-    Produce,
-    Unreadable,
-)
-from .segments import NO_SEGMENTS, Segments
-from .state import State
+from .rules import clients, groups, leader, log, producers, topics, transactions
+from .rules.tables import Folds, Rules, Time, Timer
+from .values.base import Record
+from .values.clients import Answered, ClientRemoved, Letter, Unreadable
+from .values.decisions import Decided, Decision, StepDecisions
+from .values.given import NOTHING, Given
+from .values.kinds import AnyRequest, AnyResult
+from .values.segments import NO_SEGMENTS, Segments
+from .values.state import State
 
-_DECIDE: dict[type, Callable[[State, Any], Decision]] = {
-    CreateTopic: topics.decide_create,
-    AlterTopic: topics.decide_alter,
-    DeleteTopic: topics.decide_delete,
-    DeleteRecords: topics.decide_delete_records,
-    EndTransaction: transactions.decide_end,
-    AbortTransaction: transactions.decide_abort,
-    CommitOffsets: offsets.decide_commit,
-    FetchOffsets: offsets.decide_fetch,
-    Unreadable: lambda _, request: Decision(request.refusal),
+DECIDE: Rules = {**topics.DECIDE, **log.DECIDE, **transactions.DECIDE, **groups.DECIDE, **clients.DECIDE}
+EVOLVE: Folds = {
+    **topics.EVOLVE,
+    **log.EVOLVE,
+    **producers.EVOLVE,
+    **transactions.EVOLVE,
+    **groups.EVOLVE,
+    **clients.EVOLVE,
+    **leader.EVOLVE,
 }
+TIMERS: tuple[Timer, ...] = (*transactions.TIMERS, *clients.TIMERS, *producers.TIMERS)
 
-_EVOLVE: dict[str, Callable[[State, Any], None]] = {
-    "leader_elected": leader.evolve_elected,
-    "topic_created": topics.evolve_created,
-    "topic_altered": topics.evolve_altered,
-    "topic_deleted": topics.evolve_deleted,
-    "records_deleted": topics.evolve_records_deleted,
-    "producer_initialized": producers.evolve_initialized,
-    "producer_expired": producers.evolve_expired,
-    "transaction_moved": transactions.evolve_moved,
-    "transaction_failed": transactions.evolve_failed,
-    "offsets_committed": offsets.evolve_committed,
-    "offsets_removed": offsets.evolve_removed,
-    "answered": clients.evolve_answered,
-    "client_removed": clients.evolve_removed,
-}
-
+Due = tuple[Timer, Any]
+"""A timer, and the key of what it is due for."""
 
 Unforeseen = Callable[[Exception], None]
 
@@ -72,38 +44,25 @@ def _raised(error: Exception) -> None:
 
 
 def decide_request(
-    state: State,
-    request: AnyRequest | Unreadable,
-    now_ms: int,
-    inline: log.InlineRows | None = None,
-    facts: Mapping[str, FileFacts | None] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    unforeseen: Unforeseen = _raised,
+    state: State, request: AnyRequest | Unreadable, given: Given = NOTHING, unforeseen: Unforeseen = _raised
 ) -> Decision:
     """The decision on one request. A refusal changes nothing, but that a transaction it was part of must be aborted."""
     try:
-        if isinstance(request, Produce):
-            return log.decide_produce(state, request, now_ms, inline, facts)
-        if isinstance(request, InitProducer):
-            named = request.transactional_id is not None
-            return transactions.decide_init(state, request, limits) if named else producers.decide_init(state)
-        return _DECIDE[type(request)](state, request)
+        return DECIDE[type(request)](state, request, given)
     except LakeMQError as error:
-        return Decision(error.refusal(), tuple(transactions.decide_failure(state, request, error)))
+        return _refused(state, request, error)
     except Exception as error:
         unforeseen(error)
-        refusal = UnknownServerError("The sequencer could not decide this request.", found=type(error).__name__)
-        return Decision(refusal.refusal(), tuple(transactions.decide_failure(state, request, refusal)))
+        found = type(error).__name__
+        return _refused(state, request, UnknownServerError("The sequencer could not decide this request.", found=found))
+
+
+def _refused(state: State, request: AnyRequest | Unreadable, error: LakeMQError) -> Decision:
+    return Decision(error.refusal(), tuple(transactions.decide_failure(state, request, error)))
 
 
 def decide_letter(
-    state: State,
-    letter: Letter,
-    now_ms: int,
-    inline: log.InlineRows | None = None,
-    facts: Mapping[str, FileFacts | None] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    unforeseen: Unforeseen = _raised,
+    state: State, letter: Letter, given: Given = NOTHING, unforeseen: Unforeseen = _raised
 ) -> list[Decided]:
     """Decide and fold a letter's requests in order; the last record is the answer to the letter.
 
@@ -114,7 +73,7 @@ def decide_letter(
     decided: list[Decided] = []
     results: list[AnyResult] = []
     for request in letter.requests:
-        decision = decide_request(state, request, now_ms, inline, facts, limits, unforeseen)
+        decision = decide_request(state, request, given, unforeseen)
         decided += fold(state, [Decided(one.record, one.segments, request_id) for one in decision.decided])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)
@@ -133,27 +92,29 @@ def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQErro
     return fold(state, decided)
 
 
-def is_due(state: State, overdue: Sequence[str], now_ms: int, limits: Limits, expire: bool = True) -> bool:
-    """Whether `fold_time` in a step at `now_ms` would have something to do."""
-    return bool(overdue or (expire and _expired(state, now_ms, limits)))
+def due(state: State, time: Time, forget: bool = True) -> list[Due]:
+    """What time brings to a step that begins now. forget: also who was silent for long, which looks at everybody."""
+    return [
+        (timer, key)
+        for timer in TIMERS
+        if forget or not timer.forgets
+        for key in timer.waiting(state)
+        if timer.is_due(state, key, time)
+    ]
 
 
-def fold_time(state: State, overdue: Sequence[str], limits: Limits, expire: bool = True) -> list[Decided]:
-    """Decide and fold what is due now, after the letters of the step: who did something in it has not expired.
-
-    overdue: ids whose transaction was open for too long as the step began, to be aborted; expire: also forget who was
-    silent for long, which takes a look at everybody.
-    """
-    decided: list[Decided] = []
-    for name in overdue:
-        decided += fold(state, transactions.decide_timeout(state, name))
-    return decided + (fold(state, _expired(state, state.now_ms, limits)) if expire else [])
+def fold_time(state: State, due: Iterable[Due], time: Time) -> list[Decided]:
+    """Decide and fold what is due, after the letters of the step: who did something in it is due no more."""
+    return list(
+        chain.from_iterable(
+            fold(state, timer.decide(state, key)) for timer, key in due if timer.is_due(state, key, time)
+        )
+    )
 
 
-def _expired(state: State, now_ms: int, limits: Limits) -> list[Decided]:
-    due = clients.decide_expiry(state, limits.client_expiration_ms, now_ms)
-    due += producers.decide_expiry(state, limits.producer_id_expiration_ms, now_ms)
-    return due + transactions.decide_expiry(state, limits.transactional_id_expiration_ms, now_ms)
+def watched(state: State) -> Iterator[Hashable]:
+    """What the leader has to see wait, for the timers that count by its patience."""
+    return chain.from_iterable(timer.waiting(state) for timer in TIMERS if timer.watched)
 
 
 def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:
@@ -163,19 +124,9 @@ def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:
     return list(decided)
 
 
-def evolve(state: State, record: AnyRecord, segments: Segments = NO_SEGMENTS) -> None:
+def evolve(state: State, record: Record, segments: Segments = NO_SEGMENTS) -> None:
     """Fold one decision into the state. Total: what was decided is never refused here."""
-    if record.kind == "produced":
-        log.evolve_produced(state, record, segments)  # type: ignore[arg-type]
-    elif record.kind == "markers_written":
-        transactions.evolve_markers(state, segments)
-    elif fold := _EVOLVE.get(record.kind):
-        fold(state, record)
-
-
-def kinds() -> list[str]:
-    """The kinds of decisions that change the state; the others are for the tables only."""
-    return ["produced", "markers_written", *_EVOLVE]
+    EVOLVE[type(record)](state, record, segments)
 
 
 def begin_step(state: State, now_ms: int) -> int:

@@ -17,8 +17,8 @@ from ..maintenance.housekeeping import Housekeeping, JournalMaintained
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError
-from ..protocol.records import StepDecisions
-from ..protocol.state import State
+from ..protocol.values.decisions import StepDecisions
+from ..protocol.values.state import State
 from .journal import Journal
 from .projector import Projection, Projector, plan_projection
 

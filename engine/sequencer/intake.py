@@ -16,11 +16,11 @@ from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from ..protocol.clients import Turn, turn_of
 from ..protocol.codec import decode_letter
 from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
-from ..protocol.requests import Letter
-from ..protocol.state import State
+from ..protocol.rules.clients import Turn, turn_of
+from ..protocol.values.clients import Letter
+from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")
 

@@ -11,7 +11,7 @@ from lakemq.tables.storage.store import CommitConflict, NewFile, Store, StoredFi
 
 from ..protocol.codec import steps_after
 from ..protocol.errors import NotLeader
-from ..protocol.records import StepDecisions
+from ..protocol.values.decisions import StepDecisions
 
 
 class Journal:

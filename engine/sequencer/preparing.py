@@ -18,7 +18,7 @@ from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import look, write_data_file
 from ..protocol.errors import StorageError
-from ..protocol.requests import DataFile, Produce
+from ..protocol.values.log import DataFile, Produce
 from .intake import OpenedLetter
 
 _AT_ONCE = 16

@@ -25,9 +25,9 @@ from ..namespace import crash
 from ..namespace.data_file import file_name
 from ..protocol.errors import NotLeader
 from ..protocol.projection import files_added, project, watermark
-from ..protocol.records import StepDecisions
-from ..protocol.requests import DataFile
-from ..protocol.state import State
+from ..protocol.values.decisions import StepDecisions
+from ..protocol.values.log import DataFile
+from ..protocol.values.state import State
 
 
 @dataclass(frozen=True)

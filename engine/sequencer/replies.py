@@ -11,8 +11,9 @@ from lakemq.tables.storage.mailbox import Mailbox
 
 from ..namespace.clock import Clock
 from ..protocol.codec import encode_answer
-from ..protocol.requests import Answer, AnyResult
-from ..protocol.state import State
+from ..protocol.values.clients import Answer
+from ..protocol.values.kinds import AnyResult
+from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")
 

@@ -26,13 +26,17 @@ from ..namespace.config import limits_of
 from ..namespace.load import damage_told, load_state, read_watermark
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
-from ..protocol import leader, machine
+from ..protocol import machine
 from ..protocol.codec import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
-from ..protocol.log import InlineRows
-from ..protocol.patience import Patience
-from ..protocol.records import Answered, ClientRemoved, Decided, FilesAdded, StepDecisions
-from ..protocol.state import State
+from ..protocol.rules import leader
+from ..protocol.rules.patience import Patience
+from ..protocol.rules.tables import Time
+from ..protocol.values.clients import Answered, ClientRemoved
+from ..protocol.values.decisions import Decided, StepDecisions
+from ..protocol.values.given import Given, InlineRows
+from ..protocol.values.log import FilesAdded
+from ..protocol.values.state import State
 from .aside import Aside
 from .background import Background
 from .intake import Intake, OpenedLetter, StepLetters
@@ -84,18 +88,6 @@ class _Term:
     expire_at_ms: int
     all_seen_at_ms: int
     patience: Patience = field(default_factory=Patience)
-
-
-@dataclass(frozen=True)
-class _Time:
-    """What time may do in a step. passes: abort transactions; expire: also forget the silent; is_due: there is some."""
-
-    passes: bool
-    expire: bool
-    is_due: bool
-
-
-_NO_TIME = _Time(False, False, False)
 
 
 class Sequencer:
@@ -242,28 +234,30 @@ class Sequencer:
         term.background.collect()
         letters = self._intake.take(term.state, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
-        time = self._time(term, letters)
+        due = self._due(term, letters)
         renewal = self._renewal(term)
-        decided = self._decide(term, letters, renewal, time) if letters.taken or renewal or time.is_due else []
+        decided = self._decide(term, letters, renewal, due) if letters.taken or renewal or due else []
         self._reply(term, letters, decided)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         return StepReport(term.state.step, len(letters.taken), len(decided), letters.backlog)
 
-    def _time(self, term: _Term, letters: StepLetters) -> _Time:
-        """What time may do in this step, and whether there is anything."""
+    def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
+        """What time brings to this step."""
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.backlog)
         if all_seen:
             term.all_seen_at_ms = steady_ms
         elif steady_ms - term.all_seen_at_ms < BACKLOG_MS:
-            return _NO_TIME  # nothing ends while a letter that was sent in time may be waiting
+            return []  # nothing ends while a letter that was sent in time may be waiting
         # a letter of a client that was forgotten would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-        overdue = term.patience.overdue(term.state, steady_ms)
-        return _Time(True, expire, machine.is_due(term.state, overdue, term.time.now_ms(), self._limits, expire))
+        return machine.due(term.state, self._time(term, term.time.now_ms()), expire)
+
+    def _time(self, term: _Term, now_ms: int) -> Time:
+        return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
 
     def _renewal(self, term: _Term) -> list[Decided]:
         """A sign of life when the lease is a third gone."""
@@ -271,26 +265,22 @@ class Sequencer:
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def _decide(
-        self, term: _Term, letters: StepLetters, lease: Sequence[Decided], time: _Time = _NO_TIME
+        self, term: _Term, letters: StepLetters, lease: Sequence[Decided], due: Sequence[machine.Due] = ()
     ) -> list[Decided]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
         prepared = self._prepared(term, letters)
         inline, state = prepared.inline, term.state
-        now_ms = machine.begin_step(state, term.time.now_ms())
+        machine.begin_step(state, term.time.now_ms())
         decided = [Decided(FilesAdded([inline]))] if inline else []
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
-            decided += self._decide_letter(state, one, first_row, prepared, now_ms)
+            decided += self._decide_letter(state, one, first_row, prepared)
         decided += machine.fold(state, lease)
-        if time.passes:
-            overdue = term.patience.overdue(state, self._clock.steady_ms())
-            decided += machine.fold_time(state, overdue, self._limits, time.expire)
-        term.patience.look(state, self._clock.steady_ms())
+        decided += machine.fold_time(state, due, self._time(term, state.now_ms))
+        term.patience.look(machine.watched(state), self._clock.steady_ms())
         self._land(term, decided)
         return decided
 
-    def _decide_letter(
-        self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared, now_ms: int
-    ) -> list[Decided]:
+    def _decide_letter(self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared) -> list[Decided]:
         refusal = one.refusal or self._aside.refusal(one.name)
         if refusal is not None:
             return machine.refuse_letter(state, one.name.client_id, one.name.number, refusal)
@@ -302,7 +292,8 @@ class Sequencer:
             self._aside.keep(one.name, error)
 
         try:
-            return machine.decide_letter(state, one.letter, now_ms, inline, prepared.facts, self._limits, unforeseen)
+            given = Given(self._limits, inline, prepared.facts)
+            return machine.decide_letter(state, one.letter, given, unforeseen)
         except Exception as error:
             # the state may be half folded: it is thrown away
             unforeseen(error)

@@ -11,9 +11,10 @@ from lakemq.tables.storage.store import Store
 
 from ..namespace.clock import Clock
 from ..namespace.load import read_watermark
-from ..protocol import leader, machine
+from ..protocol import machine
 from ..protocol.codec import decode_steps
-from ..protocol.state import State
+from ..protocol.rules import leader
+from ..protocol.values.state import State
 
 _IS_LEASE = pc.field("kind") == "leader_elected"
 

@@ -1,7 +1,4 @@
-"""`producers`: what makes a repeat harmless.
-
-Sequences per producer, versions per application, open transactions per transactional id, answers per client.
-"""
+"""`producers` and `applications`: what makes a repeat of a publish harmless."""
 
 from __future__ import annotations
 
@@ -28,26 +25,36 @@ UNITS = pa.list_(
 @dataclass(frozen=True, kw_only=True)
 class ProducerRow:
     step: int = column(INT64, "The micro-batch that decided it.")
-    kind: str = column(TEXT, "producer, application, transaction or client.")
-    name: str = column(TEXT, "The producer id; application id and target; transactional id; or client id.")
-    producer_epoch: int | None = column(INT32, "Producers: the current epoch.", nullable=True)
-    units: list[Any] | None = column(
-        UNITS, "Producers: the last five appends per partition, oldest first.", nullable=True
-    )
-    version: int | None = column(INT64, "Applications: last txn_version; clients: last letter.", nullable=True)
-    document: str | None = column(
-        TEXT,
-        "Clients: the results of that letter; transactional ids: their newest or open transaction; as JSON.",
-        nullable=True,
-    )
+    producer_id: int = column(INT64, "Producer.")
+    producer_epoch: int = column(INT32, "Its current epoch; an older one is fenced.")
+    units: list[Any] = column(UNITS, "Its last five appends per partition, oldest first.")
     seen_at_ms: int = column(INT64, "When it last did something.")
-    removed: bool = column(BOOL, "Expired or ended.")
+    removed: bool = column(BOOL, "Expired.")
 
 
 PRODUCERS = TableSpec(
     name="producers",
     row=ProducerRow,
     shape="changelog",
-    keys=("kind", "name"),
-    comment="Producers, applications, transactional ids, clients: what is remembered so that a repeat changes nothing.",
+    keys=("producer_id",),
+    comment="Idempotent producers, with the sequences by which a repeat is known.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationRow:
+    step: int = column(INT64, "The micro-batch that decided it.")
+    txn_app_id: str = column(TEXT, "Application, as in Delta's txnAppId.")
+    target: str = column(TEXT, "Destination it publishes to.")
+    version: int = column(INT64, "The last txn_version published; one not above it is not published again.")
+    seen_at_ms: int = column(INT64, "When.")
+    removed: bool = column(BOOL, "Forgotten.")
+
+
+APPLICATIONS = TableSpec(
+    name="applications",
+    row=ApplicationRow,
+    shape="changelog",
+    keys=("txn_app_id", "target"),
+    comment="Applications that publish numbered batches, each batch once.",
 )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from .clients import CLIENTS
 from .dead_letters import DEAD_LETTERS
 from .delayed import DELAYED
 from .groups import ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
 from .inbox import INBOX
 from .journal import JOURNAL
 from .messages import MESSAGES
-from .producers import PRODUCERS
+from .producers import APPLICATIONS, PRODUCERS
 from .segments import SEGMENTS
 from .spec import TableSpec
 from .topics import PARTITIONS, TOPICS
-from .transactions import CONTROL_MARKERS, TRANSACTIONS
+from .transactions import CONTROL_MARKERS, TRANSACTIONAL_IDS, TRANSACTIONS
 from .watermarks import WATERMARKS
 
 TABLES: tuple[TableSpec, ...] = (
@@ -23,7 +24,10 @@ TABLES: tuple[TableSpec, ...] = (
     SEGMENTS,
     CONTROL_MARKERS,
     TRANSACTIONS,
+    TRANSACTIONAL_IDS,
     PRODUCERS,
+    APPLICATIONS,
+    CLIENTS,
     CONSUMER_OFFSETS,
     GROUPS,
     MEMBERS,

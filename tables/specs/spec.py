@@ -89,6 +89,10 @@ class TableSpec:
             schema=self.stored_schema,
         )
 
+    def rows(self, table: pa.Table) -> list[Any]:
+        """The inverse of `table`."""
+        return [self.row(**values) for values in table.to_pylist()]
+
     def checked(self, rows: pa.Table) -> pa.Table:
         """The rows, as they were written; raises ValueError for one that LakeMQ has not: null where nothing may be."""
         for name in rows.column_names:

@@ -1,12 +1,76 @@
-"""`transactions` and `control_markers`: the transaction log, and the marker each transaction leaves in a partition."""
+"""`transactional_ids`, `transactions`, `control_markers`: who has which id, the transaction log, its markers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from .spec import INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+
+STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead."
+
+PLACES = pa.list_(pa.struct([pa.field("topic_id", INT64), pa.field("partition", INT32)]))
+
+OFFSETS = pa.list_(
+    pa.struct(
+        [
+            pa.field("group", TEXT),
+            pa.field(
+                "offsets",
+                pa.list_(
+                    pa.struct(
+                        [
+                            pa.field("topic_id", INT64),
+                            pa.field("topic", TEXT),
+                            pa.field("partition", INT32),
+                            pa.field("offset", INT64),
+                            pa.field("metadata", TEXT),
+                        ]
+                    )
+                ),
+            ),
+        ]
+    )
+)
+
+ENDED = pa.struct(
+    [
+        pa.field("producer_id", INT64),
+        pa.field("producer_epoch", INT32),
+        pa.field("committed", BOOL),
+        pa.field("reason", TEXT),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionalIdRow:
+    step: int = column(INT64, "The micro-batch that decided it.")
+    transactional_id: str = column(TEXT, "The application's id.")
+    producer_id: int = column(INT64, "Producer that holds the id.")
+    producer_epoch: int = column(INT32, "Its epoch: that of its open or its next transaction.")
+    state: str = column(TEXT, STATES)
+    timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
+    started_at_ms: int | None = column(INT64, "When the open transaction began.", nullable=True)
+    partitions: list[Any] = column(PLACES, "What the open transaction has written to.")
+    offsets: list[Any] = column(OFFSETS, "Offsets of groups that count when it commits.")
+    part_count: int = column(INT64, "Publishes, and groups with offsets, that are part of it.")
+    error: str | None = column(TEXT, "Why it can only be aborted.", nullable=True)
+    ended: Any | None = column(ENDED, "The transaction before, and how it ended.", nullable=True)
+    batch_id: int = column(INT64, "The last micro-batch of a stream that was committed; -1 before the first.")
+    seen_at_ms: int = column(INT64, "When its producer last did something.")
+    removed: bool = column(BOOL, "Expired.")
+
+
+TRANSACTIONAL_IDS = TableSpec(
+    name="transactional_ids",
+    row=TransactionalIdRow,
+    shape="changelog",
+    keys=("transactional_id",),
+    comment="Transactional ids, with what is open under each.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +81,7 @@ class TransactionRow:
     shard: int = column(INT32, "abs(hash) % 50 of the id, by Java's hash of text.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch.")
-    state: str = column(TEXT, "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead.")
+    state: str = column(TEXT, STATES)
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
     started_at_ms: int | None = column(INT64, "First publish or offset commit of the transaction.", nullable=True)
     updated_at_ms: int = column(INT64, "When this transition was decided.")

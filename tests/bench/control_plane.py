@@ -15,7 +15,8 @@ from figures import Figure, median, seconds
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import write_data_file
-from lakemq.engine.protocol.requests import DataFile, Produce, Ranges, TopicRef
+from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.segments import SEGMENTS
 

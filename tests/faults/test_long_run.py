@@ -24,7 +24,10 @@ from lakemq.engine.client.publish.request import body_of
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.codec import decode_answer
-from lakemq.engine.protocol.requests import AnyResult, Letter, Produce, Published, Ranges, TopicRef
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.kinds import AnyResult
+from lakemq.engine.protocol.values.log import Produce, Published, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.registry import TABLES
 

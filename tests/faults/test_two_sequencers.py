@@ -17,8 +17,9 @@ from lakemq.engine.client.connection import Connection, new_id
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
-from lakemq.engine.protocol.records import LeaderElected
-from lakemq.engine.protocol.requests import CreateTopic, Letter
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import Sequencer
 

@@ -13,21 +13,19 @@ from protocol_harness import Harness
 
 import lakemq
 from lakemq.engine.protocol import errors, machine
+from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.hashing import murmur2, murmur2_partition, shard
 from lakemq.engine.protocol.names import is_name, reached
-from lakemq.engine.protocol.records import Decided, Produced, UnitAppended
-from lakemq.engine.protocol.requests import (
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.decisions import Decided
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import Produced, Published
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, UnitAppended
+from lakemq.engine.protocol.values.topics import (
     AlterTopic,
-    AnyRequest,
-    AnyResult,
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
-    Done,
-    InitProducer,
-    ProducerDone,
-    Published,
-    Refusal,
     TopicDone,
     TopicRef,
 )

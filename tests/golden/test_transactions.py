@@ -12,29 +12,20 @@ from protocol_harness import Harness
 from protocol_reader import Reader
 
 from lakemq.engine.protocol import errors, machine
-from lakemq.engine.protocol.records import Decided, TransactionMoved
-from lakemq.engine.protocol.requests import (
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.decisions import Decided
+from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import ApplicationVersion, Published, RefusedRows
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic, TopicRef
+from lakemq.engine.protocol.values.transactions import (
     AbortTransaction,
-    AnyRequest,
-    AnyResult,
-    ApplicationVersion,
-    CommitOffsets,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    Done,
     EndTransaction,
-    FetchOffsets,
-    InitProducer,
-    OffsetCommit,
-    OffsetsFetched,
-    ProducerDone,
-    Published,
-    Refusal,
-    RefusedRows,
-    TopicRef,
     TransactionEnded,
-    TransactionRef,
+    TransactionMoved,
+    TransactionStatus,
 )
 
 CASES = yaml.safe_load((Path(__file__).parent / "transactions.yaml").read_text())
@@ -112,9 +103,8 @@ class Story:
         """As if so many transactions of the id had ended before."""
         assert producer
         producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
-        machine.fold(
-            self.mq.state, [Decided(TransactionMoved(*msgspec.structs.astuple(producer.ref), "Empty", 60_000))]
-        )
+        moved = TransactionMoved(*msgspec.structs.astuple(producer.ref), TransactionStatus.EMPTY, 60_000)
+        machine.fold(self.mq.state, [Decided(moved)])
 
     # -- requests ---------------------------------------------------------------------------------------
 

@@ -11,21 +11,10 @@ from stateful.model import REFUSED, Model, ModelTopic
 from stateful.world import World
 
 from lakemq.engine.namespace.data_file import file_name
-from lakemq.engine.protocol.requests import (
-    AlterTopic,
-    AnyRequest,
-    ApplicationVersion,
-    CreateTopic,
-    DataFile,
-    DeleteRecords,
-    DeleteTopic,
-    InitProducer,
-    Produce,
-    ProducerSequences,
-    Ranges,
-    RefusedRows,
-    TopicRef,
-)
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RefusedRows
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicRef
 
 _names = st.sampled_from(["a", "b", "c"])
 _partitions = st.integers(1, 4)

@@ -8,21 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lakemq.engine.protocol.requests import (
-    AlterTopic,
-    AnyRequest,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    Done,
-    InitProducer,
-    Produce,
-    ProducerDone,
-    ProducerSequences,
-    Published,
-    TopicDone,
-    Unit,
-)
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import Produce, Published, Unit
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
 
 SEQUENCES = 2**31
 REFUSED = (0, -1)

@@ -7,7 +7,9 @@ from stateful.world import Background, World
 
 from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.namespace.clock import Clock
-from lakemq.engine.protocol.requests import AnyRequest, CreateTopic, Produce, Ranges, TopicRef
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import Produce, Ranges
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 
 

@@ -12,8 +12,8 @@ from lakemq.engine.maintenance.trimming import living, trimmed
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import files_added, project, watermark
-from lakemq.engine.protocol.records import StepDecisions
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.changelog import newest

@@ -10,7 +10,8 @@ from stateful.world import EXPIRATION_MS, Killed
 
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
-from lakemq.engine.protocol.requests import Produce, Published, Ranges, TopicRef
+from lakemq.engine.protocol.values.log import Produce, Published, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
 

@@ -31,16 +31,12 @@ from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, 
 
 from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.namespace import crash
-from lakemq.engine.protocol.errors import NotLeader
-from lakemq.engine.protocol.records import Answered, ClientRemoved, ProducerExpired
-from lakemq.engine.protocol.requests import (
-    AnyRequest,
-    CreateTopic,
-    InitProducer,
-    Produce,
-    Published,
-    Refusal,
-)
+from lakemq.engine.protocol.errors import NotLeader, Refusal
+from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import Produce, Published
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerExpired
+from lakemq.engine.protocol.values.topics import CreateTopic
 
 pytestmark = pytest.mark.slow
 

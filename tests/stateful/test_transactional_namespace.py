@@ -39,21 +39,15 @@ from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,
     ProducerFenced,
+    Refusal,
     RequestTimedOut,
     TransactionAbortable,
     error_of,
 )
-from lakemq.engine.protocol.producers import next_sequence
-from lakemq.engine.protocol.requests import (
-    AbortTransaction,
-    AlterTopic,
-    AnyRequest,
-    AnyResult,
-    CreateTopic,
-    DeleteRecords,
-    Refusal,
-)
-from lakemq.engine.protocol.state import Topic
+from lakemq.engine.protocol.rules.producers import next_sequence
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, Topic
+from lakemq.engine.protocol.values.transactions import AbortTransaction
 
 pytestmark = pytest.mark.slow
 

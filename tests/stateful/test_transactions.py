@@ -24,21 +24,13 @@ from stateful.runs import runs
 from stateful.transaction_model import Place, Publish
 from stateful.transaction_world import LAST_EPOCH, PLACES, TOPICS, TransactionWorld
 
-from lakemq.engine.protocol import transactions
-from lakemq.engine.protocol.requests import (
-    AbortTransaction,
-    CommitOffsets,
-    DeleteRecords,
-    Done,
-    EndTransaction,
-    FetchOffsets,
-    InitProducer,
-    OffsetCommit,
-    ProducerDone,
-    Published,
-    TransactionEnded,
-    TransactionRef,
-)
+from lakemq.engine.protocol.rules import transactions
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit
+from lakemq.engine.protocol.values.log import Published
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
+from lakemq.engine.protocol.values.topics import DeleteRecords
+from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction, TransactionEnded
 
 names = st.sampled_from(["x", "y"])
 groups = st.sampled_from(["g", "h"])

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lakemq.engine.protocol.requests import (
-    Done,
-    OffsetCommit,
-    OffsetsFetched,
-    ProducerDone,
-    Published,
-    TransactionEnded,
-    TransactionRef,
-    Unit,
-)
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.groups import OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.log import Published, Unit
+from lakemq.engine.protocol.values.producers import ProducerDone, TransactionRef
+from lakemq.engine.protocol.values.transactions import TransactionEnded
 
 Place = tuple[int, int]
 """topic_id and partition."""

@@ -11,31 +11,17 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.transaction_model import Model, Place, Publish, Result
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.records import TransactionMoved
-from lakemq.engine.protocol.requests import (
-    AnyRequest,
-    AnyResult,
-    Produce,
-    Refusal,
-    RefusedRows,
-    TopicRef,
-    TransactionRef,
-)
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import Produce, RefusedRows
+from lakemq.engine.protocol.values.producers import TransactionRef
+from lakemq.engine.protocol.values.topics import TopicRef
+from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
 
 FOREVER_MS = 10**12
 TOPICS = {1: ("t", 2), 2: ("u", 1)}
 PLACES = [(1, 0), (1, 1), (2, 0)]
 LAST_EPOCH = 3
-FOLLOWS = {
-    None: {"Empty"},
-    "Empty": {"Empty", "Ongoing", "Dead"},
-    "Ongoing": {"Ongoing", "PrepareCommit", "PrepareAbort"},
-    "PrepareCommit": {"CompleteCommit"},
-    "PrepareAbort": {"CompleteAbort"},
-    "CompleteCommit": {"Empty", "Ongoing", "Dead"},
-    "CompleteAbort": {"Empty", "Ongoing", "Dead"},
-    "Dead": {"Empty"},
-}
 
 
 class TransactionWorld:
@@ -147,6 +133,6 @@ class TransactionWorld:
             for one in step.decisions:
                 if isinstance(one.record, TransactionMoved):
                     name, status = one.record.transactional_id, one.record.status
-                    assert status in FOLLOWS[now.get(name)]
+                    TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)
                     now[name] = status
             assert not any(status.startswith("Prepare") for status in now.values())

@@ -24,9 +24,11 @@ from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.codec import decode_answer, decode_steps
-from lakemq.engine.protocol.records import StepDecisions
-from lakemq.engine.protocol.requests import AnyRequest, DataFile, Letter
-from lakemq.engine.protocol.state import Topic
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import DataFile
+from lakemq.engine.protocol.values.topics import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA

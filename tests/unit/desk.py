@@ -11,7 +11,9 @@ from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requester import Requester
 from lakemq.engine.protocol.codec import decode_letter, encode_answer
-from lakemq.engine.protocol.requests import Answer, AnyResult, InitProducer, ProducerDone
+from lakemq.engine.protocol.values.clients import Answer
+from lakemq.engine.protocol.values.kinds import AnyResult
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 
-from lakemq.engine.client.attempts import until_answered
+from lakemq.engine.client.attempts import NEVER_PUBLISHED, until_answered
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -18,6 +18,7 @@ from lakemq.engine.protocol.errors import (
     RequestTimedOut,
     StaleTopicMetadata,
     StorageError,
+    TransactionAbortable,
 )
 
 UNSENT = [MailboxFullError("full"), StorageError("no space")]
@@ -65,6 +66,12 @@ def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_ou
     clock = Clock([RequestTimedOut(), StaleTopicMetadata("anew")])
     with pytest.raises(StaleTopicMetadata):
         until_answered(clock.ask, clock, 100_000, telling=(StaleTopicMetadata,))
+
+
+def test_a_transaction_that_can_only_be_aborted_tells_of_all_attempts():
+    clock = Clock([RequestTimedOut(), TransactionAbortable("open for too long")])
+    with pytest.raises(TransactionAbortable):
+        until_answered(clock.ask, clock, 100_000, NEVER_PUBLISHED)
 
 
 @pytest.mark.parametrize("unsent", UNSENT)

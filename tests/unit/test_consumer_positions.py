@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.requests import AnyRequest, AnyResult, FetchOffsets
+from lakemq.engine.protocol.values.groups import FetchOffsets
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.errors import IllegalState
 
 

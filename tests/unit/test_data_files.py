@@ -12,7 +12,8 @@ from unit.served import new_topic, served, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import BODY, file_name, look, read_footer, write_data_file
-from lakemq.engine.protocol.requests import DataFile, Produce, Published, Ranges, TopicRef
+from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileMissing, FileTruncated, StorageError
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import MESSAGES

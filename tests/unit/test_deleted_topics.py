@@ -9,20 +9,11 @@ from protocol_tables import add_pass, mark_of, restored
 
 from lakemq.engine.maintenance.housekeeping import _kept
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.requests import (
-    AlterTopic,
-    CommitOffsets,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    Done,
-    EndTransaction,
-    FetchOffsets,
-    OffsetCommit,
-    OffsetsFetched,
-    TransactionEnded,
-)
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.values.transactions import EndTransaction, TransactionEnded
 from lakemq.tables.specs.registry import BY_NAME
 
 

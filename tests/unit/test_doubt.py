@@ -21,7 +21,8 @@ from lakemq.engine.client.publish.spark import SparkPublisher
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import Namespace
-from lakemq.engine.protocol.requests import ApplicationVersion, Produce, Published, Ranges, TransactionEnded
+from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Published, Ranges
+from lakemq.engine.protocol.values.transactions import TransactionEnded
 from lakemq.errors import (
     FileMissing,
     InvalidTransactionTimeout,

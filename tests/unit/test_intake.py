@@ -15,8 +15,9 @@ from protocol_harness import encode_letter
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.requests import InitProducer, Letter
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
@@ -48,7 +49,7 @@ class Office:
         machine.begin_step(self.state, self.clock.now_ms())
         for one in intake.taken:
             if one.refusal is None:
-                machine.decide_letter(self.state, one.letter, 0)
+                machine.decide_letter(self.state, one.letter)
                 self.decided.append((one.name.client_id, one.name.number))
             else:
                 machine.refuse_letter(self.state, one.name.client_id, one.name.number, one.refusal)

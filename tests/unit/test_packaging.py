@@ -29,10 +29,11 @@ def python_says(code: str, *options: str, cwd: Path) -> str:
 
 def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     files = [path for folder in PACKAGE_FOLDERS for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
+    files += CHECKOUT.glob("*.py")
     wanted = {f"lakemq/{path.relative_to(CHECKOUT)}" for path in files if "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    assert packed == wanted | {"lakemq/__init__.py"}
+    assert packed == wanted
 
 
 def test_the_wheel_copied_to_zip_imports(wheel: Path, tmp_path: Path) -> None:

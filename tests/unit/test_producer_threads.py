@@ -23,7 +23,9 @@ from lakemq.engine.client.publish.delivery import RecordFuture
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.engine.client.transactions.scope import Transaction
-from lakemq.engine.protocol.requests import AnyResult, EndTransaction, Produce, Published
+from lakemq.engine.protocol.values.kinds import AnyResult
+from lakemq.engine.protocol.values.log import Produce, Published
+from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     BufferFull,
     IllegalState,

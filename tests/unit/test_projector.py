@@ -10,9 +10,9 @@ from lakemq.engine.maintenance.housekeeping import Housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.protocol.records import Decided, FilesAdded, StepDecisions
-from lakemq.engine.protocol.requests import DataFile
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.log import DataFile, FilesAdded
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.storage.store import StoredFile

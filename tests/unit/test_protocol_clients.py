@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from protocol_harness import HOUR_MS, Harness, plain
 
-from lakemq.engine.protocol import leader, machine
-from lakemq.engine.protocol.clients import Turn, turn_of
-from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest
-from lakemq.engine.protocol.limits import Limits
-from lakemq.engine.protocol.records import LeaderElected
-from lakemq.engine.protocol.requests import CreateTopic, InitProducer, ProducerDone, Refusal
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
+from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.rules.clients import Turn, turn_of
+from lakemq.engine.protocol.rules.tables import Time
+from lakemq.engine.protocol.values.given import Limits
+from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import CreateTopic
 
 
 @pytest.fixture
@@ -112,10 +115,11 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     mq.ask(InitProducer(), client="early", number=1)
     mq.ask(client="late", number=1)
     mq.now_ms += HOUR_MS + 1
-    limits = Limits(HOUR_MS, HOUR_MS)
-    assert machine.is_due(mq.state, [], mq.now_ms, limits)
+    time = Time(mq.now_ms, limits=Limits(HOUR_MS, HOUR_MS))
+    due = machine.due(mq.state, time)
+    assert {key for _, key in due} == {"early", "late", "client-1", 0}
     mq.ask(mq.produce({0: 1}, producer=(0, 0)), client="early", number=2)
-    folded = machine.fold_time(mq.state, [], limits)
+    folded = machine.fold_time(mq.state, due, time)
     assert "early" in mq.state.clients
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, get_args
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -13,52 +13,40 @@ from hypothesis import example, given, settings
 from protocol_harness import Harness, encode_letter, inline_file, plain
 
 from lakemq.engine.protocol import codec, errors, machine
+from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.records import (
-    Answered,
-    AnyRecord,
-    Decided,
-    MarkersWritten,
+from lakemq.engine.protocol.values.base import BatchId
+from lakemq.engine.protocol.values.clients import Answer, Answered, Letter, Unreadable
+from lakemq.engine.protocol.values.decisions import AnyRecord, Decided, StepDecisions
+from lakemq.engine.protocol.values.groups import (
+    CommitOffsets,
+    FetchOffsets,
+    OffsetCommit,
     OffsetsCommitted,
-    Produced,
+    OffsetsFetched,
+)
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Produced, Ranges, RefusedRows
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
+from lakemq.engine.protocol.values.segments import NO_SEGMENTS, Segments
+from lakemq.engine.protocol.values.topics import (
+    AlterTopic,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
     RecordsDeleted,
-    StepDecisions,
+    TopicRef,
+)
+from lakemq.engine.protocol.values.transactions import (
+    AbortTransaction,
+    EndTransaction,
+    MarkersWritten,
+    TransactionEnded,
     TransactionFailed,
     TransactionMoved,
     TransactionStatus,
 )
-from lakemq.engine.protocol.requests import (
-    AbortTransaction,
-    AlterTopic,
-    Answer,
-    AnyRequest,
-    AnyResult,
-    ApplicationVersion,
-    BatchId,
-    CommitOffsets,
-    CreateTopic,
-    DataFile,
-    DeleteRecords,
-    DeleteTopic,
-    EndTransaction,
-    FetchOffsets,
-    InitProducer,
-    Letter,
-    OffsetCommit,
-    OffsetsFetched,
-    Produce,
-    ProducerDone,
-    ProducerSequences,
-    Ranges,
-    Refusal,
-    RefusedRows,
-    TopicRef,
-    TransactionEnded,
-    TransactionRef,
-    Unreadable,
-)
-from lakemq.engine.protocol.segments import NO_SEGMENTS, Segments
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
@@ -259,7 +247,7 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
     letter, _ = codec.decode_letter(codec.enclose("c", 1, [(0, text) for text in texts], 5))
     assert [letter.requests[0], letter.requests[2]] == good
     mq = Harness()
-    decided = machine.decide_letter(mq.state, letter, 5)
+    decided = machine.decide_letter(mq.state, letter)
     results = decided[-1].record.results  # type: ignore[union-attr]
     assert [type(result).__name__ for result in results] == ["TopicDone", "Refusal", "TopicDone", "Refusal"]
     assert {results[1].error, results[3].error} == {"INVALID_REQUEST"}
@@ -364,7 +352,7 @@ moves = st.builds(
     texts,
     small,
     epochs,
-    st.sampled_from(get_args(TransactionStatus)),
+    st.sampled_from(TransactionStatus),
     counts,
     st.none() | counts,
     columns(st.tuples(small, small)),

@@ -11,14 +11,10 @@ import pytest
 
 from lakemq.engine.protocol.errors import InvalidRequest
 from lakemq.engine.protocol.letters import encode_request
-from lakemq.engine.protocol.requests import (
-    AnyRequest,
-    CommitOffsets,
-    CreateTopic,
-    DeleteRecords,
-    InitProducer,
-    OffsetCommit,
-)
+from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords
 
 SELF_CONTAINING: dict[str, Any] = {}
 SELF_CONTAINING["x"] = SELF_CONTAINING

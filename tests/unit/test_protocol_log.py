@@ -12,22 +12,21 @@ from protocol_harness import Harness, facts_of, inline_file
 from stateful.model import Model
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.log import decide_produce
-from lakemq.engine.protocol.requests import (
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules.log import decide_produce
+from lakemq.engine.protocol.values.given import Given
+from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
-    CreateTopic,
     DataFile,
-    InitProducer,
     Produce,
-    ProducerSequences,
     Published,
     Ranges,
-    Refusal,
     RefusedRows,
-    TopicRef,
     Unit,
 )
-from lakemq.engine.protocol.segments import Segments, table_of
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
+from lakemq.engine.protocol.values.segments import Segments, table_of
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.messages import FileFacts
 
 
@@ -231,7 +230,7 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
         ({"f": as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
         ({"f": FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
     ]:
-        decision = machine.decide_request(mq.state, request, 0, None, facts)
+        decision = machine.decide_request(mq.state, request, Given(facts=facts))
         assert isinstance(decision.result, Refusal)
         assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
         assert decision.decided == ()
@@ -297,6 +296,6 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
 def test_deciding_only_reads_the_state(mq: Harness) -> None:
     request = mq.produce({0: 3})
     facts = {"f": facts_of(request.files[0])}
-    first = decide_produce(mq.state, request, 5, None, facts)
-    assert decide_produce(mq.state, request, 5, None, facts) == first
+    first = decide_produce(mq.state, request, Given(facts=facts))
+    assert decide_produce(mq.state, request, Given(facts=facts)) == first
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]

@@ -6,9 +6,11 @@ import pytest
 from protocol_harness import HOUR_MS, Harness
 
 from lakemq.engine.protocol.machine import fold
-from lakemq.engine.protocol.producers import next_sequence
-from lakemq.engine.protocol.records import Decided, Produced, UnitAppended
-from lakemq.engine.protocol.requests import AlterTopic, DeleteTopic, Published, Unit
+from lakemq.engine.protocol.rules.producers import next_sequence
+from lakemq.engine.protocol.values.decisions import Decided
+from lakemq.engine.protocol.values.log import Produced, Published, Unit
+from lakemq.engine.protocol.values.producers import UnitAppended
+from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 
 MAX = 2**31 - 1
 

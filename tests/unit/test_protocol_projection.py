@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -13,25 +13,21 @@ from hypothesis import given, settings
 from protocol_harness import HOUR_MS, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 
-from lakemq.engine.protocol import leader, machine
+from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.projection import files_added, project, watermark
-from lakemq.engine.protocol.records import StepDecisions, TransactionMoved, TransactionStatus
-from lakemq.engine.protocol.requests import (
+from lakemq.engine.protocol.projection import READERS, files_added, project, watermark
+from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
+from lakemq.engine.protocol.values.transactions import (
     AbortTransaction,
-    AlterTopic,
-    CommitOffsets,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
     EndTransaction,
-    InitProducer,
-    OffsetCommit,
-    TransactionRef,
+    TransactionMoved,
+    TransactionStatus,
 )
-from lakemq.engine.protocol.state import State, Topic
-from lakemq.tables.specs.groups import CONSUMER_OFFSETS
-from lakemq.tables.specs.producers import PRODUCERS
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.changelog import newest
 
@@ -153,9 +149,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     """Whatever it does not know: of a topic it knows all, also where its transactions are open."""
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
-    for left_out in (PRODUCERS.name, CONSUMER_OFFSETS.name):
-        tables.pop(left_out, None)
-    reader = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
+    reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
     for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets"):
         del found[left_out], expected[left_out]
@@ -167,7 +161,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     """Else the tests above would prove less than they say."""
     kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.decisions}
-    assert kinds == {*machine.kinds(), "files_added", "dead_lettered"}
+    assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
     moves = [
         one.record
         for seed in range(SEEDS)
@@ -175,7 +169,7 @@ def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
         for one in step.decisions
         if isinstance(one.record, TransactionMoved)
     ]
-    assert {move.status for move in moves} == set(get_args(TransactionStatus))
+    assert {move.status for move in moves} == set(TransactionStatus)
     assert {move.reason for move in moves} == {None, "producer", "timeout", "fenced", "operator"}
 
 
@@ -262,15 +256,14 @@ def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:
     pid = mq.producer()
     mq.now_ms += 2 * HOUR_MS
     mq.expire()
-    removed = [(row["kind"], row["name"]) for row in last(mq, "producers") if row["removed"]]
-    assert ("producer", str(pid)) in removed
-    assert ("client", "client-1") in removed
+    assert pid in [row["producer_id"] for row in last(mq, "producers") if row["removed"]]
+    assert "client-1" in [row["client_id"] for row in last(mq, "clients") if row["removed"]]
 
 
 def test_an_application_is_named_by_target_and_id(mq: Harness) -> None:
     mq.one(mq.produce({0: 1}, version=("a:b", 4)))
-    (row,) = [row for row in last(mq, "producers") if row["kind"] == "application"]
-    assert (row["name"], row["version"]) == ("t:a:b", 4)
+    (row,) = last(mq, "applications")
+    assert (row["target"], row["txn_app_id"], row["version"]) == ("t", "a:b", 4)
     state, tables = passes(mq.steps, [])
     assert restored(mark_of(state), tables).applications == mq.state.applications
 

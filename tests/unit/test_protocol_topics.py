@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.protocol.requests import (
-    AlterTopic,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    Done,
-    InitProducer,
-    TopicDone,
-)
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicDone
 
 
 @pytest.fixture

@@ -10,28 +10,27 @@ from protocol_harness import HOUR_MS, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec import encode_transaction
-from lakemq.engine.protocol.limits import Limits
+from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.records import Decided, MarkersWritten, OffsetsCommitted, TransactionMoved
-from lakemq.engine.protocol.requests import (
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.given import Given, Limits
+from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit, OffsetsCommitted
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.log import Published, Unit
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.values.transactions import (
     AbortTransaction,
-    AnyRequest,
-    CommitOffsets,
-    DeleteRecords,
-    DeleteTopic,
-    Done,
     EndTransaction,
-    InitProducer,
-    OffsetCommit,
-    Published,
-    Refusal,
+    MarkersWritten,
+    Transaction,
     TransactionEnded,
-    TransactionRef,
-    Unit,
+    TransactionMoved,
+    TransactionStatus,
 )
-from lakemq.engine.protocol.segments import table_of
-from lakemq.engine.protocol.state import State, Transaction
 from lakemq.tables.specs.registry import BY_NAME
 
 
@@ -84,8 +83,8 @@ def test_a_commit_is_one_step_prepare_markers_offsets_complete(mq: Harness) -> N
     }
     assert prepare == TransactionMoved(**about, producer_epoch=0, status="PrepareCommit")
     assert markers == MarkersWritten("etl")
-    assert of_g == OffsetsCommitted("g", [1], [OffsetCommit("t", 0, 1, "note")])
-    assert of_h == OffsetsCommitted("h", [1], [OffsetCommit("t", 0, 2, "note")])
+    assert of_g == OffsetsCommitted("g", [1], [OffsetCommit("t", 0, 1, "note", 1)])
+    assert of_h == OffsetsCommitted("h", [1], [OffsetCommit("t", 0, 2, "note", 1)])
     assert complete == TransactionMoved(**about, producer_epoch=1, status="CompleteCommit")
     assert answered.kind == "answered"
 
@@ -192,7 +191,7 @@ def test_a_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
     ref = mq.begin("etl")
     for offset in range(9):
         commit_offsets(mq, "g", offset, ref)
-    assert mq.state.transactions["etl"].offsets == {"g": [(1, OffsetCommit("t", 0, 8, "note"))]}
+    assert mq.state.transactions["etl"].offsets == {"g": [(1, OffsetCommit("t", 0, 8, "note", 1))]}
     assert mq.state.transactions["etl"].part_count == 1
 
 
@@ -237,7 +236,7 @@ def test_the_producer_of_an_id_lives_as_long_as_the_id(mq: Harness) -> None:
 
 def test_a_producer_id_that_is_used_up_is_forgotten_as_any_other(mq: Harness) -> None:
     mq.begin("etl")
-    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, "Empty", 60_000))])
+    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
     assert mq.begin("etl") == TransactionRef("etl", 1, 0)
     assert {i: (p.epoch, p.transactional_id) for i, p in mq.state.producers.items()} == {
         0: (32_767, None),
@@ -252,7 +251,7 @@ def test_the_longest_timeout_is_a_setting(mq: Harness) -> None:
     request = InitProducer("etl", 5_000)
     for longest, error in [(4_999, "INVALID_TRANSACTION_TIMEOUT"), (5_000, None)]:
         limits = Limits(transaction_max_timeout_ms=longest)
-        result = machine.decide_request(mq.state, request, 0, limits=limits).result
+        result = machine.decide_request(mq.state, request, Given(limits)).result
         assert getattr(result, "error", None) == error
 
 
@@ -354,12 +353,11 @@ def test_partitions_say_where_they_are_stable_and_who_is_open(mq: Harness) -> No
 
 def test_producers_say_who_has_an_id_and_who_had_it(mq: Harness) -> None:
     mq.begin("etl")
-    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, "Empty", 60_000))])
+    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
     mq.begin("etl")
-    found = {
-        (row["kind"], row["name"]): row["producer_epoch"] for row in rows(mq, "producers") if row["kind"] != "client"
-    }
-    assert found == {("producer", "0"): 32_767, ("producer", "1"): 0, ("transaction", "etl"): 0}
+    assert {row["producer_id"]: row["producer_epoch"] for row in rows(mq, "producers")} == {0: 32_767, 1: 0}
+    (row,) = rows(mq, "transactional_ids")
+    assert (row["transactional_id"], row["producer_id"], row["producer_epoch"]) == ("etl", 1, 0)
     mq.now_ms += HOUR_MS + 1
     mq.expire()
     assert all(row["removed"] for row in rows(mq, "producers"))
@@ -390,10 +388,15 @@ def test_a_restart_after_any_step_finds_the_transaction_as_it_was(mq: Harness) -
         assert plain(restored(mark_of(mq.state), tables)) == plain(mq.state), request
 
 
-def test_a_transaction_is_the_same_text_however_it_came_about() -> None:
+def test_a_transaction_is_the_same_row_however_it_came_about() -> None:
     places = [(topic, partition) for topic in range(40) for partition in (1, 0)]
-    one, other = (Transaction(0, 0, 1, "Ongoing", 0, partitions=set(order)) for order in (places, places[::-1]))
-    assert encode_transaction(one) == encode_transaction(other)
+    moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
+    steps = [StepDecisions(1, 0, 1, [Decided(moved)])]
+    one, other = (
+        State(transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
+        for order in (places, places[::-1])
+    )
+    assert project(one, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]
 
 
 def test_of_a_topic_deleted_meanwhile_a_transaction_leaves_nothing(mq: Harness) -> None:

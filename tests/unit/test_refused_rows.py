@@ -15,8 +15,8 @@ from unit.served import new_topic, served
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.requests import Published, Unit
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.log import Published, Unit
+from lakemq.engine.protocol.values.state import State
 from lakemq.errors import RequestTimedOut
 
 

@@ -11,8 +11,9 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 from stateful.world import Background
 
-from lakemq.engine.protocol.requests import Done
-from lakemq.engine.protocol.state import Client, State
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.clients import Client
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.replies import OLD_MS, SWEEP_MS, TRIES, Replies
 from lakemq.tables.storage.mailbox import Mailbox
 

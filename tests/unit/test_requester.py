@@ -23,7 +23,8 @@ from lakemq.engine.protocol.errors import (
     StorageError,
     UnknownServerError,
 )
-from lakemq.engine.protocol.requests import CreateTopic, DeleteTopic, InitProducer, ProducerDone
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.mailbox import LetterName
 

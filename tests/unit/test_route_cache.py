@@ -8,8 +8,8 @@ from protocol_harness import Harness
 
 from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
-from lakemq.engine.protocol.requests import AlterTopic
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import AlterTopic
 
 
 def test_a_route_is_looked_up_again_when_it_is_old_or_said_to_be() -> None:

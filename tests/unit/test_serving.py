@@ -24,11 +24,14 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.decision import Decision
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
-from lakemq.engine.protocol.records import Decided, LeaderElected, TopicCreated
-from lakemq.engine.protocol.requests import CreateTopic, DataFile, Produce, Ranges, TopicDone, TopicRef
-from lakemq.engine.protocol.state import State
+from lakemq.engine.protocol.values.decisions import Decided, Decision
+from lakemq.engine.protocol.values.given import Given
+from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
+from lakemq.engine.protocol.values.segments import Segments
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
 from lakemq.engine.sequencer import background as background
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
@@ -146,12 +149,12 @@ def test_a_store_that_does_not_answer_ends_the_step_not_the_service(path: str, m
 def test_an_error_nobody_foresaw_refuses_its_own_request(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = machine._DECIDE[CreateTopic]
+    real = machine.DECIDE[CreateTopic]
 
-    def decide(state: State, request: CreateTopic) -> Decision:
-        return 1 // 0 if request.topic == "odd" else real(state, request)  # type: ignore[return-value]
+    def decide(state: State, request: CreateTopic, given: Given) -> Decision:
+        return 1 // 0 if request.topic == "odd" else real(state, request, given)  # type: ignore[return-value]
 
-    monkeypatch.setitem(machine._DECIDE, CreateTopic, decide)
+    monkeypatch.setitem(machine.DECIDE, CreateTopic, decide)
     with mq.serving():
         asked = [(CreateTopic(name, 1), None) for name in ("before", "odd", "after")]
         before, odd, after = mq.requester.submit_all(asked)
@@ -175,21 +178,21 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
     what: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was met in the middle of a step, whose other requests are decided in the next one."""
-    real_decide, real_fold = machine._DECIDE[CreateTopic], machine._EVOLVE["topic_created"]
+    real_decide, real_fold = machine.DECIDE[CreateTopic], machine.EVOLVE[TopicCreated]
 
-    def decide(state: State, request: CreateTopic) -> Decision:
+    def decide(state: State, request: CreateTopic, given: Given) -> Decision:
         if what == "journaled" and request.topic == "odd":
             record = TopicCreated(state.next_topic_id, "\ud800", 1, {}, [])
             return Decision(TopicDone(record.topic_id, 1), (Decided(record),))
-        return real_decide(state, request)
+        return real_decide(state, request, given)
 
-    def fold(state: State, record: TopicCreated) -> None:
-        real_fold(state, record)
+    def fold(state: State, record: TopicCreated, segments: Segments) -> None:
+        real_fold(state, record, segments)
         if what == "folded" and record.topic == "odd":
             raise RuntimeError("half folded")
 
-    monkeypatch.setitem(machine._DECIDE, CreateTopic, decide)
-    monkeypatch.setitem(machine._EVOLVE, "topic_created", fold)
+    monkeypatch.setitem(machine.DECIDE, CreateTopic, decide)
+    monkeypatch.setitem(machine.EVOLVE, TopicCreated, fold)
     mq.topics  # noqa: B018 - made before the sequencer, so that nothing else is asked
     with mq.serving(), lakemq.connect(mq.namespace.path, config=CONFIG) as other:
         other.topics.create("first")

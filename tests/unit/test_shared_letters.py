@@ -15,7 +15,8 @@ from unit.served import new_name, new_topic, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.codec import decode_answer, enclose
 from lakemq.engine.protocol.letters import encode_request
-from lakemq.engine.protocol.requests import AlterTopic, InitProducer, ProducerDone, TopicDone
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.topics import AlterTopic, TopicDone
 from lakemq.errors import LakeMQError
 
 ROUNDS = 20

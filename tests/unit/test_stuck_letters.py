@@ -11,7 +11,8 @@ import pytest
 from faulty_files import FaultyFiles
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, World
 
-from lakemq.engine.protocol.requests import CreateTopic, InitProducer, ProducerDone
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.tables.storage.mailbox import LetterName
 
 

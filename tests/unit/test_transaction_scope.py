@@ -13,7 +13,7 @@ from unit.served import CONFIG, committed, everything, new_topic, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.manager import TransactionManager
-from lakemq.engine.protocol.requests import EndTransaction
+from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,

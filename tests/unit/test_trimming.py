@@ -11,16 +11,11 @@ from stateful.world import World
 
 from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
 from lakemq.engine.protocol.projection import project
-from lakemq.engine.protocol.requests import (
-    AbortTransaction,
-    AnyRequest,
-    CreateTopic,
-    DeleteRecords,
-    DeleteTopic,
-    EndTransaction,
-    InitProducer,
-    Letter,
-)
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.kinds import AnyRequest
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic
+from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.store import StoredFile
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.hashing import shard
 from ...protocol.names import shown
-from ...protocol.offsets import pending_offsets
-from ...protocol.state import State
+from ...protocol.rules.groups import pending_offsets
+from ...protocol.values.state import State
 from ..arguments import group_name
 
 

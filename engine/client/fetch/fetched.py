@@ -14,7 +14,7 @@ from lakemq.tables.storage.files import Files
 
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, InvalidRequest, UnknownTopicOrPartition
-from ...protocol.state import Topic
+from ...protocol.values.topics import Topic
 from .arrow import fetch_arrow, first_at_or_after
 from .plan import (
     FetchPlan,

@@ -10,7 +10,7 @@ from typing import Literal
 import pyarrow as pa
 
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
-from ...protocol.state import Topic
+from ...protocol.values.topics import Topic
 from ..arguments import one_of
 from .reader import OffsetRange, Reader
 

@@ -23,9 +23,10 @@ from ...namespace.store_errors import store_errors
 from ...protocol import machine
 from ...protocol.codec import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
-from ...protocol.records import StepDecisions
-from ...protocol.segments import table_of
-from ...protocol.state import State, Topic
+from ...protocol.values.decisions import StepDecisions
+from ...protocol.values.segments import table_of
+from ...protocol.values.state import State
+from ...protocol.values.topics import Topic
 
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""

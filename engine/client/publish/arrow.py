@@ -20,7 +20,9 @@ from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
 from ...protocol.errors import StaleTopicMetadata
-from ...protocol.requests import AnyResult, ApplicationVersion, Produce, Published, TransactionRef
+from ...protocol.values.kinds import AnyResult
+from ...protocol.values.log import ApplicationVersion, Produce, Published
+from ...protocol.values.producers import TransactionRef
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
 from .placing import Arranged, Copy, Run, arrange

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ...namespace.process import same_process
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_of
-from ...protocol.requests import Published, Unit
+from ...protocol.values.log import Published, Unit
 from .placing import REFUSALS
 from .record import Records, check_callback
 from .request import body_of

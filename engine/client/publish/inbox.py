@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.specs.producers import PRODUCERS
+from lakemq.tables.specs.producers import APPLICATIONS
 from lakemq.tables.storage.catalog import columns_ddl
 from lakemq.tables.storage.insertions import Insertion, insertion
 from lakemq.tables.storage.leftovers import Leftovers
@@ -25,7 +25,7 @@ from lakemq.tables.storage.store import CommitConflict, NotATable, TableHandle
 from ...namespace import crash
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
-from ...protocol.requests import ApplicationVersion
+from ...protocol.values.log import ApplicationVersion
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")
@@ -91,8 +91,8 @@ class Inbox:
     def _drained_version(self, table_id: str) -> int:
         """The last version drained, as far as the tables and the tail of the journal say."""
         recent = self._publisher.state().applications.get((APP_ID, table_id))
-        mine = (pc.field("kind") == "application") & (pc.field("name") == f"{table_id}:{APP_ID}")
-        versions = self._ns.store.open(PRODUCERS).read(["version"], where=mine).column("version")
+        mine = (pc.field("txn_app_id") == APP_ID) & (pc.field("target") == table_id)
+        versions = self._ns.store.open(APPLICATIONS).read(["version"], where=mine).column("version")
         return max([NOTHING, *versions.to_pylist(), recent.version if recent else NOTHING])
 
     def _next_batch(self, after: int, newest: int) -> InboxBatch | None:

@@ -22,8 +22,9 @@ from ...protocol.errors import (
     UnknownServerError,
     UnsupportedVersion,
 )
-from ...protocol.producers import next_sequence
-from ...protocol.requests import InitProducer, ProducerDone, Published
+from ...protocol.rules.producers import next_sequence
+from ...protocol.values.log import Published
+from ...protocol.values.producers import InitProducer, ProducerDone
 from ..attempts import until_answered
 from ..requester import Requester
 from .arrow import ArrowPublisher, Prepared

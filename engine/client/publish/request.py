@@ -14,15 +14,8 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
-from ...protocol.requests import (
-    ApplicationVersion,
-    DataFile,
-    Produce,
-    ProducerSequences,
-    Ranges,
-    RefusedRows,
-    TransactionRef,
-)
+from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RefusedRows
+from ...protocol.values.producers import ProducerSequences, TransactionRef
 from .placing import REFUSALS, Copy, Run
 from .routing import Route
 

@@ -9,8 +9,8 @@ from ...namespace.clock import Clock
 from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, reached
-from ...protocol.requests import TopicRef
-from ...protocol.state import State, Topic
+from ...protocol.values.state import State
+from ...protocol.values.topics import Topic, TopicRef
 from .placing import Copy
 
 

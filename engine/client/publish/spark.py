@@ -15,8 +15,10 @@ from ...namespace.data_file import WrittenFile
 from ...namespace.namespace import Namespace
 from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
-from ...protocol.requests import ApplicationVersion, Produce, Published, Ranges, RefusedRows, TopicRef, TransactionRef
-from ...protocol.state import State
+from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RefusedRows
+from ...protocol.values.producers import TransactionRef
+from ...protocol.values.state import State
+from ...protocol.values.topics import TopicRef
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
 from .arrow import OnError, published

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from lakemq.tables.specs.producers import PRODUCERS
+from lakemq.tables.specs.producers import APPLICATIONS
 from lakemq.tables.storage.files import LocalFiles, open_files
 
 from ...namespace import crash
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.names import is_name
-from ...protocol.requests import Published
+from ...protocol.values.log import Published
 from .progress import Progress
 
 
@@ -100,8 +100,8 @@ class _Run:
 
 
 def _check_never_published(namespace: Namespace, query: str, target: str) -> None:
-    known = (pc.field("kind") == "application") & (pc.field("name") == f"{target}:{query}")
-    versions = namespace.store.open(PRODUCERS).read(["version"], where=known)
+    known = (pc.field("txn_app_id") == query) & (pc.field("target") == target)
+    versions = namespace.store.open(APPLICATIONS).read(["version"], where=known)
     if versions.num_rows:
         raise IllegalState(
             f"The notes of stream {query} are gone, so that its batches would be numbered from 0 again and skipped:"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...protocol.errors import LakeMQError
-from ...protocol.requests import Published
+from ...protocol.values.log import Published
 
 _MAX_FAILURES = 100
 """Of those that a thread was not told of it is told the first; with so many, the first of the last ones."""

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from ...namespace.clock import Clock
 from ...protocol.errors import LakeMQError, TransactionAborted, UnknownServerError
-from ...protocol.producers import next_sequence
-from ...protocol.requests import Published
+from ...protocol.rules.producers import next_sequence
+from ...protocol.values.log import Published
 from ..requester import Requester
 from ..transactions.manager import TransactionManager
 from .arrow import ArrowPublisher, Prepared

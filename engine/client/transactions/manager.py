@@ -32,19 +32,11 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownServerError,
 )
-from ...protocol.requests import (
-    AnyRequest,
-    AnyResult,
-    CommitOffsets,
-    EndTransaction,
-    InitProducer,
-    OffsetCommit,
-    Produce,
-    ProducerDone,
-    Published,
-    TransactionEnded,
-    TransactionRef,
-)
+from ...protocol.values.groups import CommitOffsets, OffsetCommit
+from ...protocol.values.kinds import AnyRequest, AnyResult
+from ...protocol.values.log import Produce, Published
+from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
+from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import group_name, place_offsets, text
 from ..attempts import NOT_DECIDED, until_answered
 from ..consume.offsets import ConsumedOffsets, offset_commits

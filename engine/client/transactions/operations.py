@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from ...protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ...protocol.hashing import shard
 from ...protocol.names import shown
-from ...protocol.requests import AbortTransaction
-from ...protocol.state import State, Transaction
-from ...protocol.transactions import there
+from ...protocol.rules.transactions import there
+from ...protocol.values.state import State
+from ...protocol.values.transactions import TRANSITIONS, AbortTransaction, Transaction, TransactionStatus
 from ..arguments import partition_number, text, texts, topic_name, whole_number
 from ..requester import Requester
+
+__all__ = ["TRANSITIONS", "TransactionInfo", "Transactions"]
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,12 @@ class Transactions:
 
 
 def _info(state: State, name: str, known: Transaction, now_ms: int) -> TransactionInfo:
-    started_at_ms = known.started_at_ms if known.status == "Ongoing" else None
+    started_at_ms = known.started_at_ms if known.status is TransactionStatus.ONGOING else None
     return TransactionInfo(
         name,
         known.producer_id,
         known.producer_epoch,
-        known.status,
+        known.status.value,
         known.timeout_ms,
         known.seen_at_ms,
         started_at_ms,

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
-from ...protocol.requests import Published, TransactionRef
+from ...protocol.values.log import Published
+from ...protocol.values.producers import TransactionRef
 from .manager import Offsets, TransactionManager
 
 

@@ -6,14 +6,12 @@ Invariant: an offset of a partition is given out once, to one row, and there is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from lakemq.tables.specs.messages import FileFacts
 
-from .decision import Decision
-from .errors import (
+from ..errors import (
     FileMissing,
     InvalidRecord,
     InvalidRequest,
@@ -21,42 +19,39 @@ from .errors import (
     StaleApplicationVersion,
     StaleTopicMetadata,
 )
-from .names import MAX_LENGTH, check_destination, shown
+from ..names import MAX_LENGTH, check_destination, shown
+from ..values.base import MAX_SEQUENCE
+from ..values.decisions import Decided, Decision
+from ..values.given import Given, InlineRows
+from ..values.log import (
+    Application,
+    ApplicationVersion,
+    DataFile,
+    DeadLettered,
+    FilesAdded,
+    Produce,
+    Produced,
+    Published,
+)
+from ..values.producers import UnitAppended
+from ..values.segments import NO_SEGMENTS, Segments, segments
+from ..values.state import State
+from ..values.topics import Topic, TopicRef
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
-from .records import DeadLettered, Decided, FilesAdded, Produced, UnitAppended
-from .requests import MAX_SEQUENCE, ApplicationVersion, DataFile, Produce, Published, TopicRef
-from .segments import NO_SEGMENTS, Segments, segments
-from .state import Application, State, Topic
+from .tables import Folds, Rules
 from .transactions import joined, open_transaction
 from .units import Units, appended_before, named_units, refused_unit, units_of, was_refused_before
 
 MAX_VERSION = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class InlineRows:
-    """Where the sequencer wrote the rows that rode in a letter: `record_count` from row `first_row` of `file` on."""
-
-    file: DataFile
-    first_row: int
-    record_count: int
-
-
-def decide_produce(
-    state: State,
-    request: Produce,
-    now_ms: int,
-    inline: InlineRows | None = None,
-    facts: Mapping[str, FileFacts | None] | None = None,
-) -> Decision:
+def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     """Offsets for all ranges of the request, or a refusal of it as a whole.
 
     What was published before is answered as it was then, whatever became of its topics since: first by the
     application's version, then by the producer's sequences. But what belongs to a transaction that is over is refused.
 
-    inline: for a request without files, where its rows are; facts: batch_id -> what the store has of that file, None
-    where there is nothing, for every file the request names.
     Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
     FileMissing; InvalidTopic (a target that is no destination); of a transaction InvalidProducerIdMapping,
     InvalidTxnState, InvalidRecord, TransactionAbortable.
@@ -64,7 +59,7 @@ def decide_produce(
     _check_transaction(state, request)
     if request.application is not None and _is_old(state, request.application):
         return Decision(Published([], duplicate=True))
-    source = _row_source(request, inline)
+    source = _row_source(request, given.inline)
     ranges = RangeColumns.of(request.ranges, _partition_counts(request.topics), source)
     units = units_of(request, ranges)
     appended, refused = appended_before(state, request, units), refused_unit(request)
@@ -76,7 +71,7 @@ def decide_produce(
         first = [appended[unit].base_offset for unit in range(len(units))]
         return Decision(Published(named_units(request, units, first), refused_count, duplicate=True))
     topics = _current_topics(state, request)
-    _check_files(request, facts or {})
+    _check_files(request, given.facts)
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     decided: list[Decided] = []
@@ -87,7 +82,7 @@ def decide_produce(
     if request.files and (len(fresh) or dead):
         decided.append(Decided(FilesAdded(request.files)))
     if len(fresh) or request.application or request.transaction or refused:
-        added = _segments(request, topics, fresh, units, base_offsets, source.files, now_ms)
+        added = _segments(request, topics, fresh, units, base_offsets, source.files, state.now_ms)
         decided.append(Decided(_produced(request, units, base_offsets, appended, refused), added))
     decided += [Decided(record) for record in dead]
     first = [
@@ -290,3 +285,11 @@ def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
     if record.txn_app_id is not None and record.txn_version is not None:
         known = Application(record.txn_version, state.now_ms)
         state.applications[record.txn_app_id, record.target] = known
+
+
+def evolve_nothing(state: State, record: FilesAdded | DeadLettered, segments: Segments) -> None:
+    """They are for the tables only."""
+
+
+DECIDE: Rules = {Produce: decide_produce}
+EVOLVE: Folds = {Produced: evolve_produced, FilesAdded: evolve_nothing, DeadLettered: evolve_nothing}

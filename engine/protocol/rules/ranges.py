@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InvalidRequest
-from .requests import DataFile, Ranges
+from ..errors import InvalidRequest
+from ..values.log import DataFile, Ranges
 
 Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
+from ..values.log import Produce, Unit
+from ..values.producers import ProducerSequences, UnitAppended
+from ..values.state import State
+from ..values.topics import Topic
 from .producers import check_producer, find_duplicate
 from .ranges import Column, RangeColumns
-from .records import UnitAppended
-from .requests import Produce, ProducerSequences, Unit
-from .state import State, Topic
 
 
 @dataclass(frozen=True)

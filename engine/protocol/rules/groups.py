@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .decision import Decision
-from .errors import (
+import msgspec
+
+from ..errors import (
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from .names import check_group, shown
-from .records import Decided, OffsetsCommitted, OffsetsRemoved
-from .requests import CommitOffsets, Done, FetchOffsets, OffsetCommit, OffsetsFetched
-from .state import CommittedOffset, State, Topic
+from ..names import check_group, shown
+from ..values.base import Done
+from ..values.decisions import Decided, Decision
+from ..values.given import Given
+from ..values.groups import (
+    CommitOffsets,
+    CommittedOffset,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsCommitted,
+    OffsetsFetched,
+    OffsetsRemoved,
+)
+from ..values.segments import Segments
+from ..values.state import State
+from ..values.topics import Topic
+from .tables import Folds, Rules
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
@@ -23,7 +37,7 @@ Place = tuple[int, int]
 """topic_id and partition."""
 
 
-def decide_commit(state: State, request: CommitOffsets) -> Decision:
+def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decision:
     """The offsets, at once or with the transaction.
 
     Raises InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId (offsets of a topic that is gone, whatever has its
@@ -42,7 +56,7 @@ def decide_commit(state: State, request: CommitOffsets) -> Decision:
     return Decision(Done(), (*begun, Decided(record)))
 
 
-def decide_fetch(state: State, request: FetchOffsets) -> Decision:
+def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
     """What the group has committed. Raises InvalidGroupId, UnknownTopicOrPartition, UnstableOffsetCommit."""
     check_group(request.group)
     committed, pending = state.offsets.get(request.group, {}), pending_offsets(state, request.group)
@@ -102,7 +116,7 @@ def _checked(state: State, one: OffsetCommit) -> int:
     return topic_id
 
 
-def evolve_committed(state: State, record: OffsetsCommitted) -> None:
+def evolve_committed(state: State, record: OffsetsCommitted, segments: Segments) -> None:
     new = list(zip(record.topic_ids, record.offsets, strict=True))
     if record.transactional_id is None:
         for topic_id, one in new:
@@ -111,10 +125,11 @@ def evolve_committed(state: State, record: OffsetsCommitted) -> None:
     elif transaction := state.transactions.get(record.transactional_id):
         # a group counts once: asked again, its offsets must not stand in for a part that was refused
         transaction.part_count += not transaction.offsets.get(record.group)
-        transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), new)
+        known = [(topic_id, msgspec.structs.replace(one, topic_id=topic_id)) for topic_id, one in new]
+        transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), known)
 
 
-def evolve_removed(state: State, record: OffsetsRemoved) -> None:
+def evolve_removed(state: State, record: OffsetsRemoved, segments: Segments) -> None:
     committed = state.offsets.get(record.group, {})
     for partition in record.partitions:
         committed.pop((record.topic_id, partition), None)
@@ -127,3 +142,7 @@ def _replaced(
 ) -> list[tuple[int, OffsetCommit]]:
     """Of each partition the newest, so that a long transaction does not grow with every commit inside it."""
     return list({(topic_id, one.partition): (topic_id, one) for topic_id, one in [*old, *new]}.values())
+
+
+DECIDE: Rules = {CommitOffsets: decide_commit, FetchOffsets: decide_fetch}
+EVOLVE: Folds = {OffsetsCommitted: evolve_committed, OffsetsRemoved: evolve_removed}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from .records import Decided, LeaderElected
-from .state import State
+from ..values.decisions import Decided
+from ..values.leader import LeaderElected
+from ..values.segments import Segments
+from ..values.state import State
+from .tables import Folds
 
 
 def decide_take_over(state: State, leader: str, lease_ms: int) -> Decided:
@@ -29,5 +32,8 @@ def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> boo
     return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
 
 
-def evolve_elected(state: State, record: LeaderElected) -> None:
+def evolve_elected(state: State, record: LeaderElected, segments: Segments) -> None:
     state.leader, state.leader_epoch, state.lease_ms = record.leader, record.epoch, record.lease_ms
+
+
+EVOLVE: Folds = {LeaderElected: evolve_elected}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .decision import Decision
-from .errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
-from .records import Decided, ProducerExpired, ProducerInitialized, UnitAppended
-from .requests import MAX_SEQUENCE, ProducerDone
-from .state import Producer, State
+from ..errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
+from ..values.base import MAX_SEQUENCE
+from ..values.decisions import Decided, Decision
+from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended
+from ..values.segments import Segments
+from ..values.state import State
+from .tables import Folds, Time, Timer
 
 REMEMBERED = 5
 
@@ -61,21 +63,27 @@ def next_sequence(base_sequence: int, record_count: int) -> int:
     return (base_sequence + record_count) % (MAX_SEQUENCE + 1)
 
 
-def decide_expiry(state: State, expiration_ms: int, now_ms: int) -> list[Decided]:
-    """Producers that were silent for `producer.id.expiration.ms` are forgotten, but not one of a transactional id."""
-    return [
-        Decided(ProducerExpired(producer_id))
-        for producer_id, producer in state.producers.items()
-        if producer.transactional_id is None and now_ms - producer.seen_at_ms > expiration_ms
-    ]
+def _is_silent(state: State, producer_id: int, time: Time) -> bool:
+    """Not one of a transactional id, with which it is forgotten."""
+    known = state.producers.get(producer_id)
+    return (
+        known is not None
+        and known.transactional_id is None
+        and time.is_over(known.seen_at_ms, time.limits.producer_id_expiration_ms)
+    )
 
 
-def evolve_initialized(state: State, record: ProducerInitialized) -> None:
+def decide_expiry(state: State, producer_id: int) -> list[Decided]:
+    """Producers that were silent for `producer.id.expiration.ms` are forgotten."""
+    return [Decided(ProducerExpired(producer_id))]
+
+
+def evolve_initialized(state: State, record: ProducerInitialized, segments: Segments) -> None:
     state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
-def evolve_expired(state: State, record: ProducerExpired) -> None:
+def evolve_expired(state: State, record: ProducerExpired, segments: Segments) -> None:
     state.producers.pop(record.producer_id, None)
 
 
@@ -88,3 +96,7 @@ def evolve_appended(state: State, producer_id: int, producer_epoch: int, units: 
     for unit in units:
         key = (unit.topic_id, unit.partition)
         producer.units[key] = (*producer.units.get(key, ()), unit)[-REMEMBERED:]
+
+
+EVOLVE: Folds = {ProducerInitialized: evolve_initialized, ProducerExpired: evolve_expired}
+TIMERS = (Timer(lambda state: list(state.producers), _is_silent, decide_expiry, forgets=True),)

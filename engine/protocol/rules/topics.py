@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .decision import Decision
-from .errors import (
+from ..errors import (
     InvalidConfig,
     InvalidPartitions,
     InvalidTopic,
@@ -15,16 +14,32 @@ from .errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from .names import check_subscription, check_topic_name, clashes
-from .parameters import TOPIC
-from .records import Decided, OffsetsRemoved, RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
-from .requests import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Done, TopicDone
-from .state import State, Topic
+from ..names import check_subscription, check_topic_name, clashes
+from ..parameters import TOPIC
+from ..values.base import Done
+from ..values.decisions import Decided, Decision
+from ..values.given import Given
+from ..values.groups import OffsetsRemoved
+from ..values.segments import Segments
+from ..values.state import State
+from ..values.topics import (
+    AlterTopic,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    RecordsDeleted,
+    Topic,
+    TopicAltered,
+    TopicCreated,
+    TopicDeleted,
+    TopicDone,
+)
+from .tables import Folds, Rules
 
 MAX_PARTITIONS = 100_000
 
 
-def decide_create(state: State, request: CreateTopic) -> Decision:
+def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
     """A new topic with dense, empty partitions.
 
     Raises InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidConfig.
@@ -51,7 +66,7 @@ def decide_create(state: State, request: CreateTopic) -> Decision:
     return Decision(TopicDone(record.topic_id, record.partitions), (Decided(record),))
 
 
-def decide_alter(state: State, request: AlterTopic) -> Decision:
+def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
     """The topic with other settings, subscriptions, or more partitions (they take the next numbers).
 
     Raises UnknownTopicOrPartition, InvalidPartitions (fewer partitions), InvalidConfig, InvalidTopic.
@@ -89,7 +104,7 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def decide_delete(state: State, request: DeleteTopic) -> Decision:
+def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
     """The topic and all it holds are gone, and what groups have committed of it; its id is never used again.
 
     Raises UnknownTopicOrPartition.
@@ -103,7 +118,7 @@ def decide_delete(state: State, request: DeleteTopic) -> Decision:
     return Decision(Done(), (*removed, Decided(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
 
 
-def decide_delete_records(state: State, request: DeleteRecords) -> Decision:
+def decide_delete_records(state: State, request: DeleteRecords, given: Given) -> Decision:
     """Offsets before the ones named are gone; the log start never moves back.
 
     Raises UnknownTopicOrPartition, OffsetOutOfRange (beyond the high watermark).
@@ -139,7 +154,7 @@ def _check_partition_count(partitions: int) -> None:
         )
 
 
-def evolve_created(state: State, record: TopicCreated) -> None:
+def evolve_created(state: State, record: TopicCreated, segments: Segments) -> None:
     zeros = np.zeros(record.partitions, np.int64)
     state.topics[record.topic_id] = Topic(
         record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()
@@ -151,7 +166,7 @@ def evolve_created(state: State, record: TopicCreated) -> None:
         state.subscriptions_step = state.step
 
 
-def evolve_altered(state: State, record: TopicAltered) -> None:
+def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
@@ -161,14 +176,28 @@ def evolve_altered(state: State, record: TopicAltered) -> None:
     topic.config, topic.subscriptions = record.config, record.subscriptions
 
 
-def evolve_deleted(state: State, record: TopicDeleted) -> None:
+def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> None:
     # an open transaction may name it still: whoever ends that one asks what is there
     state.topics.pop(record.topic_id, None)
     state.topic_ids.pop(record.topic, None)
     state.lent.discard(record.topic_id)
 
 
-def evolve_records_deleted(state: State, record: RecordsDeleted) -> None:
+def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     for partition, offset in record.log_starts.items():
         topic.log_starts[partition] = max(int(topic.log_starts[partition]), offset)
+
+
+DECIDE: Rules = {
+    CreateTopic: decide_create,
+    AlterTopic: decide_alter,
+    DeleteTopic: decide_delete,
+    DeleteRecords: decide_delete_records,
+}
+EVOLVE: Folds = {
+    TopicCreated: evolve_created,
+    TopicAltered: evolve_altered,
+    TopicDeleted: evolve_deleted,
+    RecordsDeleted: evolve_records_deleted,
+}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .decision import Decision
-from .errors import (
+import msgspec
+
+from ..errors import (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidRequest,
@@ -22,33 +23,49 @@ from .errors import (
     TransactionAbortable,
     TransactionalIdNotFound,
 )
-from .limits import Limits
-from .names import MAX_LENGTH, shown
-from .records import Decided, MarkersWritten, OffsetsCommitted, TransactionFailed, TransactionMoved
-from .requests import (
-    MAX_EPOCH,
+from ..names import MAX_LENGTH, shown
+from ..values.base import MAX_EPOCH, Done
+from ..values.decisions import Decided, Decision
+from ..values.given import Given
+from ..values.groups import CommitOffsets, OffsetsCommitted
+from ..values.log import Produce
+from ..values.producers import InitProducer, Producer, ProducerDone, TransactionRef
+from ..values.segments import Segments, marker_segments
+from ..values.state import State
+from ..values.transactions import (
+    TRANSITIONS,
     AbortTransaction,
-    CommitOffsets,
-    Done,
+    Ended,
+    EndReason,
     EndTransaction,
-    InitProducer,
-    Produce,
-    ProducerDone,
+    MarkersWritten,
+    Transaction,
     TransactionEnded,
-    TransactionRef,
+    TransactionFailed,
+    TransactionMoved,
+    TransactionStatus,
 )
-from .segments import NO_SEGMENTS, Segments, marker_segments
-from .state import Ended, Producer, State, Transaction
+from . import producers
+from .tables import Folds, Rules, Time, Timer
+
+_COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "commit"
+_ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"
+_COMPLETE = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+
+_Key = tuple[str, int, int]
+"""Transactional id, producer id and epoch, which name one transaction for ever."""
 
 # -- who may write --------------------------------------------------------------------------------------
 
 
-def decide_init(state: State, request: InitProducer, limits: Limits) -> Decision:
+def decide_init(state: State, request: InitProducer, given: Given) -> Decision:
     """The id's producer, one epoch on: whoever had the id is fenced, and its open transaction aborted.
 
-    Raises InvalidRequest, InvalidTransactionTimeout.
+    Without an id it is a new producer. Raises InvalidRequest, InvalidTransactionTimeout.
     """
-    name = request.transactional_id or ""
+    name, limits = request.transactional_id, given.limits
+    if name is None:
+        return producers.decide_init(state)
     if not 1 <= len(name) <= MAX_LENGTH:
         raise InvalidRequest(
             "This is not a transactional id.", found=shown(name), expected=f"1 to {MAX_LENGTH} characters"
@@ -62,12 +79,12 @@ def decide_init(state: State, request: InitProducer, limits: Limits) -> Decision
         before, (producer_id, epoch) = None, (state.next_producer_id, 0)
     else:
         before, epoch = known.producer_id, known.producer_epoch
-        if known.status == "Ongoing":
-            ended = _end(state, name, known, committed=False, reason="fenced")
+        if known.status is TransactionStatus.ONGOING:
+            ended = _end(state, name, known, committed=False, reason=EndReason.FENCED)
             before, epoch = _next_identity(state, before, epoch)
         producer_id, epoch = _next_identity(state, before, epoch)
     used_up = before if before != producer_id else None
-    moved = TransactionMoved(name, producer_id, epoch, "Empty", request.timeout_ms, used_up=used_up)
+    moved = TransactionMoved(name, producer_id, epoch, TransactionStatus.EMPTY, request.timeout_ms, used_up=used_up)
     return Decision(ProducerDone(producer_id, epoch, known.batch_id if known else -1), (*ended, Decided(moved)))
 
 
@@ -97,7 +114,7 @@ def joined(
     """What the transaction touches from now on; nothing when it does so already."""
     transaction = state.transactions[ref.transactional_id]
     all_partitions, all_groups = transaction.partitions.union(partitions), set(transaction.offsets).union(groups)
-    if transaction.status != "Ongoing":
+    if transaction.status is not TransactionStatus.ONGOING:
         started_at_ms = state.now_ms
     elif len(all_partitions) > len(transaction.partitions) or len(all_groups) > len(transaction.offsets):
         started_at_ms = transaction.started_at_ms or state.now_ms
@@ -107,7 +124,7 @@ def joined(
         ref.transactional_id,
         transaction.producer_id,
         transaction.producer_epoch,
-        "Ongoing",
+        TransactionStatus.ONGOING,
         transaction.timeout_ms,
         started_at_ms,
         there(state, all_partitions),
@@ -135,7 +152,7 @@ def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Decid
 # -- how one ends ---------------------------------------------------------------------------------------
 
 
-def decide_end(state: State, request: EndTransaction) -> Decision:
+def decide_end(state: State, request: EndTransaction, given: Given) -> Decision:
     """Commit or abort, as its producer asks.
 
     Raises InvalidProducerIdMapping, ProducerFenced, InvalidTxnState, TransactionAbortable (a commit of what can only
@@ -145,43 +162,70 @@ def decide_end(state: State, request: EndTransaction) -> Decision:
     transaction = _known(state, ref)
     if not _is_current(transaction, ref):
         return Decision(_ended_before(transaction, request))
-    if transaction.status != "Ongoing":
+    if transaction.status is not TransactionStatus.ONGOING:
         if request.part_count:
-            raise InvalidTxnState("No transaction is open.", found=transaction.status, expected="Ongoing")
+            raise InvalidTxnState(
+                "No transaction is open.", found=transaction.status.value, expected=TransactionStatus.ONGOING.value
+            )
         # nothing was published: neither a marker nor an epoch is spent on it
         return Decision(TransactionEnded(transaction.producer_id, transaction.producer_epoch))
     repeated = _is_repeated(transaction, request)
     if request.commit:
         _check_complete(transaction, request)
     committed = request.commit and not repeated
-    decided = _end(state, name, transaction, committed, "producer", request.batch_id if committed else None)
+    decided = _end(state, name, transaction, committed, EndReason.PRODUCER, request.batch_id if committed else None)
     result = TransactionEnded(
         *_next_identity(state, transaction.producer_id, transaction.producer_epoch), duplicate=repeated
     )
     return Decision(result, tuple(decided))
 
 
-def decide_abort(state: State, request: AbortTransaction) -> Decision:
+def decide_abort(state: State, request: AbortTransaction, given: Given) -> Decision:
     """An operator's abort. Raises TransactionalIdNotFound, InvalidTxnState."""
     transaction = state.transactions.get(request.transactional_id)
     if transaction is None:
         raise TransactionalIdNotFound(found=shown(request.transactional_id))
-    if transaction.status != "Ongoing":
-        raise InvalidTxnState("No transaction is open.", found=transaction.status, expected="Ongoing")
-    return Decision(Done(), tuple(_end(state, request.transactional_id, transaction, False, "operator")))
+    if transaction.status is not TransactionStatus.ONGOING:
+        raise InvalidTxnState(
+            "No transaction is open.", found=transaction.status.value, expected=TransactionStatus.ONGOING.value
+        )
+    return Decision(Done(), tuple(_end(state, request.transactional_id, transaction, False, EndReason.OPERATOR)))
 
 
-def decide_timeout(state: State, transactional_id: str) -> list[Decided]:
-    return _end(state, transactional_id, state.transactions[transactional_id], False, "timeout")
+def _open(state: State) -> list[_Key]:
+    return [_key(state, name) for name in sorted(state.ongoing)]
 
 
-def decide_expiry(state: State, expiration_ms: int, now_ms: int) -> list[Decided]:
+def _has_timed_out(state: State, key: _Key, time: Time) -> bool:
+    name = key[0]
+    if name not in state.ongoing or _key(state, name) != key:
+        return False
+    return time.waited_ms(key) > state.transactions[name].timeout_ms
+
+
+def _key(state: State, name: str) -> _Key:
+    transaction = state.transactions[name]
+    return name, transaction.producer_id, transaction.producer_epoch
+
+
+def decide_timeout(state: State, key: _Key) -> list[Decided]:
+    return _end(state, key[0], state.transactions[key[0]], False, EndReason.TIMEOUT)
+
+
+def _is_silent(state: State, name: str, time: Time) -> bool:
+    known = state.transactions.get(name)
+    return (
+        known is not None
+        and known.status is not TransactionStatus.ONGOING
+        and time.is_over(known.seen_at_ms, time.limits.transactional_id_expiration_ms)
+    )
+
+
+def decide_expiry(state: State, name: str) -> list[Decided]:
     """Ids without a transaction that were silent for `transactional.id.expiration.ms` are forgotten."""
-    return [
-        Decided(TransactionMoved(name, one.producer_id, one.producer_epoch, "Dead", one.timeout_ms))
-        for name, one in state.transactions.items()
-        if one.status != "Ongoing" and now_ms - one.seen_at_ms > expiration_ms
-    ]
+    known = state.transactions[name]
+    dead = TransactionMoved(name, known.producer_id, known.producer_epoch, TransactionStatus.DEAD, known.timeout_ms)
+    return [Decided(dead)]
 
 
 def _is_repeated(transaction: Transaction, request: EndTransaction) -> bool:
@@ -203,31 +247,43 @@ def _check_complete(transaction: Transaction, request: EndTransaction) -> None:
 def _ended_before(transaction: Transaction, request: EndTransaction) -> TransactionEnded:
     """The answer to who asks for an end that has come already, by itself or by others."""
     ref, ended = request.transaction, transaction.ended
-    if ended is None or not _has_ended(transaction, ref) or not transaction.status.startswith("Complete"):
+    if ended is None or not _has_ended(transaction, ref) or transaction.status not in _COMPLETE:
         if ref.producer_id != transaction.producer_id:
             raise _other_producer(transaction, ref)
         raise _fenced(transaction, ref)
-    if ended.reason == "timeout":
+    if ended.reason is EndReason.TIMEOUT:
         if request.commit:
             _raise_if_timed_out(transaction, ref)
-    elif ended.reason != "producer":
+    elif ended.reason is not EndReason.PRODUCER:
         raise _fenced(transaction, ref)
     elif request.commit != ended.committed and not _is_repeated(transaction, request):
         raise InvalidTxnState(
-            "The transaction has ended the other way.", found=transaction.status, expected="the same request as before"
+            "The transaction has ended the other way.",
+            found=transaction.status.value,
+            expected="the same request as before",
         )
     return TransactionEnded(transaction.producer_id, transaction.producer_epoch, duplicate=True)
 
 
 def _end(
-    state: State, name: str, transaction: Transaction, committed: bool, reason: str, batch_id: int | None = None
+    state: State, name: str, transaction: Transaction, committed: bool, reason: EndReason, batch_id: int | None = None
 ) -> list[Decided]:
     """All that a commit or an abort does, in one step; nothing of it is to be seen before the others."""
-    outcome, kind = ("Commit", "commit") if committed else ("Abort", "abort")
+    prepare, complete, kind = _COMMIT if committed else _ABORT
     partitions, groups = there(state, transaction.partitions), sorted(transaction.offsets)
-    about = (transaction.timeout_ms, transaction.started_at_ms, partitions, groups, reason, batch_id)
-    current = (transaction.producer_id, transaction.producer_epoch)
-    decided = [Decided(TransactionMoved(name, *current, f"Prepare{outcome}", *about))]  # type: ignore[arg-type]
+    prepared = TransactionMoved(
+        name,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        prepare,
+        transaction.timeout_ms,
+        transaction.started_at_ms,
+        partitions,
+        groups,
+        reason,
+        batch_id,
+    )
+    decided = [Decided(prepared)]
     markers = _markers(state, transaction, kind)
     if len(markers):
         decided.append(Decided(MarkersWritten(name), markers))
@@ -236,9 +292,14 @@ def _end(
             offsets = [(topic_id, one) for topic_id, one in transaction.offsets[group] if topic_id in state.topics]
             record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
             decided.append(Decided(record))
-    following = _next_identity(state, *current)
-    used_up = transaction.producer_id if following[0] != transaction.producer_id else None
-    ended = TransactionMoved(name, *following, f"Complete{outcome}", *about, used_up)  # type: ignore[arg-type]
+    producer_id, epoch = _next_identity(state, transaction.producer_id, transaction.producer_epoch)
+    ended = msgspec.structs.replace(
+        prepared,
+        status=complete,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        used_up=transaction.producer_id if producer_id != transaction.producer_id else None,
+    )
     decided.append(Decided(ended))
     return decided
 
@@ -262,34 +323,36 @@ def _markers(state: State, transaction: Transaction, kind: str) -> Segments:
 # -- folding --------------------------------------------------------------------------------------------
 
 
-def evolve_moved(state: State, record: TransactionMoved) -> None:
+def evolve_moved(state: State, record: TransactionMoved, segments: Segments) -> None:
     name, known = record.transactional_id, state.transactions.get(record.transactional_id)
-    if record.status == "Dead":
+    if known is not None:  # a reader has none loaded
+        TRANSITIONS.check(known.status, record.status)
+    if record.status is TransactionStatus.DEAD:
         if known is not None:
             del state.transactions[name]
             state.producers.pop(known.producer_id, None)
         return
-    if known is None or record.status == "Empty":
+    if known is None or record.status is TransactionStatus.EMPTY:
         ended = known
         known = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms)
         known.batch_id = ended.batch_id if ended else -1
         _take_over(state, record)
         state.transactions[name] = known
     known.status, known.seen_at_ms = record.status, state.now_ms
-    if record.status == "Ongoing":
+    if record.status is TransactionStatus.ONGOING:
         state.ongoing.add(name)
         known.started_at_ms = record.started_at_ms
         known.partitions.update(record.partitions)
         for group in record.groups:
             known.offsets.setdefault(group, [])
-    elif record.status in ("CompleteCommit", "CompleteAbort"):
+    elif record.status in _COMPLETE:
         state.ongoing.discard(name)
         _complete(state, known, record)
 
 
 def _complete(state: State, known: Transaction, record: TransactionMoved) -> None:
-    committed = record.status == "CompleteCommit"
-    known.ended = Ended(known.producer_id, known.producer_epoch, committed, record.reason or "producer")
+    committed = record.status is TransactionStatus.COMPLETE_COMMIT
+    known.ended = Ended(known.producer_id, known.producer_epoch, committed, record.reason or EndReason.PRODUCER)
     _take_over(state, record)
     known.producer_id, known.producer_epoch = record.producer_id, record.producer_epoch
     known.started_at_ms, known.part_count, known.error = None, 0, None
@@ -306,12 +369,12 @@ def _take_over(state: State, record: TransactionMoved) -> None:
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
-def evolve_failed(state: State, record: TransactionFailed) -> None:
+def evolve_failed(state: State, record: TransactionFailed, segments: Segments) -> None:
     if known := state.transactions.get(record.transactional_id):
         known.error, known.seen_at_ms = f"{record.error}: {record.message}".rstrip(": "), state.now_ms
 
 
-def evolve_markers(state: State, segments: Segments = NO_SEGMENTS) -> None:
+def evolve_markers(state: State, record: MarkersWritten, segments: Segments) -> None:
     names = ("topic_id", "partition", "base_offset", "producer_id")
     for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
         topic = state.own(topic_id)
@@ -351,7 +414,7 @@ def _has_ended(transaction: Transaction, ref: TransactionRef) -> bool:
 
 def _raise_if_timed_out(transaction: Transaction, ref: TransactionRef) -> None:
     ended = transaction.ended
-    if ended is not None and ended.reason == "timeout" and _has_ended(transaction, ref):
+    if ended is not None and ended.reason is EndReason.TIMEOUT and _has_ended(transaction, ref):
         raise TransactionAbortable(
             f"The transaction was open for longer than its timeout of {transaction.timeout_ms} ms and was aborted."
         )
@@ -371,3 +434,11 @@ def _fenced(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
         found=f"epoch {ref.producer_epoch}",
         expected=f"epoch {transaction.producer_epoch}",
     )
+
+
+DECIDE: Rules = {InitProducer: decide_init, EndTransaction: decide_end, AbortTransaction: decide_abort}
+EVOLVE: Folds = {TransactionMoved: evolve_moved, TransactionFailed: evolve_failed, MarkersWritten: evolve_markers}
+TIMERS = (
+    Timer(_open, _has_timed_out, decide_timeout, watched=True),
+    Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, forgets=True),
+)

@@ -1,0 +1,40 @@
+"""`watermarks`: the leader, and all that is numbered."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
+
+from ..values.state import State
+
+
+def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
+    """The row that says: all tables are complete up to the state's step."""
+    row = WatermarkRow(
+        step=state.step,
+        floor=floor,
+        journal_start=journal_start,
+        decided_at_ms=state.now_ms,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        lease_ms=state.lease_ms,
+        next_topic_id=state.next_topic_id,
+        next_producer_id=state.next_producer_id,
+        subscriptions_step=state.subscriptions_step,
+    )
+    return WATERMARKS.table([row])
+
+
+def state_at(watermark: WatermarkRow) -> State:
+    """The state of which nothing else is known yet."""
+    return State(
+        step=watermark.step,
+        now_ms=watermark.decided_at_ms,
+        leader=watermark.leader,
+        leader_epoch=watermark.leader_epoch,
+        lease_ms=watermark.lease_ms,
+        next_topic_id=watermark.next_topic_id,
+        next_producer_id=watermark.next_producer_id,
+        subscriptions_step=watermark.subscriptions_step,
+    )

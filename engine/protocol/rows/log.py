@@ -1,0 +1,106 @@
+"""`segments`, `dead_letters`, `applications`, and the files that `messages` registers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.specs.producers import APPLICATIONS, ApplicationRow
+from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+
+from ..values.base import Record
+from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced
+from ..values.segments import table_of
+from ..values.state import State
+from ..values.topics import RecordsDeleted, TopicDeleted
+from .steps import Project, Restore, Steps, records
+
+
+def files_added(steps: Steps) -> list[DataFile]:
+    """The data files to be registered in `messages`."""
+    return [file for _, record in records(steps) if isinstance(record, FilesAdded) for file in record.files]
+
+
+def _segments(state: State, steps: Steps) -> pa.Table:
+    tables = [SEGMENTS.empty()]
+    for step in steps:
+        table = table_of(one.segments for one in step.decisions)
+        if table.num_rows:
+            tables.append(table.add_column(0, "step", pa.repeat(step.step, table.num_rows)))
+        cuts = [row for one in step.decisions for row in _cuts(step.step, one.record)]
+        if cuts:
+            tables.append(SEGMENTS.table(cuts))
+    return pa.concat_tables(tables)
+
+
+def _cuts(step: int, record: Record) -> list[SegmentRow]:
+    def cut(kind: str, partition: int, offset: int, topic_id: int, topic: str) -> SegmentRow:
+        return SegmentRow(
+            step=step,
+            kind=kind,
+            topic_id=topic_id,
+            topic=topic,
+            partition=partition,
+            base_offset=offset,
+            record_count=0,
+            last_offset=offset,
+            transactional=False,
+            origin="publish",
+        )
+
+    if isinstance(record, RecordsDeleted):
+        return [cut("log_start", p, o, record.topic_id, record.topic) for p, o in record.log_starts.items()]
+    if isinstance(record, TopicDeleted):
+        return [cut("topic_deleted", -1, 0, record.topic_id, record.topic)]
+    return []
+
+
+def _dead_letters(state: State, steps: Steps) -> pa.Table:
+    return DEAD_LETTERS.table(
+        DeadLetterRow(
+            step=step.step,
+            source=record.source,
+            batch_id=record.batch_id,
+            first_row=record.first_row,
+            record_count=record.record_count,
+            error=record.error,
+            reason=record.reason,
+            dead_at_ms=step.decided_at_ms,
+        )
+        for step, record in records(steps)
+        if isinstance(record, DeadLettered)
+    )
+
+
+def _applications(state: State, steps: Steps) -> pa.Table:
+    changed = {
+        (record.txn_app_id, record.target)
+        for _, record in records(steps)
+        if isinstance(record, Produced) and record.txn_app_id is not None
+    }
+    return APPLICATIONS.table(_application_row(state, *key) for key in sorted(changed))
+
+
+def _application_row(state: State, txn_app_id: str, target: str) -> ApplicationRow:
+    known = state.applications[txn_app_id, target]
+    return ApplicationRow(
+        step=state.step,
+        txn_app_id=txn_app_id,
+        target=target,
+        version=known.version,
+        seen_at_ms=known.seen_at_ms,
+        removed=False,
+    )
+
+
+def _restore_applications(state: State, rows: pa.Table) -> None:
+    for row in APPLICATIONS.rows(rows):
+        state.applications[row.txn_app_id, row.target] = Application(row.version, row.seen_at_ms)
+
+
+PROJECT: Project = {
+    SEGMENTS.name: _segments,
+    DEAD_LETTERS.name: _dead_letters,
+    APPLICATIONS.name: _applications,
+}
+RESTORE: Restore = {APPLICATIONS.name: _restore_applications}

@@ -1,0 +1,51 @@
+"""`producers`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
+
+from ..values.log import Produced
+from ..values.producers import Producer, ProducerExpired, ProducerInitialized, UnitAppended
+from ..values.state import State
+from ..values.transactions import TransactionMoved
+from .steps import Project, Restore, Steps, records
+
+
+def _producers(state: State, steps: Steps) -> pa.Table:
+    changed = {
+        producer_id: step.decided_at_ms
+        for step, record in records(steps)
+        if isinstance(record, ProducerInitialized | ProducerExpired | Produced | TransactionMoved)
+        for producer_id in (record.producer_id, getattr(record, "used_up", None))
+        if producer_id is not None
+    }
+    return PRODUCERS.table(_row(state, producer_id, changed[producer_id]) for producer_id in sorted(changed))
+
+
+def _row(state: State, producer_id: int, at_ms: int) -> ProducerRow:
+    known = state.producers.get(producer_id)
+    units = [] if known is None else [unit for units in known.units.values() for unit in units]
+    return ProducerRow(
+        step=state.step,
+        producer_id=producer_id,
+        producer_epoch=known.epoch if known else 0,
+        units=[{name: getattr(unit, name) for name in unit.__struct_fields__} for unit in units],
+        seen_at_ms=known.seen_at_ms if known else at_ms,
+        removed=known is None,
+    )
+
+
+def _restore(state: State, rows: pa.Table) -> None:
+    for row in PRODUCERS.rows(rows):
+        producer = Producer(row.producer_epoch, row.seen_at_ms)
+        for stored in row.units:
+            unit = UnitAppended(**stored)
+            key = (unit.topic_id, unit.partition)
+            producer.units[key] = (*producer.units.get(key, ()), unit)
+        state.producers[row.producer_id] = producer
+
+
+PROJECT: Project = {PRODUCERS.name: _producers}
+RESTORE: Restore = {PRODUCERS.name: _restore}

@@ -1,0 +1,1 @@
+"""What is asked, decided and known: values only, a module per subject, and `state`, which composes what is known."""

@@ -1,0 +1,46 @@
+"""What all subjects' values are made of: the bases of requests, results and records, and numbers within bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MAX_SEQUENCE = 2**31 - 1
+MAX_EPOCH = 2**15 - 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Rows, bytes, indexes: small enough that no sum of a letter's numbers overflows 64 bits."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
+"""Epoch milliseconds; what a timestamp in microseconds can hold fits."""
+Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+BatchId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):
+    """Base of all requests."""
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="outcome", omit_defaults=True):
+    """Base of all results but Refusal."""
+
+
+class Done(Result, frozen=True, tag="done"):
+    pass
+
+
+class Record(msgspec.Struct, frozen=True, tag_field="record"):
+    """Base of all decisions. `tag` is the journal's kind."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    @property
+    def subject(self) -> str:
+        return ""

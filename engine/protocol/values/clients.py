@@ -1,0 +1,70 @@
+"""Clients: letters, answers, and what is kept of each client for a repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import Refusal
+from .base import Record
+from .kinds import AnyRequest, AnyResult
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """In place of a request that is none, or one of a newer version: it is refused, and those beside it are not."""
+
+    refusal: Refusal
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """What one client puts at once: requests that are decided in one step, in order."""
+
+    client_id: str
+    number: int
+    requests: list[AnyRequest | Unreadable]
+    sent_at_ms: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The reply to a letter: one result per request."""
+
+    client_id: str
+    number: int
+    step: int
+    results: list[AnyResult]
+
+
+class Answered(Record, frozen=True, tag="answered"):
+    """A letter was decided with these results; the client's last ones are kept for a repeat."""
+
+    client_id: str
+    number: int
+    results: list[AnyResult]
+
+    @property
+    def subject(self) -> str:
+        return self.client_id
+
+
+class ClientRemoved(Record, frozen=True, tag="client_removed"):
+    """A client was silent for too long, or left a gap in its letters."""
+
+    client_id: str
+    reason: str
+
+    @property
+    def subject(self) -> str:
+        return self.client_id
+
+
+@dataclass
+class Client:
+    """A client process: its last letter and what was answered, kept for a repeat after a crash."""
+
+    number: int
+    results: list[AnyResult]
+    seen_at_ms: int
+
+
+RECORDS = (Answered, ClientRemoved)

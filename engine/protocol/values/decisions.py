@@ -1,0 +1,46 @@
+"""Decisions: what the journal holds, step by step, and what deciding one request is given and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+import msgspec
+
+from . import clients, leader
+from .base import Record
+from .kinds import SUBJECTS, AnyResult
+from .segments import NO_SEGMENTS, Segments
+
+if TYPE_CHECKING:
+    AnyRecord = Record
+else:
+    AnyRecord = Union[tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)]  # noqa: UP007
+
+
+FORMAT_VERSION = 1
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A record with the segments that belong to it."""
+
+    record: AnyRecord
+    segments: Segments = NO_SEGMENTS
+    request_id: str | None = None
+
+
+class StepDecisions(msgspec.Struct, frozen=True):
+    """All that one micro-batch decided: one commit of the journal."""
+
+    step: int
+    decided_at_ms: int
+    leader_epoch: int
+    decisions: list[Decided]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """No record means that nothing changes."""
+
+    result: AnyResult
+    decided: tuple[Decided, ...] = ()

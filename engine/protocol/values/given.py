@@ -1,0 +1,43 @@
+"""What deciding is given beside the state and the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lakemq.tables.specs.messages import FileFacts
+
+from .log import DataFile
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long silence lasts before something is forgotten, and the longest a transaction may ask to stay open."""
+
+    client_expiration_ms: int = 3_600_000
+    producer_id_expiration_ms: int = 86_400_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_max_timeout_ms: int = 900_000
+
+
+@dataclass(frozen=True)
+class InlineRows:
+    """Where the sequencer wrote the rows that rode in a letter: `record_count` from row `first_row` of `file` on."""
+
+    file: DataFile
+    first_row: int
+    record_count: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """inline: for a request without files, where its rows are; facts: file -> what the store has of it, None where
+    there is nothing, for every file that the request names.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    inline: InlineRows | None = None
+    facts: Mapping[str, FileFacts | None] = field(default_factory=dict)
+
+
+NOTHING = Given()

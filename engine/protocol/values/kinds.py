@@ -1,0 +1,21 @@
+"""All that may be asked and answered: what the subjects list, which is what a decoder takes.
+
+A kind that is added to a subject's list is known everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Union
+
+from ..errors import Refusal
+from . import groups, log, producers, topics, transactions
+from .base import Done, Request, Result
+
+SUBJECTS = (topics, producers, log, groups, transactions)
+
+if TYPE_CHECKING:
+    AnyRequest = Request
+    AnyResult = Result | Refusal
+else:
+    AnyRequest = Union[tuple(kind for subject in SUBJECTS for kind in subject.REQUESTS)]  # noqa: UP007
+    AnyResult = Union[(Done, *(kind for subject in SUBJECTS for kind in subject.RESULTS), Refusal)]

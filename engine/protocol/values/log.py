@@ -1,0 +1,144 @@
+"""The log: what is published, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from .base import BatchId, Count, FileIndex, Hash, Millis, Number, Record, Request, Result
+from .producers import ProducerSequences, TransactionRef, UnitAppended
+from .topics import TopicRef
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file of message rows: `messages/<batch_id>.parquet`. footer_hash: as in `segments`."""
+
+    batch_id: BatchId
+    size_bytes: Count
+    record_count: Count
+    min_timestamp_ms: Millis
+    max_timestamp_ms: Millis
+    footer_hash: Hash
+
+
+class Ranges(msgspec.Struct, frozen=True):
+    """Ranges of rows as columns of equal length, in the order in which they take their offsets.
+
+    topic: index into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
+    """
+
+    topic: list[Count] = []
+    partition: list[Count] = []
+    file: list[FileIndex] = []
+    first_row: list[Count] = []
+    record_count: list[Count] = []
+    min_timestamp_ms: list[Millis] = []
+    max_timestamp_ms: list[Millis] = []
+
+
+class RefusedRows(msgspec.Struct, frozen=True):
+    """Rows that cannot be messages: they become dead letters, the rest is published."""
+
+    source: str
+    file: FileIndex
+    first_row: Count
+    record_count: Count
+    error: str
+    reason: str
+
+
+class ApplicationVersion(msgspec.Struct, frozen=True):
+    """Delta's `txnAppId` and `txnVersion`, for one target: a version not above the last is not published again.
+
+    follows: the version that must have been the last (-1: none), for who publishes all since then as one; None: any.
+    """
+
+    txn_app_id: str
+    txn_version: int
+    target: str
+    follows: int | None = None
+
+
+class Produce(Request, frozen=True, tag="produce"):
+    """Publish rows of files; or, where it names no file, rows that ride in the letter from its row `first_row` on."""
+
+    topics: list[TopicRef]
+    ranges: Ranges
+    metadata_step: Number
+    files: list[DataFile] = []
+    refused: list[RefusedRows] = []
+    producer: ProducerSequences | None = None
+    application: ApplicationVersion | None = None
+    transaction: TransactionRef | None = None
+    first_row: Count = 0
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    """What one request put into one partition: offsets base_offset .. base_offset + record_count."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
+
+
+class Published(Result, frozen=True, tag="published"):
+    """`duplicate`: the same was published before, nothing was added; a unit's base_offset is then the first one's."""
+
+    units: list[Unit]
+    refused_count: int = 0
+    duplicate: bool = False
+
+
+class FilesAdded(Record, frozen=True, tag="files_added"):
+    """Data files that segments or dead letters of this step point at: to be registered in `messages`."""
+
+    files: list[DataFile]
+
+
+class Produced(Record, frozen=True, tag="produced"):
+    """Rows became offsets. The segments travel beside the JSON, as columns.
+
+    transactional_id: of the transaction it is a part of.
+    """
+
+    target: str
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    units: list[UnitAppended] = []
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    transactional_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.target
+
+
+class DeadLettered(Record, frozen=True, tag="dead_lettered"):
+    """Rows that were refused, with the reason."""
+
+    source: str
+    batch_id: str
+    first_row: int
+    record_count: int
+    error: str
+    reason: str
+
+    @property
+    def subject(self) -> str:
+        return self.source
+
+
+@dataclass
+class Application:
+    """Last txn_version published by an application to a target."""
+
+    version: int
+    seen_at_ms: int
+
+
+REQUESTS = (Produce,)
+RESULTS = (Published,)
+RECORDS = (FilesAdded, Produced, DeadLettered)

@@ -1,0 +1,94 @@
+"""Idempotent producers: ids, epochs, and the sequences by which a repeat is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from .base import Count, Epoch, Number, Record, Request, Result, Sequence
+
+
+class InitProducer(Request, frozen=True, tag="init_producer"):
+    """Ask for a producer id. With a transactional id it is that id's, and whoever had it before is fenced.
+
+    timeout_ms: transaction.timeout.ms, how long a transaction may stay open.
+    """
+
+    transactional_id: str | None = None
+    timeout_ms: int = 60_000
+
+
+class TransactionRef(msgspec.Struct, frozen=True, array_like=True):
+    """Who asks for something inside a transaction; no transaction begins twice under one (producer_id, epoch)."""
+
+    transactional_id: str
+    producer_id: Number
+    producer_epoch: Epoch
+
+
+class ProducerSequences(msgspec.Struct, frozen=True):
+    """Sequence of the first record per unit, a unit being all a request puts into one (topic, partition).
+
+    refused_sequence: of the first of its refused rows, which are a unit of their own; None: it has none.
+    """
+
+    producer_id: Number
+    producer_epoch: Epoch
+    topic: list[Count]
+    partition: list[Count]
+    base_sequence: list[Sequence]
+    refused_sequence: Sequence | None = None
+
+
+class ProducerDone(Result, frozen=True, tag="producer"):
+    """`batch_id`: the last micro-batch that was committed under the transactional id, -1 before the first."""
+
+    producer_id: int
+    producer_epoch: int
+    batch_id: int = -1
+
+
+class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
+    """What a producer's request put into one partition."""
+
+    topic_id: int
+    partition: int
+    base_sequence: int
+    record_count: int
+    base_offset: int
+
+
+class ProducerInitialized(Record, frozen=True, tag="producer_initialized"):
+    producer_id: int
+    producer_epoch: int
+
+    @property
+    def subject(self) -> str:
+        return str(self.producer_id)
+
+
+class ProducerExpired(Record, frozen=True, tag="producer_expired"):
+    producer_id: int
+
+    @property
+    def subject(self) -> str:
+        return str(self.producer_id)
+
+
+@dataclass
+class Producer:
+    """An idempotent producer: its last five appends per (topic_id, partition), oldest first.
+
+    transactional_id: the id it belongs to, and with which it is forgotten.
+    """
+
+    epoch: int
+    seen_at_ms: int
+    transactional_id: str | None = None
+    units: dict[tuple[int, int], tuple[UnitAppended, ...]] = field(default_factory=dict)
+
+
+REQUESTS = (InitProducer,)
+RESULTS = (ProducerDone,)
+RECORDS = (ProducerInitialized, ProducerExpired)

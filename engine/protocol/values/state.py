@@ -1,0 +1,69 @@
+"""What the sequencer knows. Always the fold of `evolve` over the journal, from a snapshot in the projections.
+
+It holds one entry per topic, partition, producer, transactional id, group's partition, application and client, and
+nothing per segment or message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..errors import UnknownTopicOrPartition
+from ..names import shown
+from .clients import Client
+from .groups import CommittedOffset
+from .log import Application
+from .producers import Producer
+from .topics import Topic
+from .transactions import Transaction
+
+
+@dataclass
+class State:
+    """`now_ms` is the time of the last decision; `step` the last step folded in.
+
+    topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
+    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; lent: topics that a snapshot
+    has as well, to be replaced (`own`) instead of changed.
+    """
+
+    step: int = 0
+    now_ms: int = 0
+    leader: str = ""
+    leader_epoch: int = 0
+    lease_ms: int = 0
+    next_topic_id: int = 1
+    next_producer_id: int = 0
+    subscriptions_step: int = 0
+    topics: dict[int, Topic] = field(default_factory=dict)
+    topic_ids: dict[str, int] = field(default_factory=dict)
+    producers: dict[int, Producer] = field(default_factory=dict)
+    applications: dict[tuple[str, str], Application] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+    ongoing: set[str] = field(default_factory=set)
+    offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
+    lent: set[int] = field(default_factory=set)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name; raises UnknownTopicOrPartition."""
+        topic_id = self.topic_ids.get(name)
+        if topic_id is None:
+            raise UnknownTopicOrPartition("There is no such topic.", found=shown(name))
+        return self.topics[topic_id]
+
+    def own(self, topic_id: int) -> Topic:
+        """The topic, to be changed: a copy takes its place first where a snapshot has it as well."""
+        if topic_id in self.lent:
+            self.lent.discard(topic_id)
+            self.topics[topic_id] = self.topics[topic_id].copy()
+        return self.topics[topic_id]
+
+    def snapshot(self) -> State:
+        """The same, with topics that stay as they are while this one goes on; the rest is shared."""
+        self.lent = set(self.topics)
+        return replace(self, topics=dict(self.topics), topic_ids=dict(self.topic_ids), lent=set(self.topics))
+
+    def subscriptions(self) -> dict[str, list[str]]:
+        """Topic name -> subscriptions, for every topic."""
+        return {topic.topic: topic.subscriptions for topic in self.topics.values()}

@@ -1,0 +1,155 @@
+"""Topics: what may be asked of them, what is decided, what is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..parameters import TOPIC
+from .base import Count, Number, Record, Request, Result
+
+
+class CreateTopic(Request, frozen=True, tag="create_topic"):
+    topic: str
+    partitions: int
+    config: dict[str, Any] = {}
+    subscriptions: list[str] = []
+
+
+class AlterTopic(Request, frozen=True, tag="alter_topic"):
+    """`config` sets keys, null resets one to its default; `partitions` and `subscriptions` replace what is there."""
+
+    topic: str
+    config: dict[str, Any] = {}
+    partitions: int | None = None
+    subscriptions: list[str] | None = None
+
+
+class DeleteTopic(Request, frozen=True, tag="delete_topic"):
+    topic: str
+
+
+class DeleteRecords(Request, frozen=True, tag="delete_records"):
+    """Partition -> offset before which all is deleted; -1 stands for the high watermark."""
+
+    topic: str
+    before: dict[int, int]
+
+
+class TopicRef(msgspec.Struct, frozen=True, array_like=True):
+    """A topic as the client knew it when it hashed the keys."""
+
+    topic: str
+    topic_id: Number
+    partition_count: Count
+
+
+class TopicDone(Result, frozen=True, tag="topic"):
+    topic_id: int
+    partitions: int
+
+
+class TopicCreated(Record, frozen=True, tag="topic_created"):
+    topic_id: int
+    topic: str
+    partitions: int
+    config: dict[str, Any]
+    subscriptions: list[str]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class TopicAltered(Record, frozen=True, tag="topic_altered"):
+    """The topic as it is from now on."""
+
+    topic_id: int
+    topic: str
+    partitions: int
+    config: dict[str, Any]
+    subscriptions: list[str]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
+    """partitions: how many it had."""
+
+    topic_id: int
+    topic: str
+    partitions: int
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
+    """Partition -> new log start offset."""
+
+    topic_id: int
+    topic: str
+    log_starts: dict[int, int]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass
+class Topic:
+    """A topic and its partitions; `high_watermarks[p]` is the offset the next message of partition p gets.
+
+    open_transactions: partition -> producer_id -> first offset of that producer's open transaction.
+    """
+
+    topic_id: int
+    topic: str
+    config: dict[str, Any]
+    subscriptions: list[str]
+    high_watermarks: Offsets
+    log_starts: Offsets
+    open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def copy(self) -> Topic:
+        """The same, with partitions of its own."""
+        open_transactions = {p: dict(firsts) for p, firsts in self.open_transactions.items()}
+        return replace(
+            self,
+            high_watermarks=self.high_watermarks.copy(),
+            log_starts=self.log_starts.copy(),
+            open_transactions=open_transactions,
+        )
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.high_watermarks)
+
+    @property
+    def last_stable_offsets(self) -> Offsets:
+        """Where read_committed ends: the first offset of the earliest open transaction, else the high watermark."""
+        if not self.open_transactions:
+            return self.high_watermarks
+        offsets = self.high_watermarks.copy()
+        for partition, firsts in self.open_transactions.items():
+            offsets[partition] = max(min(firsts.values()), int(self.log_starts[partition]))
+        return offsets
+
+    def setting(self, key: str) -> Any:
+        """The value set, else the default."""
+        return self.config.get(key, TOPIC[key].default)
+
+
+REQUESTS = (CreateTopic, AlterTopic, DeleteTopic, DeleteRecords)
+RESULTS = (TopicDone,)
+RECORDS = (TopicCreated, TopicAltered, TopicDeleted, RecordsDeleted)

@@ -1,0 +1,68 @@
+"""Each subject lists what it has; nothing is forgotten, nothing stands twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+import pytest
+
+from lakemq.engine.protocol import machine, projection
+from lakemq.engine.protocol.rules import clients, groups, leader, log, producers, topics, transactions
+from lakemq.engine.protocol.values import clients as client_values
+from lakemq.engine.protocol.values import leader as leader_values
+from lakemq.engine.protocol.values.base import Done, Record, Request, Result
+from lakemq.engine.protocol.values.kinds import SUBJECTS
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
+from lakemq.engine.protocol.values.transitions import Transitions
+from lakemq.tables.specs.registry import TABLES
+
+RULES = (topics, log, producers, transactions, groups, clients, leader)
+
+
+def kinds(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_every_request_is_listed_and_has_a_rule() -> None:
+    listed = {kind for subject in SUBJECTS for kind in subject.REQUESTS}
+    assert set(kinds(Request)) == listed
+    assert listed < machine.DECIDE.keys()
+
+
+def test_every_result_is_listed() -> None:
+    assert set(kinds(Result)) == {Done, *(kind for subject in SUBJECTS for kind in subject.RESULTS)}
+
+
+def test_every_record_is_listed_and_has_a_fold() -> None:
+    subjects = (*SUBJECTS, client_values, leader_values)
+    assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
+
+
+@pytest.mark.parametrize("table", ["DECIDE", "EVOLVE", "TIMERS"])
+def test_no_rule_stands_twice_and_none_is_left_out(table: str) -> None:
+    count = sum(len(getattr(subject, table, ())) for subject in RULES)
+    assert count == len(getattr(machine, table))
+
+
+def test_every_table_but_a_few_is_projected() -> None:
+    """Those of groups and delays are not written yet; the others are written by who holds them."""
+    others = {"messages", "inbox", "journal", "watermarks", "groups", "members", "assignments", "delayed"}
+    assert projection.PROJECT.keys() | others == {spec.name for spec in TABLES}
+    assert projection.RESTORE.keys() < projection.PROJECT.keys()
+
+
+@pytest.mark.parametrize(("states", "transitions"), [(TransactionStatus, TRANSITIONS)])
+def test_a_table_of_transitions_has_every_state(states: type[Enum], transitions: Transitions) -> None:
+    assert transitions.table.keys() == set(states)
+    assert {after for allowed in transitions.table.values() for after in allowed} == set(states)
+
+
+def test_a_transition_that_is_none_is_found_where_tests_run() -> None:
+    state = State()
+    machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.EMPTY, 1))
+    with pytest.raises(AssertionError, match="from Empty to CompleteCommit"):
+        machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.COMPLETE_COMMIT, 1))
