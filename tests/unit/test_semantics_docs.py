@@ -1,0 +1,67 @@
+"""docs/semantics.md: each rule names a test that is there, and each rule that a test cites is on the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHECKOUT = Path(__file__).parents[2]
+PAGE = (CHECKOUT / "docs/semantics.md").read_text(encoding="utf-8")
+RULES = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE))
+SECTIONS = re.findall(r"^## ([A-Z])\. ", PAGE, re.MULTILINE)
+NAMED = re.compile(r"`(tests/[\w/.]+)::([^`]+)`")
+CITED = re.compile(r"\b(I\d+)\b|\b[Ss]emantics(?:\.md)? ([A-Z]\d*)\b")
+
+
+@cache
+def names_in(path: str) -> set[str]:
+    """Names of the tests of a file of Python; of the cases of a file of YAML, all of which are run."""
+    source = (CHECKOUT / path).read_text(encoding="utf-8")
+    if path.endswith(".yaml"):
+        return {case["case"] for case in yaml.safe_load(source)}
+    found = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+        elif isinstance(node, ast.Assign):  # a state machine's TestCase
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in found if name.rpartition("::")[2].startswith(("test_", "Test"))}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_names_tests_that_are_there(rule: str) -> None:
+    named = NAMED.findall(RULES[rule])
+    assert named, f"{rule} names no test"
+    assert RULES[rule].count("::") == len(named), f"{rule} names something else than a test"
+    missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
+    assert not missing, f"{rule} names tests that are not there"
+
+
+def test_rules_are_in_order_and_each_in_its_section() -> None:
+    headings = re.findall(r"^##+ (\w+)", PAGE, re.MULTILINE)
+    section, last = "", 0
+    for heading in headings:
+        if heading in SECTIONS:
+            assert heading > section
+            section, last = heading, 0
+        else:
+            assert heading[0] == section
+            assert int(heading[1:]) > last
+            last = int(heading[1:])
+    assert len(RULES) == len(headings) - len(SECTIONS)
+
+
+def test_what_the_tests_cite_is_on_the_page() -> None:
+    known, cited = {*RULES, *SECTIONS}, set()
+    for path in sorted([*CHECKOUT.glob("tests/**/*.py"), *CHECKOUT.glob("tests/**/*.yaml")]):
+        found = {rule or section for rule, section in CITED.findall(path.read_text(encoding="utf-8"))}
+        assert found <= known, f"{path.relative_to(CHECKOUT)} cites {sorted(found - known)}"
+        cited |= found
+    assert {"A", "D", "G", "I1", "I12"} <= cited
