@@ -1,4 +1,4 @@
-"""What must hold whatever happened: the invariants of acknowledged messages, and of the tables."""
+"""What must hold whatever happened: the invariants (docs/semantics.md I) of messages and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions as semantics.md tells them: row by row, dicts and lists, none of the engine's code.
+"""Transactions as docs/semantics.md D tells them: row by row, dicts and lists, none of the engine's code.
 
 It decides what the protocol decides, and is plain enough to be read against the semantics. A log is a list of entries,
 each of which knows its transaction; what a reader sees is computed by asking every entry.

@@ -34,7 +34,7 @@ def test_every_partitioner_is_under_test():
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        # semantics G
+        # docs/semantics.md A1
         (b"21", -973932308),
         (b"foobar", -790332482),
         (b"abc", 479470107),

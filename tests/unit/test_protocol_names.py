@@ -1,4 +1,4 @@
-"""Names (semantics G), destinations and subscriptions (semantics A)."""
+"""Names (docs/semantics.md G), destinations and subscriptions (docs/semantics.md A)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idempotence: sequences of producers (semantics D) and versions of applications."""
+"""Idempotence: sequences of producers (docs/semantics.md D) and versions of applications."""
 
 from __future__ import annotations
 
