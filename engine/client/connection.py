@@ -30,7 +30,6 @@ from .arguments import (
     moment,
     one_of,
     partition_number,
-    repeated,
     text,
     topic_name,
     topic_names,
@@ -40,19 +39,20 @@ from .arguments import (
 )
 from .consume.consumer import Consumer
 from .consume.groups import Groups
-from .fetch.fetched import Fetched, offsets_for_times, plan_positions, plan_tail
-from .fetch.plan import Bounds, FetchPlan, Isolation, Position, bounds_of
-from .fetch.reader import Reader
-from .publish.arrow import ON_ERROR, ArrowPublisher, OnError, Spread
+from .fetch.fetched import Fetched
+from .fetch.fetching import Fetching
+from .fetch.plan import Bounds, FetchPlan, Isolation, Position
+from .publish.arrow import ArrowPublisher, Spread
 from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
 from .publish.producer import Producer
+from .publish.publication import ON_ERROR, OnError, Publication
 from .publish.request import COLUMNS, body_of
 from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
 from .requester import Requester
 from .topics import Topics
-from .transactions.manager import TransactionManager
+from .transactions.ids import TRANSACTION_TIMEOUT_MS, TransactionalIds
 from .transactions.operations import Transactions
 from .transactions.scope import Transaction
 
@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from .publish.streaming import Streamed
 
 Closable = TypeVar("Closable", Producer, Serving)
-
-TRANSACTION_TIMEOUT_MS = 60_000
-"""transaction.timeout.ms where nothing else is said."""
 
 
 def new_id() -> str:
@@ -91,16 +88,16 @@ class Connection:
         self._clock = clock or SystemClock()
         self._reached = reached or crash.from_environment()
         self._pid = os.getpid()
-        self._lock = OwnLock("This connection")
         self._serving: list[Serving] = []
         self._producers: set[Producer] = set()
-        self._managers: dict[str, TransactionManager] = {}
-        self._taking: dict[str, OwnLock] = {}
         self._closing = OwnLock("This connection")
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
-        self._routes = RouteCache(self._newest, self._clock)
+        self._fetching = Fetching(namespace, self._clock, spark)
+        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
+        # also while the connection closes, for producers that send what they have
+        self._routes = RouteCache(self._fetching.state, self._clock)
         self._names = itertools.count(1)
         self._spread = Spread(int(new_id()[:6], 16))
 
@@ -114,16 +111,7 @@ class Connection:
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
         self._check_open()
-        return self._newest()
-
-    def _newest(self) -> State:
-        """Also while the connection closes, for producers that send what they have."""
-        with self._lock.own:
-            return self._reader.refresh().snapshot()
-
-    @cached_property
-    def _reader(self) -> Reader:
-        return Reader(self.namespace.store, self._clock)
+        return self._fetching.state()
 
     # -- publishing -------------------------------------------------------------------------------------
 
@@ -156,7 +144,7 @@ class Connection:
         self._check_open()
         topic = topic_name("topic", topic)
         on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
-        application = _application(topic, txn_app_id, txn_version)
+        publication = Publication(topic, on_error, _application(topic, txn_app_id, txn_version))
         columns = {
             "key": key,
             "value": value,
@@ -164,27 +152,18 @@ class Connection:
             "timestamp": timestamp,
             "partition": partition,
         }
-        return self._publish_columns(topic, data, columns, order_by, on_error, application)
+        return self._publish(publication, data, columns, order_by)
 
-    def _publish_columns(
-        self,
-        topic: str,
-        data: DataFrame | pa.Table,
-        columns: Mapping[str, Any],
-        order_by: Any,
-        on_error: OnError,
-        application: ApplicationVersion | None = None,
-        transaction: TransactionRef | None = None,
+    def _publish(
+        self, publication: Publication, data: DataFrame | pa.Table | Any, columns: Mapping[str, Any], order_by: Any
     ) -> Published:
-        topic, rows = topic_name("topic", topic), arrow_table(data)
+        rows = arrow_table(data)
         if rows is not None:
             table = selected(ordered(rows, order_by), columns)
-            body, asked = body_of(table, topic, self._clock.now_ms())
-            return self._arrow_publisher().publish(
-                topic, body, asked, on_error, application=application, transaction=transaction
-            )
+            body, asked = body_of(table, publication.destination, self._clock.now_ms())
+            return self._arrow_publisher().publish(publication, body, asked)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return self._spark_publisher().publish(topic, data, columns, order_by, on_error, application, transaction)
+        return self._spark_publisher().publish(publication, data, columns, order_by)
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
@@ -248,7 +227,8 @@ class Connection:
         given = self._arrow_publisher(), self.requester, self._clock, chosen
         if transactional_id is None:
             return self._kept(Producer(*given, self._producers.discard), self._producers.add)
-        manager = self._manager(transactional_id, transaction_timeout_ms)
+        transactional_id = text("transactional_id", transactional_id)
+        manager = self._ids.taken_anew(transactional_id, _timeout_ms(transaction_timeout_ms))
         producer = TransactionalProducer(*given, manager, self._producers.discard)
         return self._kept(producer, self._producers.add)
 
@@ -279,25 +259,8 @@ class Connection:
         self._check_open()
         transactional_id = text("transactional_id", transactional_id)
         batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
-        return Transaction(self._taken(transactional_id, transaction_timeout_ms), self._publish_inside, batch_id)
-
-    def _taken(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
-        # two threads that take an id at the same time would fence each other; other ids do not wait for them
-        with self._taking.setdefault(transactional_id, OwnLock("This connection")).own:
-            manager = self._managers.get(transactional_id)
-            if manager is None:
-                asked_ms = TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms
-                manager = self._managers[transactional_id] = self._manager(transactional_id, asked_ms)
-                return manager
-            if timeout_ms is not None and timeout_ms != manager.timeout_ms:
-                raise InvalidConfig(
-                    f"{transactional_id} has another transaction_timeout_ms already.",
-                    found=repeated(timeout_ms),
-                    expected=f"{manager.timeout_ms}, or none",
-                )
-            if not manager.is_initialized:
-                manager.initialize()
-            return manager
+        timeout_ms = None if transaction_timeout_ms is None else _timeout_ms(transaction_timeout_ms)
+        return Transaction(self._ids.taken(transactional_id, timeout_ms), self._publish_inside, batch_id)
 
     @cached_property
     def transactions(self) -> Transactions:
@@ -310,17 +273,8 @@ class Connection:
         return Groups(self._whole_state)
 
     def _whole_state(self) -> State:
-        """With producers, transactions and groups, read for this call alone."""
         self._check_open()
-        return Reader(self.namespace.store, self._clock, with_clients=True).refresh()
-
-    def _manager(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
-        transactional_id = text("transactional_id", transactional_id)
-        timeout_ms = whole_number("transaction_timeout_ms", timeout_ms, error=InvalidConfig)
-        answer_timeout_ms = 4 * self.namespace.config.ms("request.timeout.ms")
-        manager = TransactionManager(self.requester, self._clock, transactional_id, timeout_ms, answer_timeout_ms)
-        manager.initialize()
-        return manager
+        return self._fetching.whole_state()
 
     def _publish_inside(
         self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
@@ -331,7 +285,8 @@ class Connection:
         if unknown:
             raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
         wanted = {name: named.get(name) for name in COLUMNS}
-        return self._publish_columns(topic, data, wanted, order_by, "fail", transaction=transaction)
+        publication = Publication(topic_name("topic", topic), "fail", transaction=transaction)
+        return self._publish(publication, data, wanted, order_by)
 
     def consumer(
         self,
@@ -346,11 +301,8 @@ class Connection:
         return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
-        """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
         self._check_open()
-        with self._lock.own:
-            state = self._reader.refresh()
-            return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
+        return self._fetching.bounds(topics, isolation)
 
     def _arrow_publisher(self) -> ArrowPublisher:
         same_process(self._pid, "This connection")
@@ -384,21 +336,7 @@ class Connection:
         self._check_open()
         topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
         partitions = None if partitions is None else whole_numbers("partitions", partitions)
-        plan = self._planned(topic, isolation, start, end, partitions)
-        return Fetched(self.namespace, plan, self._spark)
-
-    def _planned(
-        self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None
-    ) -> FetchPlan:
-        """As of the newest step. For times data files are read: with a reader of its own, nobody waits for that."""
-        given = self.namespace.files, topic, isolation, start, end, partitions
-        if isinstance(start, datetime) or isinstance(end, datetime):
-            own = Reader(self.namespace.store, self._clock)
-            own.refresh()
-            return plan_positions(own, *given)
-        with self._lock.own:
-            self._reader.refresh()
-            return plan_positions(self._reader, *given)
+        return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end, partitions))
 
     def tail(
         self,
@@ -416,21 +354,18 @@ class Connection:
         self._check_open()
         topic, start = topic_name("topic", topic), fetch_position("start", start)
         poll_ms = whole_number("poll_ms", poll_ms, 0)
-        first = self._planned(topic, isolation, start, "latest")
+        first = self._fetching.plan(topic, isolation, start, "latest")
         return self._tail(first, isolation, poll_ms)
 
     def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
-        position = {r.partition: r.start for r in first.ranges}
+        tables = self._fetching.tables_after(first, isolation)
         while True:
             self._check_open()
-            with self._lock.own:
-                self._reader.refresh()
-                plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
-            position.update({r.partition: r.end for r in plan.ranges})
-            if not plan.ranges:
+            table = next(tables)
+            if table is None:
                 self._clock.sleep(poll_ms)
-            elif plan.record_count:  # else it was markers, or messages that were aborted
-                yield Fetched(self.namespace, plan, self._spark).to_arrow()
+            else:
+                yield table
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""
@@ -444,9 +379,7 @@ class Connection:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
         self._check_open()
         asked = {partition_number(p): moment("times", time) for p, time in mapped("times", times).items()}
-        # it reads data files: with a reader of its own, nobody waits for that
-        reader = Reader(self.namespace.store, self._clock)
-        return offsets_for_times(reader, self.namespace.files, topic_name("topic", topic), asked)
+        return self._fetching.offsets_for_times(topic_name("topic", topic), asked)
 
     # -- sequencing -------------------------------------------------------------------------------------
 
@@ -503,6 +436,10 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _timeout_ms(transaction_timeout_ms: int) -> int:
+    return whole_number("transaction_timeout_ms", transaction_timeout_ms, error=InvalidConfig)
 
 
 def _application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:

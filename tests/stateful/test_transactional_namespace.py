@@ -32,7 +32,8 @@ from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
 from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
-from lakemq.engine.client.publish.request import Sequences, body_of
+from lakemq.engine.client.publish.publication import Publication, Sequences
+from lakemq.engine.client.publish.request import body_of
 from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.client.requester import Waiting, letter_of
 from lakemq.engine.client.transactions.manager import TransactionManager
@@ -232,7 +233,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(topic=topics, picks=picks)
     def publish_plain(self, topic: str, picks: list[int]) -> None:
         table, rows = self.placed(topic, picks)
-        self.publisher.publish(topic, *body_of(table, topic, self.world.clock.now_ms()))
+        self.publisher.publish(Publication(topic), *body_of(table, topic, self.world.clock.now_ms()))
         self.append(topic, rows, None)
 
     def add_a_partition(self, topic: str) -> None:
@@ -282,7 +283,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         """As a producer does."""
         body, asked = body_of(table, topic, self.world.clock.now_ms())
         with client.manager.part() as ref:
-            self.publisher.send(topic, body, asked, "fail", client.sequences, transaction=ref)
+            self.publisher.send(Publication(topic, "fail", transaction=ref, sequences=client.sequences), body, asked)
 
     @rule(name=names, topic=topics, picks=picks, mishap=mishaps)
     def publish_inside(self, name: str, topic: str, picks: list[int], mishap: str | None) -> None:
@@ -340,7 +341,8 @@ class TransactionsMachine(RuleBasedStateMachine):
         ref = client.manager.ref()
         while True:
             body, asked = body_of(table, topic, self.world.clock.now_ms())
-            parts = [self.publisher.prepare(topic, body, asked, client.sequences, ref)] if table.num_rows else []
+            publication = Publication(topic, "fail", transaction=ref, sequences=client.sequences)
+            parts = [self.publisher.prepare(publication, body, asked)] if table.num_rows else []
             if self.is_committed(client, parts):
                 return
             self.counted.add("stale")

@@ -15,6 +15,7 @@ from unit.desk import Desk
 from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
 from lakemq.engine.client.publish.options import producer_options
 from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.publish.publication import Publication
 from lakemq.engine.client.publish.request import body_of
 from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.client.publish.spark import SparkPublisher
@@ -46,9 +47,9 @@ def publisher(desk: Desk) -> ArrowPublisher:
 
 def publish_a_version(desk: Desk) -> Any:
     body, asked = body_of(pa.table({"value": ["x"]}), "t", 0)
-    application = ApplicationVersion("app", 1, "t")
     desk.result = Published([])
-    return publisher(desk).send("t", body, asked, "fail", None, PATIENCE_MS, application)
+    publication = Publication("t", "fail", ApplicationVersion("app", 1, "t"))
+    return publisher(desk).send(publication, body, asked, PATIENCE_MS)
 
 
 def publish_a_version_with_spark(desk: Desk) -> Any:
@@ -165,5 +166,5 @@ def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
     desk.files.unwritable = "f.parquet"
     body, asked = body_of(pa.table({"value": ["x" * 20_000]}), "t", 0)
     with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
-        publisher(desk).publish("t", body, asked)
+        publisher(desk).publish(Publication("t"), body, asked)
     assert desk.letters == []

@@ -91,7 +91,7 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq._lock.own:  # as another thread of the parent may hold it in the moment of the fork
+    with mq._fetching._lock.own:  # as another thread of the parent may hold it in the moment of the fork
         said = in_a_fork(lambda: CALLS[call](mq, topic))
     assert_refused(said)
 

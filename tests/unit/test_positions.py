@@ -11,7 +11,7 @@ import pytest
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import fetched
+from lakemq.engine.client.fetch import positions
 from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
@@ -73,14 +73,14 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
     looked: list[int] = []
-    look = fetched.first_at_or_after
+    look = positions.first_at_or_after
 
     def looking(*given: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             looked.append(pool.submit(mq.state).result(10).step)
         return look(*given)
 
-    monkeypatch.setattr(fetched, "first_at_or_after", looking)
+    monkeypatch.setattr(positions, "first_at_or_after", looking)
     assert call(mq, topic) == 1
     assert looked
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,13 @@ from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
 from ...protocol.errors import StaleTopicMetadata
 from ...protocol.values.kinds import AnyResult
-from ...protocol.values.log import ApplicationVersion, Produce, Published
-from ...protocol.values.producers import TransactionRef
+from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
 from .placing import Arranged, Copy, Run, arrange
-from .request import Sequences, produce_request, ranges_of, refuse_all
+from .publication import Publication
+from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
-
-OnError = Literal["dead_letter", "fail"]
-ON_ERROR = ("dead_letter", "fail")
 
 SLICE_ROWS = 1 << 18
 """Rows of a data file; a larger body is written as several."""
@@ -86,41 +83,30 @@ class ArrowPublisher:
 
     def publish(
         self,
-        destination: str,
+        publication: Publication,
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None = None,
-        on_error: OnError = "dead_letter",
-        application: ApplicationVersion | None = None,
-        transaction: TransactionRef | None = None,
     ) -> Published:
-        """Publish a body; with an application's version a lost answer is asked for again, and nothing published twice.
+        """Publish a body. asked: partitions by row, -1 where none is asked for.
 
-        transaction: the one it is a part of. Raises what the request was refused with; RequestTimedOut when its outcome
-        is unknown.
+        Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
-        return self.send(destination, body, asked, on_error, None, application=application, transaction=transaction)[1]
+        return self.send(publication, body, asked)[1]
 
     def send(
         self,
-        destination: str,
+        publication: Publication,
         body: pa.Table,
         asked: npt.NDArray[np.int64] | None,
-        on_error: OnError | Literal["leave_out"],
-        sequences: Sequences | None,
         timeout_ms: int = 120_000,
-        application: ApplicationVersion | None = None,
-        transaction: TransactionRef | None = None,
     ) -> tuple[Prepared, Published]:
-        """As `publish`, and where the rows are.
-
-        sequences: a lost answer is asked for again. on_error="leave_out": of the rows that are refused nothing happens.
-        """
+        """As `publish`, and where the rows are."""
         deadline_ms = self._clock.steady_ms() + timeout_ms
         start = self._spread.take(body.num_rows)
         for attempt in range(_STALE_RETRIES):
-            prepared = self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
+            prepared = self._prepared(publication, body, asked, start)
             try:
-                return prepared, self._send(prepared, sequences, deadline_ms)
+                return prepared, self._send(publication, prepared, deadline_ms)
             except StaleTopicMetadata:
                 # it was not published, and what was not answered would be as stale: nothing is in doubt
                 self.forget_routes()
@@ -128,57 +114,40 @@ class ArrowPublisher:
                     raise
         raise AssertionError("unreachable")
 
-    def prepare(
-        self,
-        destination: str,
-        body: pa.Table,
-        asked: npt.NDArray[np.int64] | None,
-        sequences: Sequences,
-        transaction: TransactionRef,
-    ) -> Prepared:
-        """A publish of a transaction, to be sent by somebody else. Raises what refuses one of its rows."""
-        start = self._spread.take(body.num_rows)
-        return self._prepared(destination, body, asked, start, "fail", sequences, None, transaction)
+    def prepare(self, publication: Publication, body: pa.Table, asked: npt.NDArray[np.int64] | None) -> Prepared:
+        """A publish that somebody else will send. Raises what refuses one of its rows."""
+        return self._prepared(publication, body, asked, self._spread.take(body.num_rows))
 
     def forget_routes(self) -> None:
         """Topics have changed: look at them again."""
         self._routes.forget()
 
     def _prepared(
-        self,
-        destination: str,
-        body: pa.Table,
-        asked: npt.NDArray[np.int64] | None,
-        start: int,
-        on_error: OnError | Literal["leave_out"],
-        sequences: Sequences | None,
-        application: ApplicationVersion | None,
-        transaction: TransactionRef | None,
+        self, publication: Publication, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
     ) -> Prepared:
-        route, is_new = self._routes.find(destination)
+        route, is_new = self._routes.find(publication.destination)
         rows, parts, written, partition = self._placed(route, body, asked, start)
         ranges, refused = ranges_of(route, parts)
         if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
             self._routes.forget()
-            return self._prepared(destination, body, asked, start, on_error, sequences, application, transaction)
-        if refused and on_error == "fail":
+            return self._prepared(publication, body, asked, start)
+        if refused and publication.on_error == "fail":
             raise refuse_all(refused)
-        if on_error == "leave_out":
+        if publication.on_error == "leave_out":
             refused = []
-        producer = sequences.of(route, ranges, refused) if sequences else None
-        request = produce_request(route, ranges, refused, written, producer, application, transaction)
+        request = produce_request(publication, route, ranges, refused, written)
         return Prepared(request, rows, route, partition, body.column("timestamp"))
 
-    def _send(self, prepared: Prepared, sequences: Sequences | None, deadline_ms: int) -> Published:
+    def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
-        request = prepared.request
+        request, sequences = prepared.request, publication.sequences
         if not (request.ranges.topic or request.refused or request.application or request.transaction):
             return Published([])
 
         def ask() -> Published:
             return published(self._requester.submit(request, prepared.rows))
 
-        repeatable = sequences is not None or request.application is not None
+        repeatable = publication.is_repeatable
         result = until_answered(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
         if sequences is not None:
             sequences.advance(prepared.route, request.ranges, request.refused)

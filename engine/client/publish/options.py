@@ -8,7 +8,7 @@ from typing import Any
 
 from ...protocol.errors import InvalidConfig
 from ...protocol.parameters import Parameter, Parameters
-from .arrow import OnError
+from .publication import OnError
 
 _DAY_MS = 86_400_000
 

@@ -31,8 +31,9 @@ from .arrow import ArrowPublisher, Prepared
 from .buffer import Buffer
 from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture, call_all
 from .options import ProducerOptions
+from .publication import OnRefusal, Publication, Sequences
 from .record import Header, check_callback, check_size, checked_bytes, checked_destination, checked_extras
-from .request import Sequences, body_of
+from .request import body_of
 from .told import Acknowledged, Failures, Flushed
 
 log = logging.getLogger("lakemq.producer")
@@ -284,13 +285,14 @@ class Producer:
     def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
         # of records given one by one a bad one is refused alone; a table is taken as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
+        on_error: OnRefusal = "leave_out" if alone else self._options.on_error
         while True:
             is_new = self._sequences is None
             sequences = self._ready(deadline_ms)
             left_ms = max(0, deadline_ms - self._clock.steady_ms())
             try:
                 return self._publisher.send(
-                    batch.destination, body, asked, "leave_out" if alone else self._options.on_error, sequences, left_ms
+                    Publication(batch.destination, on_error, sequences=sequences), body, asked, left_ms
                 )
             except UnknownProducerId:
                 if is_new or not self._options.idempotent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,9 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
-from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RefusedRows
-from ...protocol.values.producers import ProducerSequences, TransactionRef
+from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
 from .placing import REFUSALS, Copy, Run
+from .publication import Publication
 from .routing import Route
 
 COLUMNS = ("key", "value", "headers", "timestamp", "partition")
@@ -144,58 +144,21 @@ def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
     return error_of(Refusal(first.error, f"{count} rows are refused, hence all: {first.reason}"))
 
 
-class Sequences:
-    """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
-
-    def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
-        self.producer_id, self.producer_epoch = producer_id, producer_epoch
-        self._advance = next_sequence
-        self._next: dict[tuple[int, int], int] = {}
-        self._next_refused = 0
-
-    def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
-        """The sequences a request with these ranges and refused rows bears."""
-        units = list(self._units(ranges))
-        return ProducerSequences(
-            self.producer_id,
-            self.producer_epoch,
-            [topic for topic, _ in units],
-            [partition for _, partition in units],
-            [self._next.get((route.topics[topic].topic_id, partition), 0) for topic, partition in units],
-            self._next_refused if refused else None,
-        )
-
-    def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
-        """The request was accepted: the next one goes on after it."""
-        self._next_refused = self._advance(self._next_refused, sum(rows.record_count for rows in refused))
-        for (topic, partition), count in self._units(ranges).items():
-            key = (route.topics[topic].topic_id, partition)
-            self._next[key] = self._advance(self._next.get(key, 0), count)
-
-    @staticmethod
-    def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
-        counts: dict[tuple[int, int], int] = {}
-        for topic, partition, count in zip(ranges.topic, ranges.partition, ranges.record_count, strict=True):
-            counts[topic, partition] = counts.get((topic, partition), 0) + count
-        return counts
-
-
 def produce_request(
+    publication: Publication,
     route: Route,
     ranges: Ranges,
     refused: Sequence[RefusedRows],
     files: Sequence[WrittenFile] = (),
-    producer: ProducerSequences | None = None,
-    application: ApplicationVersion | None = None,
-    transaction: TransactionRef | None = None,
 ) -> Produce:
+    sequences = publication.sequences
     return Produce(
         topics=list(route.topics),
         ranges=ranges,
         metadata_step=route.metadata_step,
         files=[DataFile(*file) for file in files],
         refused=list(refused),
-        producer=producer,
-        application=application,
-        transaction=transaction,
+        producer=sequences.of(route, ranges, refused) if sequences else None,
+        application=publication.application,
+        transaction=publication.transaction,
     )

@@ -16,15 +16,15 @@ from ...namespace.namespace import Namespace
 from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
 from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RefusedRows
-from ...protocol.values.producers import TransactionRef
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
-from .arrow import OnError, published
+from .arrow import published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
 from .message_rows import message_rows
 from .placing import Copy, Run
+from .publication import Publication
 from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, find_route
 
@@ -97,21 +97,18 @@ class SparkPublisher:
 
     def publish(
         self,
-        destination: str,
+        publication: Publication,
         df: DataFrame,
         columns: Mapping[str, Any],
         order_by: Any,
-        on_error: OnError,
-        application: ApplicationVersion | None,
-        transaction: TransactionRef | None = None,
     ) -> Published:
         """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
         rows = message_rows(df, columns, self._clock.now_ms(), order_by)
 
         def routes() -> Routes:
-            return Routes((find_route(self._metadata(), destination),))
+            return Routes((find_route(self._metadata(), publication.destination),))
 
-        return self._until_current(routes, rows, on_error, application, transaction)
+        return self._until_current(routes, rows, publication)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
@@ -131,37 +128,33 @@ class SparkPublisher:
         def routes() -> Routes:
             return routes_by_name(self._metadata(), names, source)
 
-        return self._until_current(routes, rows, "dead_letter", application)
+        return self._until_current(routes, rows, Publication(source, application=application))
 
     def _until_current(
         self,
         routes: Callable[[], Routes],
         rows: DataFrame,
-        on_error: OnError,
-        application: ApplicationVersion | None,
-        transaction: TransactionRef | None = None,
+        publication: Publication,
     ) -> Published:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(routes(), rows, on_error, application, transaction)
+                return self._publish(routes(), rows, publication)
             except StaleTopicMetadata:
                 continue
-        return self._publish(routes(), rows, on_error, application, transaction)
+        return self._publish(routes(), rows, publication)
 
     def _publish(
         self,
         routes: Routes,
         rows: DataFrame,
-        on_error: OnError,
-        application: ApplicationVersion | None,
-        transaction: TransactionRef | None,
+        publication: Publication,
     ) -> Published:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
-        request = _request(routes, written, application, transaction)
-        if request.refused and on_error == "fail":
+        request = _request(publication, routes, written)
+        if request.refused and publication.on_error == "fail":
             raise refuse_all(request.refused)
         return self._ask(request)
 
@@ -176,12 +169,7 @@ class SparkPublisher:
         return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
 
 
-def _request(
-    routes: Routes,
-    written: Sequence[Row],
-    application: ApplicationVersion | None,
-    transaction: TransactionRef | None,
-) -> Produce:
+def _request(publication: Publication, routes: Routes, written: Sequence[Row]) -> Produce:
     """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
     files: list[WrittenFile] = []
     parts: dict[int, list[tuple[int, int, Run]]] = {}
@@ -203,7 +191,7 @@ def _request(
         else:
             refused += _nobodys(routes, destination, mine)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
-    return produce_request(some_route, ranges, refused, files, None, application, transaction)
+    return produce_request(publication, some_route, ranges, refused, files)
 
 
 def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:

@@ -18,7 +18,7 @@ from .arrow import ArrowPublisher, Prepared
 from .delivery import Batch, Outcome
 from .options import ProducerOptions
 from .producer import Producer, known
-from .request import Sequences
+from .publication import Publication, Sequences
 
 
 class Travelling(NamedTuple):
@@ -132,9 +132,8 @@ class TransactionalProducer(Producer):
     def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
         left_ms = max(0, deadline_ms - self._clock.steady_ms())
         with self._transactions.part(was_taken=True) as ref:
-            return self._publisher.send(
-                batch.destination, body, asked, "fail", self._sequences, left_ms, transaction=ref
-            )
+            publication = Publication(batch.destination, "fail", transaction=ref, sequences=self._sequences)
+            return self._publisher.send(publication, body, asked, left_ms)
 
     def _sending_failed(self, error: BaseException) -> None:
         self._transactions.refused(error)
@@ -186,7 +185,8 @@ class TransactionalProducer(Producer):
         parts = []
         for batch in batches:
             body, asked = batch.rows(self._clock.now_ms())
-            prepared = self._publisher.prepare(batch.destination, body, asked, sequences, ref)
+            publication = Publication(batch.destination, "fail", transaction=ref, sequences=sequences)
+            prepared = self._publisher.prepare(publication, body, asked)
             parts.append(Travelling(batch, prepared))
         reached = [topic.topic_id for part in parts for topic in part.prepared.route.topics]
         if len(set(reached)) == len(reached):

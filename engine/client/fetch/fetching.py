@@ -1,0 +1,82 @@
+"""Fetching for a connection: its reader, which one thread at a time moves on, and what is planned with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ...namespace.clock import Clock
+from ...namespace.namespace import Namespace
+from ...namespace.process import OwnLock
+from ...protocol.values.state import State
+from .fetched import Fetched
+from .plan import Bounds, FetchPlan, Isolation, Position, bounds_of
+from .positions import offsets_for_times, plan_positions, plan_tail
+from .reader import Reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Fetching:
+    """Thread-safe. Arguments are those that were checked."""
+
+    def __init__(self, namespace: Namespace, clock: Clock, spark: SparkSession | None) -> None:
+        self._namespace, self._clock, self._spark = namespace, clock, spark
+        self._lock = OwnLock("This connection")
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._namespace.store, self._clock)
+
+    def state(self) -> State:
+        """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
+        with self._lock.own:
+            return self._reader.refresh().snapshot()
+
+    def whole_state(self) -> State:
+        """With producers, transactions and groups, read for this call alone."""
+        return Reader(self._namespace.store, self._clock, with_clients=True).refresh()
+
+    def bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+        """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+        with self._lock.own:
+            state = self._reader.refresh()
+            return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
+
+    def plan(
+        self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None
+    ) -> FetchPlan:
+        """As of the newest step. For times data files are read: with a reader of its own, nobody waits for that."""
+        given = self._namespace.files, topic, isolation, start, end, partitions
+        if isinstance(start, datetime) or isinstance(end, datetime):
+            own = Reader(self._namespace.store, self._clock)
+            own.refresh()
+            return plan_positions(own, *given)
+        with self._lock.own:
+            self._reader.refresh()
+            return plan_positions(self._reader, *given)
+
+    def fetched(self, plan: FetchPlan) -> Fetched:
+        return Fetched(self._namespace, plan, self._spark)
+
+    def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
+        """What comes from the plan's starts on, without an end; None each time there is nothing."""
+        position = {r.partition: r.start for r in first.ranges}
+        while True:
+            with self._lock.own:
+                self._reader.refresh()
+                plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
+            position.update({r.partition: r.end for r in plan.ranges})
+            if not plan.ranges:
+                yield None
+            elif plan.record_count:  # else it was markers, or messages that were aborted
+                yield self.fetched(plan).to_arrow()
+
+    def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
+        """It reads data files: with a reader of its own, nobody waits for that."""
+        return offsets_for_times(Reader(self._namespace.store, self._clock), self._namespace.files, topic, times)

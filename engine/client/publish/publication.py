@@ -1,0 +1,70 @@
+"""A publish, whatever its rows are: where it goes, what becomes of bad rows, and by what a repeat of it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...protocol.values.log import ApplicationVersion, Ranges, RefusedRows
+from ...protocol.values.producers import ProducerSequences, TransactionRef
+from .routing import Route
+
+OnError = Literal["dead_letter", "fail"]
+OnRefusal = Literal["dead_letter", "fail", "leave_out"]
+ON_ERROR = ("dead_letter", "fail")
+
+
+class Sequences:
+    """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
+
+    def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self._advance = next_sequence
+        self._next: dict[tuple[int, int], int] = {}
+        self._next_refused = 0
+
+    def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
+        """The sequences a request with these ranges and refused rows bears."""
+        units = list(self._units(ranges))
+        return ProducerSequences(
+            self.producer_id,
+            self.producer_epoch,
+            [topic for topic, _ in units],
+            [partition for _, partition in units],
+            [self._next.get((route.topics[topic].topic_id, partition), 0) for topic, partition in units],
+            self._next_refused if refused else None,
+        )
+
+    def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
+        """The request was accepted: the next one goes on after it."""
+        self._next_refused = self._advance(self._next_refused, sum(rows.record_count for rows in refused))
+        for (topic, partition), count in self._units(ranges).items():
+            key = (route.topics[topic].topic_id, partition)
+            self._next[key] = self._advance(self._next.get(key, 0), count)
+
+    @staticmethod
+    def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
+        counts: dict[tuple[int, int], int] = {}
+        for topic, partition, count in zip(ranges.topic, ranges.partition, ranges.record_count, strict=True):
+            counts[topic, partition] = counts.get((topic, partition), 0) + count
+        return counts
+
+
+@dataclass(frozen=True)
+class Publication:
+    """destination: a topic, or what subscriptions match; on_error: of the rows that are refused, "leave_out" is that
+    nothing happens of them; transaction: the one it is a part of.
+
+    application, sequences: with either a lost answer is asked for again, and nothing is published twice.
+    """
+
+    destination: str
+    on_error: OnRefusal = "dead_letter"
+    application: ApplicationVersion | None = None
+    transaction: TransactionRef | None = None
+    sequences: Sequences | None = None
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.sequences is not None or self.application is not None
