@@ -140,7 +140,9 @@ class EngineConfig(Mapping[str, Value]):
 
     def ms(self, key: str) -> int:
         """A whole number, whatever its unit."""
-        return int(self._values[key])
+        value = self._values[key]
+        assert isinstance(value, int), key
+        return value
 
     number = ms
 

@@ -10,16 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from .errors import InvalidConfig
+from .names import is_name
 from .not_ours import NOT_OURS
 
-Value = int | str
+Value = int | str | bool | tuple[int, ...]
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting. `choices` for words, `low`..`high` (both included) for whole numbers."""
+    """One setting; its default says of what kind it is.
+
+    True or False; a whole number from `low` to `high` (both included); a tuple: a list of such numbers, in text divided
+    by commas; text: one of `choices`, or without them a name that a topic may have, empty where the default is.
+    """
 
     name: str
     default: Value
@@ -30,32 +36,52 @@ class Parameter:
 
     def parse(self, raw: object) -> Value:
         """`raw` as this parameter's value; raises InvalidConfig naming the key."""
-        if isinstance(self.default, int):
-            return self._whole_number(raw)
-        if not isinstance(raw, str) or raw not in self.choices:
-            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=" or ".join(self.choices))
-        return raw
+        value: Value | None
+        if isinstance(self.default, bool):
+            value = _FLAGS.get(str(raw).strip().lower()) if isinstance(raw, bool | str) else None
+        elif isinstance(self.default, int):
+            value = self._whole_number(raw)
+        elif isinstance(self.default, tuple):
+            value = self._whole_numbers(raw)
+        else:
+            value = raw if isinstance(raw, str) and self._is_text(raw) else None
+        if value is None:
+            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
+        return value
 
-    def _whole_number(self, raw: object) -> int:
+    def _is_text(self, raw: str) -> bool:
+        if self.choices:
+            return raw in self.choices
+        return is_name(raw) or (raw == "" and self.default == "")
+
+    def _whole_numbers(self, raw: object) -> tuple[int, ...] | None:
+        listed = raw.split(",") if isinstance(raw, str) else raw
+        if not isinstance(listed, list | tuple) or not listed:
+            return None
+        numbers = [self._whole_number(one) for one in listed]
+        return None if None in numbers else tuple(number for number in numbers if number is not None)
+
+    def _whole_number(self, raw: object) -> int | None:
         number: int | None = None
         if isinstance(raw, str):
             number = int(raw) if _WHOLE_NUMBER.fullmatch(raw.strip()) else None
         elif not isinstance(raw, bool):
             with suppress(TypeError):  # numpy's integers are numbers, too
                 number = operator.index(raw)  # type: ignore[arg-type]
-        if number is None or not self._within(number):
-            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
-        return number
+        return number if number is not None and self._within(number) else None
 
     def _within(self, number: int) -> bool:
         return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
 
     @property
     def expected(self) -> str:
-        if self.choices:
-            return " or ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, str):
+            return " or ".join(self.choices) or "a name of letters, digits, '.', '_' and '-'"
         unit = {"ms": "milliseconds", "bytes": "bytes"}.get(self.name.rsplit(".", 1)[-1], "")
-        return f"a whole number of {unit}".rstrip(" of") + f" from {self.low} to {self.high}"
+        what = "whole numbers, divided by commas, each" if isinstance(self.default, tuple) else "a whole number"
+        return f"{what} of {unit}".rstrip(" of") + f" from {self.low} to {self.high}"
 
 
 class Parameters:

@@ -132,3 +132,55 @@ def test_what_is_expected_is_said_with_its_unit() -> None:
     parameters = Parameters([Parameter("x.ms", 5, "m", 1, 9), Parameter("y.count", 5, "m", 1, 9)])
     assert parameters["x.ms"].expected == "a whole number of milliseconds from 1 to 9"
     assert parameters["y.count"].expected == "a whole number from 1 to 9"
+
+
+# -- kinds ----------------------------------------------------------------------------------------------
+
+
+KINDS = Parameters(
+    [
+        Parameter("waits", False, "A flag."),
+        Parameter("dead.letter.topic", "", "A name, or none."),
+        Parameter("group.topic", "all", "A name."),
+        Parameter("levels.ms", (1_000, 5_000), "A list of durations.", 1, 86_400_000),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "value"),
+    [
+        ("waits", True, True),
+        ("waits", " True ", True),
+        ("waits", "false", False),
+        ("dead.letter.topic", "orders.dead", "orders.dead"),
+        ("dead.letter.topic", "", ""),
+        ("levels.ms", "1, 60000", (1, 60_000)),
+        ("levels.ms", [3, "4"], (3, 4)),
+        ("levels.ms", (7,), (7,)),
+    ],
+)
+def test_each_kind_is_read_as_people_write_it(key: str, raw: object, value: object) -> None:
+    assert KINDS.parse({key: raw}) == {key: value}
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "expected"),
+    [
+        ("waits", 1, "true or false"),
+        ("waits", "yes", "true or false"),
+        ("waits", None, "true or false"),
+        ("dead.letter.topic", "a b", "a name of letters"),
+        ("group.topic", "", "a name of letters"),
+        ("group.topic", 5, "a name of letters"),
+        ("levels.ms", "1,,2", "whole numbers, divided by commas, each of milliseconds from 1 to 86400000"),
+        ("levels.ms", [1, 0], "whole numbers"),
+        ("levels.ms", [True], "whole numbers"),
+        ("levels.ms", [], "whole numbers"),
+        ("levels.ms", 5, "whole numbers"),
+    ],
+)
+def test_what_is_of_no_such_kind_is_refused(key: str, raw: object, expected: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"{key} is not valid") as refused:
+        KINDS.parse({key: raw})
+    assert str(refused.value.expected).startswith(expected)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.errors import InvalidConfig
-from ...protocol.parameters import Parameter, Parameters
+from ...protocol.parameters import Parameter, Parameters, Value
 from .publication import OnError
 
 _DAY_MS = 86_400_000
@@ -81,7 +81,7 @@ def producer_options(given: Mapping[str, Any], transactional: bool = False) -> P
     return ProducerOptions(**chosen, idempotent=idempotent)
 
 
-def _checked(name: str, raw: object) -> int | str:
+def _checked(name: str, raw: object) -> Value:
     if name == "acks" and raw == -1 and not isinstance(raw, bool):
         raw = "all"
     try:
