@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ...protocol.hashing import shard
 from ...protocol.names import shown
-from ...protocol.rules.transactions import there
+from ...protocol.rules.identities import there
 from ...protocol.values.state import State
 from ...protocol.values.transactions import TRANSITIONS, AbortTransaction, Transaction, TransactionStatus
 from ..arguments import partition_number, text, texts, topic_name, whole_number

@@ -1,0 +1,206 @@
+"""How a transaction ends: by its producer, by an operator, by time, by who takes its id; all of it in one step.
+
+A commit counts the parts that were accepted: one that was lost, refused or overtaken makes it fail, never incomplete.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import (
+    InvalidTxnState,
+    TransactionAbortable,
+    TransactionalIdNotFound,
+)
+from ..names import shown
+from ..values.base import Done
+from ..values.decisions import Decided, Decision
+from ..values.given import Given
+from ..values.groups import OffsetsCommitted
+from ..values.segments import Segments, marker_segments
+from ..values.state import State
+from ..values.transactions import (
+    AbortTransaction,
+    EndReason,
+    EndTransaction,
+    MarkersWritten,
+    Transaction,
+    TransactionEnded,
+    TransactionMoved,
+    TransactionStatus,
+)
+from .identities import (
+    fenced,
+    has_ended,
+    holder_of,
+    is_current,
+    next_identity,
+    other_producer,
+    raise_if_timed_out,
+    there,
+)
+from .tables import Rules, Time, Timer
+
+_COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "commit"
+_ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"
+COMPLETE = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
+
+_Key = tuple[str, int, int]
+"""Transactional id, producer id and epoch, which name one transaction for ever."""
+
+
+def decide_end(state: State, request: EndTransaction, given: Given) -> Decision:
+    """Commit or abort, as its producer asks.
+
+    Raises InvalidProducerIdMapping, ProducerFenced, InvalidTxnState, TransactionAbortable (a commit of what can only
+    be aborted).
+    """
+    ref, name = request.transaction, request.transaction.transactional_id
+    transaction = holder_of(state, ref)
+    if not is_current(transaction, ref):
+        return Decision(_ended_before(transaction, request))
+    if transaction.status is not TransactionStatus.ONGOING:
+        if request.part_count:
+            raise _none_open(transaction)
+        # nothing was published: neither a marker nor an epoch is spent on it
+        return Decision(TransactionEnded(transaction.producer_id, transaction.producer_epoch))
+    repeated = _is_repeated(transaction, request)
+    if request.commit:
+        _check_complete(transaction, request)
+    committed = request.commit and not repeated
+    decided = end(state, name, transaction, committed, EndReason.PRODUCER, request.batch_id if committed else None)
+    result = TransactionEnded(
+        *next_identity(state, transaction.producer_id, transaction.producer_epoch), duplicate=repeated
+    )
+    return Decision(result, tuple(decided))
+
+
+def decide_abort(state: State, request: AbortTransaction, given: Given) -> Decision:
+    """An operator's abort. Raises TransactionalIdNotFound, InvalidTxnState."""
+    transaction = state.transactions.get(request.transactional_id)
+    if transaction is None:
+        raise TransactionalIdNotFound(found=shown(request.transactional_id))
+    if transaction.status is not TransactionStatus.ONGOING:
+        raise _none_open(transaction)
+    return Decision(Done(), tuple(end(state, request.transactional_id, transaction, False, EndReason.OPERATOR)))
+
+
+def _open(state: State) -> list[_Key]:
+    return [_key(state, name) for name in sorted(state.ongoing)]
+
+
+def _has_timed_out(state: State, key: _Key, time: Time) -> bool:
+    name = key[0]
+    if name not in state.ongoing or _key(state, name) != key:
+        return False
+    return time.waited_ms(key) > state.transactions[name].timeout_ms
+
+
+def _key(state: State, name: str) -> _Key:
+    transaction = state.transactions[name]
+    return name, transaction.producer_id, transaction.producer_epoch
+
+
+def decide_timeout(state: State, key: _Key) -> list[Decided]:
+    return end(state, key[0], state.transactions[key[0]], False, EndReason.TIMEOUT)
+
+
+def _none_open(transaction: Transaction) -> InvalidTxnState:
+    expected = TransactionStatus.ONGOING.value
+    return InvalidTxnState("No transaction is open.", found=transaction.status.value, expected=expected)
+
+
+def _is_repeated(transaction: Transaction, request: EndTransaction) -> bool:
+    """Whether this is the commit of a micro-batch that was committed before."""
+    return request.commit and request.batch_id is not None and request.batch_id <= transaction.batch_id
+
+
+def _check_complete(transaction: Transaction, request: EndTransaction) -> None:
+    if transaction.error is not None:
+        raise TransactionAbortable(found=transaction.error)
+    if request.part_count != transaction.part_count:
+        raise InvalidTxnState(
+            "Not all that was sent for this transaction is part of it.",
+            found=f"{transaction.part_count} parts",
+            expected=f"{request.part_count} parts",
+        )
+
+
+def _ended_before(transaction: Transaction, request: EndTransaction) -> TransactionEnded:
+    """The answer to who asks for an end that has come already, by itself or by others."""
+    ref, ended = request.transaction, transaction.ended
+    if ended is None or not has_ended(transaction, ref) or transaction.status not in COMPLETE:
+        if ref.producer_id != transaction.producer_id:
+            raise other_producer(transaction, ref)
+        raise fenced(transaction, ref)
+    if ended.reason is EndReason.TIMEOUT:
+        if request.commit:
+            raise_if_timed_out(transaction, ref)
+    elif ended.reason is not EndReason.PRODUCER:
+        raise fenced(transaction, ref)
+    elif request.commit != ended.committed and not _is_repeated(transaction, request):
+        raise InvalidTxnState(
+            "The transaction has ended the other way.",
+            found=transaction.status.value,
+            expected="the same request as before",
+        )
+    return TransactionEnded(transaction.producer_id, transaction.producer_epoch, duplicate=True)
+
+
+def end(
+    state: State, name: str, transaction: Transaction, committed: bool, reason: EndReason, batch_id: int | None = None
+) -> list[Decided]:
+    """All that a commit or an abort does, in one step; nothing of it is to be seen before the others."""
+    prepare, complete, kind = _COMMIT if committed else _ABORT
+    partitions, groups = there(state, transaction.partitions), sorted(transaction.offsets)
+    prepared = TransactionMoved(
+        name,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        prepare,
+        transaction.timeout_ms,
+        transaction.started_at_ms,
+        partitions,
+        groups,
+        reason,
+        batch_id,
+    )
+    decided = [Decided(prepared)]
+    markers = _markers(state, transaction, kind)
+    if len(markers):
+        decided.append(Decided(MarkersWritten(name), markers))
+    if committed:
+        for group in groups:
+            offsets = [(topic_id, one) for topic_id, one in transaction.offsets[group] if topic_id in state.topics]
+            record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
+            decided.append(Decided(record))
+    producer_id, epoch = next_identity(state, transaction.producer_id, transaction.producer_epoch)
+    ended = msgspec.structs.replace(
+        prepared,
+        status=complete,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        used_up=transaction.producer_id if producer_id != transaction.producer_id else None,
+    )
+    decided.append(Decided(ended))
+    return decided
+
+
+def _markers(state: State, transaction: Transaction, kind: str) -> Segments:
+    """One marker per partition that holds rows of the transaction."""
+    places = [(state.topics[topic_id], partition) for topic_id, partition in there(state, transaction.partitions)]
+    producer_id = transaction.producer_id
+    return marker_segments(
+        kind,
+        producer_id,
+        transaction.producer_epoch,
+        topic_id=[topic.topic_id for topic, _ in places],
+        topic=[topic.topic for topic, _ in places],
+        partition=[partition for _, partition in places],
+        offset=[int(topic.high_watermarks[partition]) for topic, partition in places],
+        first_offset=[topic.open_transactions[partition][producer_id] for topic, partition in places],
+    )
+
+
+DECIDE: Rules = {EndTransaction: decide_end, AbortTransaction: decide_abort}
+TIMERS = (Timer(_open, _has_timed_out, decide_timeout, watched=True),)
