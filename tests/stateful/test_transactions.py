@@ -24,7 +24,7 @@ from stateful.runs import runs
 from stateful.transaction_model import Place, Publish
 from stateful.transaction_world import LAST_EPOCH, PLACES, TOPICS, TransactionWorld
 
-from lakemq.engine.protocol.rules import transactions
+from lakemq.engine.protocol.rules import identities
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.engine.protocol.values.log import Published
@@ -65,7 +65,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # epochs run out soon, so that producer ids change often
-        self.few_epochs = mock.patch.object(transactions, "MAX_EPOCH", LAST_EPOCH + 1)
+        self.few_epochs = mock.patch.object(identities, "MAX_EPOCH", LAST_EPOCH + 1)
         self.few_epochs.start()
         self.world = TransactionWorld()
         self.model = self.world.model

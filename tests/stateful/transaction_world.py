@@ -40,7 +40,8 @@ class TransactionWorld:
 
     def ask(self, request: AnyRequest, expected: Result) -> AnyResult:
         result = self.mq.one(request)
-        assert (result.error if isinstance(result, Refusal) else result) == expected
+        found = result.error if isinstance(result, Refusal) else result
+        assert found == expected, (request, result, expected, self.mq.now_ms)
         return result
 
     def draft(

@@ -11,17 +11,26 @@ from ..errors import (
 )
 from ..names import shown
 from ..values.base import MAX_EPOCH
-from ..values.producers import TransactionRef
+from ..values.producers import Producer, TransactionRef
 from ..values.state import State
 from ..values.transactions import (
     EndReason,
     Transaction,
+    TransactionMoved,
 )
 
 
 def next_identity(state: State, producer_id: int, epoch: int) -> tuple[int, int]:
     """Of the next transaction; an id whose epochs are used up gives way to a new one. The last epoch only fences."""
     return (producer_id, epoch + 1) if epoch + 1 < MAX_EPOCH else (state.next_producer_id, 0)
+
+
+def take_over(state: State, record: TransactionMoved) -> None:
+    """The id's producer in its new epoch, with sequences from 0; a producer id that was used up stays fenced."""
+    if record.used_up is not None:
+        state.producers[record.used_up] = Producer(MAX_EPOCH, state.now_ms)
+    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms, record.transactional_id)
+    state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
 def holder_of(state: State, ref: TransactionRef) -> Transaction:

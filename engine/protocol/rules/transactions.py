@@ -18,12 +18,11 @@ from ..errors import (
     TransactionAbortable,
 )
 from ..names import MAX_LENGTH, shown
-from ..values.base import MAX_EPOCH
 from ..values.decisions import Decided, Decision
 from ..values.given import Given
 from ..values.groups import CommitOffsets
 from ..values.log import Produce
-from ..values.producers import InitProducer, Producer, ProducerDone, TransactionRef
+from ..values.producers import InitProducer, ProducerDone, TransactionRef
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.transactions import (
@@ -38,7 +37,16 @@ from ..values.transactions import (
 )
 from . import ending, producers
 from .ending import COMPLETE, end
-from .identities import has_ended, holder_of, is_current, next_identity, other_producer, raise_if_timed_out, there
+from .identities import (
+    has_ended,
+    holder_of,
+    is_current,
+    next_identity,
+    other_producer,
+    raise_if_timed_out,
+    take_over,
+    there,
+)
 from .tables import Folds, Rules, Time, Timer
 
 # -- who may write --------------------------------------------------------------------------------------
@@ -162,7 +170,7 @@ def evolve_moved(state: State, record: TransactionMoved, segments: Segments) -> 
         ended = known
         known = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms)
         known.batch_id = ended.batch_id if ended else -1
-        _take_over(state, record)
+        take_over(state, record)
         state.transactions[name] = known
     known.status, known.seen_at_ms = record.status, state.now_ms
     if record.status is TransactionStatus.ONGOING:
@@ -179,20 +187,12 @@ def evolve_moved(state: State, record: TransactionMoved, segments: Segments) -> 
 def _complete(state: State, known: Transaction, record: TransactionMoved) -> None:
     committed = record.status is TransactionStatus.COMPLETE_COMMIT
     known.ended = Ended(known.producer_id, known.producer_epoch, committed, record.reason or EndReason.PRODUCER)
-    _take_over(state, record)
+    take_over(state, record)
     known.producer_id, known.producer_epoch = record.producer_id, record.producer_epoch
     known.started_at_ms, known.part_count, known.error = None, 0, None
     known.partitions, known.offsets = set(), {}
     if record.batch_id is not None:
         known.batch_id = record.batch_id
-
-
-def _take_over(state: State, record: TransactionMoved) -> None:
-    """The id's producer in its new epoch, with sequences from 0; a producer id that was used up stays fenced."""
-    if record.used_up is not None:
-        state.producers[record.used_up] = Producer(MAX_EPOCH, state.now_ms)
-    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms, record.transactional_id)
-    state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
 def evolve_failed(state: State, record: TransactionFailed, segments: Segments) -> None:
