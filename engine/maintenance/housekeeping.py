@@ -73,7 +73,7 @@ class JournalMaintained:
 
 
 class Housekeeping:
-    """Of one term of leadership. Tends one table at a time, right after a commit of the leader's.
+    """Of one term of leadership. Looks after one table at a time, right after a commit of the leader's.
 
     floor, journal_start: what the next watermark says of them.
     """

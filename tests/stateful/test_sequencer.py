@@ -237,12 +237,12 @@ class SequencerMachine(RuleBasedStateMachine):
             self.background.run()
         self.settle()
 
-    @rule(backstage_first=st.booleans())
+    @rule(background_first=st.booleans())
     @precondition(lambda self: self.zombies)
-    def wake_a_zombie(self, backstage_first: bool) -> None:
+    def wake_a_zombie(self, background_first: bool) -> None:
         """It takes letters and decides them, and must not get further."""
         zombie, background = self.zombies.pop(0)
-        if backstage_first:
+        if background_first:
             background.run()
         self.ask(0, Asked(CreateTopic("zombie", 1), [], []))
         self.flush()

@@ -78,12 +78,12 @@ class LaterFuture(Future[Any]):
 
     def __init__(self, work: Callable[[], Any], background: Background) -> None:
         super().__init__()
-        self._work, self._backstage = work, background
+        self._work, self._background = work, background
 
     def run(self) -> None:
         if not self.done():
             try:
-                if not self._backstage.alive:
+                if not self._background.alive:
                     raise Killed
                 self.set_result(self._work())
             except BaseException as error:

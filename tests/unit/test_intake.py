@@ -25,13 +25,13 @@ GAP_MS = 10_000
 
 
 class Office:
-    """A reception with its mailbox, state and time; `step` decides and discards as the sequencer does."""
+    """An intake with its mailbox, state and time; `step` decides and discards as the sequencer does."""
 
     def __init__(self, folder: Path, most: int = 50, **faults: str | int) -> None:
         self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
         self.mailbox, self.clock, self.state = Mailbox(self.files), ManualClock(), State()
         config = EngineConfig({"step.max.letters": most, "request.gap.ms": GAP_MS})
-        self.reception = Intake(self.mailbox, config, self.clock)
+        self.intake = Intake(self.mailbox, config, self.clock)
         self.decided: list[tuple[str, int]] = []
 
     def put(self, client_id: str, number: int, coarse_s: int = 0) -> LetterName:
@@ -41,7 +41,7 @@ class Office:
         return name
 
     def take(self) -> StepLetters:
-        return self.reception.take(self.state)
+        return self.intake.take(self.state)
 
     def step(self, crash: bool = False) -> StepLetters:
         """crash: right after the step has landed, before any letter was discarded."""
@@ -54,7 +54,7 @@ class Office:
             else:
                 machine.refuse_letter(self.state, one.name.client_id, one.name.number, one.refusal)
         if not crash:
-            self.reception.discard([one.name for one in intake.taken] + intake.repeated)
+            self.intake.discard([one.name for one in intake.taken] + intake.repeated)
         return intake
 
     def time_passes(self, intake: StepLetters) -> bool:
@@ -108,15 +108,15 @@ def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
     office = Office(tmp_path)
     names = [office.put("gap", number) for number in range(2, 42)]
     office.step()
-    assert len(office.reception._held) == 40
+    assert len(office.intake._held) == 40
     office.mailbox.discard(names[1:])
     office.step()
-    assert list(office.reception._held) == [names[0].name]
+    assert list(office.intake._held) == [names[0].name]
     office.clock.sleep(GAP_MS + 1)
     (refused,) = office.step().taken
     assert isinstance(refused.refusal, ClientEnded)
     office.step()
-    assert office.reception._held == {}
+    assert office.intake._held == {}
 
 
 # -- letters that cannot be read ----------------------------------------------------------------------------
