@@ -33,7 +33,7 @@ from lakemq.tables.specs.registry import TABLES
 
 STEPS = 2_000
 SAMPLE = 100
-TABLES = ("journal", "segments", "partitions", "producers", "watermarks", "messages")
+MERGED = ("journal", "segments", "partitions", "producers", "watermarks", "messages")
 CONFIG = {
     "project.interval.ms": 100,
     "checkpoint.interval": 15,
@@ -164,7 +164,7 @@ def test_a_reader_whose_files_were_merged_away(namespace: Path):
 
 def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
     """Hours after they were written; what may be about to be committed stays, and so do all message files."""
-    strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in TABLES for hours in (0, 2)}
+    strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in MERGED for hours in (0, 2)}
     for (_, hours), path in strays.items():
         path.write_bytes(b"stray")
         os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
@@ -176,5 +176,5 @@ def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
             client.ask(number)
         sequencer.resign()
     left = {place for place, path in strays.items() if path.exists()}
-    assert left == {*((table, 0) for table in TABLES), ("messages", 2)}
+    assert left == {*((table, 0) for table in MERGED), ("messages", 2)}
     check_all(str(namespace), TOPIC, [])
