@@ -1,13 +1,10 @@
-"""The cases of transactions.yaml: what producers do one after the other, what they are answered, who sees what."""
+"""Stories: what is asked line by line, what is answered, and what is to be seen then. The words are this player's."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
-import yaml
 from protocol_harness import Harness
 from protocol_reader import Reader
 
@@ -17,9 +14,16 @@ from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.decisions import Decided
 from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import ApplicationVersion, Published, RefusedRows
-from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
-from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic, TopicRef
+from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
+from lakemq.engine.protocol.values.topics import (
+    AlterTopic,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    TopicDone,
+    TopicRef,
+)
 from lakemq.engine.protocol.values.transactions import (
     AbortTransaction,
     EndTransaction,
@@ -28,7 +32,6 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionStatus,
 )
 
-CASES = yaml.safe_load((Path(__file__).parent / "transactions.yaml").read_text())
 DAY_MS = 86_400_000
 
 
@@ -54,11 +57,13 @@ class Story:
         self.mq, self.reader = Harness(), Reader()
         self.values: dict[str, list[str]] = {}
         self.producers: dict[str, Producer] = {}
+        self.published: list[Produce] = []
         self.read_steps = 0
 
     def tell(self, line: dict[str, Any]) -> None:
         line = dict(line)
-        who, gives, lost = (line.pop(word, None) for word in ("who", "gives", "answer_lost"))
+        who, lost = line.pop("who", None), line.pop("answer_lost", None)
+        gives = {word: line.pop(word, None) for word in ("gives", "found", "expected")}
         producer = self.producers.setdefault(who, Producer()) if who else None
         (word, given), *more = line.items()
         if word == "expect":
@@ -68,22 +73,26 @@ class Story:
             self.mq.now_ms += given
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
         elif word == "as_if_in_epoch":
-            self._pretend(producer, given)
+            self._pretend_epoch(producer, given)
+        elif word == "as_if_appended":
+            self._pretend_appended(**given)
         elif word == "is":
             assert producer
             producer.ref = TransactionRef(given["id"], given["producer"], given["epoch"])
         else:
             result = self.mq.one(getattr(self, f"ask_{word}")(producer, given, **dict(more)))
-            self._check(result, gives)
+            self._check(result, **gives)
             if producer and not lost:
                 self._hear(producer, result, dict(more).get("group", "g"))
 
-    def _check(self, result: AnyResult, gives: Any) -> None:
+    def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
         if isinstance(gives, str):
             name, *code = gives.split()
             assert isinstance(result, Refusal), result
             assert result.error == name
             assert [str(type(errors.error_of(result)).code)] == (code or ["None"])
+            assert found in (None, result.found)
+            assert expected in (None, result.expected)
             return
         assert not isinstance(result, Refusal), result
         if gives is not None:
@@ -99,26 +108,40 @@ class Story:
         elif isinstance(result, Published) and not result.duplicate:
             producer.publishes += 1
 
-    def _pretend(self, producer: Producer | None, epoch: int) -> None:
+    def _pretend_epoch(self, producer: Producer | None, epoch: int) -> None:
         """As if so many transactions of the id had ended before."""
         assert producer
         producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
         moved = TransactionMoved(*msgspec.structs.astuple(producer.ref), TransactionStatus.EMPTY, 60_000)
         machine.fold(self.mq.state, [Decided(moved)])
 
+    def _pretend_appended(
+        self, topic: str, partition: int, producer: int, sequence: int, records: int, offset: int
+    ) -> None:
+        """As if the producer had got so far."""
+        unit = UnitAppended(self.mq.state.topic(topic).topic_id, partition, sequence, records, offset)
+        machine.fold(self.mq.state, [Decided(Produced(topic, producer, 0, [unit]))])
+
     # -- requests ---------------------------------------------------------------------------------------
 
-    def ask_create(self, _: Any, given: dict[str, int]) -> AnyRequest:
+    def ask_create(self, _: Any, given: dict[str, int], **more: Any) -> AnyRequest:
         ((topic, partitions),) = given.items()
-        return CreateTopic(topic, partitions)
+        return CreateTopic(topic, partitions, **more)
+
+    def ask_alter(self, _: Any, topic: str, **changes: Any) -> AnyRequest:
+        return AlterTopic(topic, **changes)
 
     def ask_delete(self, _: Any, topic: str) -> AnyRequest:
         return DeleteTopic(topic)
 
     def ask_delete_records(self, _: Any, given: dict[str, int]) -> AnyRequest:
-        ((place, before),) = given.items()
-        topic, partition = place_of(place)
-        return DeleteRecords(topic, {partition: before})
+        before = {place_of(place): offset for place, offset in given.items()}
+        ((topic, *others),) = [{topic for topic, _ in before}]
+        assert not others, "one topic at a time"
+        return DeleteRecords(topic, {partition: offset for (_, partition), offset in before.items()})
+
+    def ask_init_producer(self, _: Any, given: None) -> AnyRequest:
+        return InitProducer()
 
     def ask_init(self, producer: Producer | None, given: Any, timeout_ms: int = 60_000) -> AnyRequest:
         name = given["repeat"] * given["times"] if isinstance(given, dict) else given
@@ -128,29 +151,48 @@ class Story:
 
     def ask_publish(
         self,
-        producer: Producer | None,
-        given: dict[str, list[str]],
+        process: Producer | None,
+        given: dict[str, list[str] | int],
         sequence: int | None = None,
+        producer: int | None = None,
+        epoch: int = 0,
         outside: bool = False,
         refused: int = 0,
         stale: bool = False,
+        hashed_to_partitions: int | None = None,
+        file_is_missing: bool = False,
         application: str | None = None,
+        version: int = 1,
     ) -> AnyRequest:
+        """given: place -> the values, or how many where nobody looks. producer, epoch: of one that is no `who`."""
+        places = {place_of(place): _values(place, of) for place, of in given.items()}
         batch_id = f"f{len(self.values)}"
-        self.values[batch_id] = [value for values in given.values() for value in values]
-        ref = producer.ref if producer else None
+        self.values[batch_id] = [value for values in places.values() for value in values]
+        self.mq.missing = {batch_id} if file_is_missing else set()
+        ref = process.ref if process else None
         identity = (ref.producer_id, ref.producer_epoch) if ref and sequence is not None else None
-        counts = {place_of(place): len(values) for place, values in given.items()}
-        sequences = [sequence or 0] * len(counts)
-        request = self.mq.produce_to(counts, batch_id, None if outside else ref, identity, sequences)
+        if producer is not None:
+            identity = (producer, epoch)
+        counts = {place: len(values) for place, values in places.items()}
+        request = self.mq.produce_to(
+            counts, batch_id, None if outside else ref, identity, [sequence or 0] * len(counts)
+        )
         if refused:
             rows = [RefusedRows("t", 0, 0, refused, "MESSAGE_TOO_LARGE", "big")]
             request = msgspec.structs.replace(request, refused=rows)
         if stale:
             request = msgspec.structs.replace(request, topics=[TopicRef("t", 1, 99)])
+        if hashed_to_partitions:
+            refs = [TopicRef(ref.topic, ref.topic_id, hashed_to_partitions) for ref in request.topics]
+            request = msgspec.structs.replace(request, topics=refs)
         if application:
-            request = msgspec.structs.replace(request, application=ApplicationVersion(application, 1, "t"))
+            request = msgspec.structs.replace(request, application=ApplicationVersion(application, version, "t"))
+        self.published.append(request)
         return request
+
+    def ask_again(self, _: Any, number: int) -> AnyRequest:
+        """That publish of the story once more, unchanged."""
+        return self.published[number]
 
     def ask_commit_offsets(
         self, producer: Producer | None, given: dict[str, int], group: str = "g", metadata: str | None = None
@@ -186,6 +228,10 @@ class Story:
         places = {text: place_of(text) for text in expected}
         return {text: int(self.mq.state.topic(topic).high_watermarks[p]) for text, (topic, p) in places.items()}
 
+    def see_log_starts(self, expected: dict[str, int]) -> dict[str, int]:
+        places = {text: place_of(text) for text in expected}
+        return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in places.items()}
+
     def see_last_stable_offsets(self, expected: dict[str, int]) -> dict[str, int]:
         places = {text: place_of(text) for text in expected}
         return {text: int(self.mq.state.topic(topic).last_stable_offsets[p]) for text, (topic, p) in places.items()}
@@ -217,8 +263,14 @@ class Story:
         }
 
 
+def _values(place: str, of: list[str] | int) -> list[str]:
+    return [f"{place}#{i}" for i in range(of)] if isinstance(of, int) else of
+
+
 def answer_of(result: AnyResult) -> Any:
-    """The result as the file writes it."""
+    """The result as a story writes it."""
+    if isinstance(result, TopicDone):
+        return {"topic_id": result.topic_id, "partitions": result.partitions}
     if isinstance(result, Published):
         offsets = {f"{unit.topic}-{unit.partition}": unit.base_offset for unit in result.units}
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
@@ -229,13 +281,3 @@ def answer_of(result: AnyResult) -> Any:
     if isinstance(result, ProducerDone):
         return answer if result.batch_id < 0 else {**answer, "last_batch": result.batch_id}
     return {**answer, "duplicate": True} if result.duplicate else answer
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["case"])[:70])
-def test_transactions(case: dict[str, Any]) -> None:
-    story = Story()
-    for number, line in enumerate(case["story"]):
-        try:
-            story.tell(line)
-        except AssertionError as error:
-            raise AssertionError(f"line {number}: {line}\n{error}") from error
