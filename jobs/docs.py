@@ -67,7 +67,7 @@ def tables_page() -> str:
         "# Tables",
         _GENERATED.format(source="tables/"),
         "Every table is a Delta table in a folder of its name under the namespace. Times are UTC; a column that ends "
-        "in `_ms` holds milliseconds since 1970. `step` is the micro-batch that decided the row.",
+        "in `_ms` holds milliseconds since 1970. `step` is the sequencer's step that decided the row.",
         "In a *changelog* the row of a key with the highest `step` is its state. Things are decided in `journal`; the "
         "other tables follow from it about a second later. Only the sequencer writes them; `inbox` is yours.",
         "\n".join(f"- [`{spec.name}`](#{spec.name}): {spec.comment}" for spec in TABLES),

@@ -44,6 +44,9 @@ CLEAN_MS = 10_000
 SWEEP_MS = 3_600_000
 """Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
 
+LONGEST_BOUND = 32
+"""Bytes of a text that is a bound in a file's statistics, as Delta's own writers cut it."""
+
 _STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
 
 
@@ -272,7 +275,7 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
         name: pc.min_max(rows.column(name)).as_py()
         for name in rows.column_names
         if any(is_type(rows.schema.field(name).type) for is_type in _STATISTICS_TYPES)
-        and name not in ("decision", "answer")
+        and not _has_long_text(rows.column(name))
     }
     known = {name: b for name, b in bounds.items() if b["min"] is not None}
     return {
@@ -281,3 +284,8 @@ def _statistics(rows: pa.Table) -> dict[str, Any]:
         "maxValues": {name: b["max"] for name, b in known.items()},
         "nullCount": {name: rows.column(name).null_count for name in known},
     }
+
+
+def _has_long_text(column: pa.ChunkedArray) -> bool:
+    """Such as JSON: its bounds would stand in the log at full length, and help nobody."""
+    return pa.types.is_string(column.type) and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_BOUND

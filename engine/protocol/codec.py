@@ -20,9 +20,9 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from .bodies import decode_rows, encode_rows
 from .errors import InvalidRequest, NewerFormat
-from .values.base import Count
+from .values.base import Count, Record
 from .values.clients import Answer, Letter, Unreadable
-from .values.decisions import FORMAT_VERSION, AnyRecord, Decided, StepDecisions
+from .values.decisions import FORMAT_VERSION, RECORDS, AnyRecord, Decided, StepDecisions
 from .values.kinds import AnyRequest
 from .values.log import Produce
 from .values.segments import NO_SEGMENTS, Segments, table_of
@@ -33,6 +33,16 @@ _json = msgspec.json.Encoder()
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
+
+
+class _Tag(msgspec.Struct):
+    record: str
+
+
+_tags = msgspec.json.Decoder(_Tag)
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -165,9 +175,19 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        decisions = [Decided(_records.decode(text), part, request) for _, text, request, _, _, part in members]
+        decisions = [Decided(_decode_record(text), part, request) for _, text, request, _, _, part in members]
         steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
     return steps
+
+
+def _decode_record(text: str) -> Record:
+    try:
+        return _records.decode(text)
+    except msgspec.ValidationError:
+        kind = _tags.decode(text).record
+        if kind in _KINDS:
+            raise
+        raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
 
 
 def steps_after(rows: pa.Table, step: int) -> list[StepDecisions] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import ClientEnded, LakeMQError, UnknownServerError
 from .rules import clients, groups, leader, log, producers, topics, transactions
-from .rules.tables import Folds, Rules, Time, Timer
+from .rules.tables import Folds, Rules, Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
 from .values.decisions import Decided, Decision, StepDecisions
@@ -21,17 +21,12 @@ from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
-DECIDE: Rules = {**topics.DECIDE, **log.DECIDE, **transactions.DECIDE, **groups.DECIDE, **clients.DECIDE}
-EVOLVE: Folds = {
-    **topics.EVOLVE,
-    **log.EVOLVE,
-    **producers.EVOLVE,
-    **transactions.EVOLVE,
-    **groups.EVOLVE,
-    **clients.EVOLVE,
-    **leader.EVOLVE,
-}
-TIMERS: tuple[Timer, ...] = (*transactions.TIMERS, *clients.TIMERS, *producers.TIMERS)
+# those of time in this order: who ends does so before anybody is forgotten
+SUBJECTS = (topics, log, transactions, groups, clients, producers, leader)
+
+DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
+EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}
+TIMERS: Timers = tuple(timer for subject in SUBJECTS for timer in subject.TIMERS)
 
 Due = tuple[Timer, Any]
 """A timer, and the key of what it is due for."""

@@ -17,24 +17,13 @@ from .values.state import State
 
 __all__ = ["READERS", "RESTORED", "files_added", "project", "restore", "watermark"]
 
-PROJECT: Project = {
-    **topics.PROJECT,
-    **log.PROJECT,
-    **producers.PROJECT,
-    **transactions.PROJECT,
-    **groups.PROJECT,
-    **clients.PROJECT,
-}
-
 # transactional ids after the producers that hold them
-RESTORE: Restore = {
-    **topics.RESTORE,
-    **log.RESTORE,
-    **producers.RESTORE,
-    **transactions.RESTORE,
-    **groups.RESTORE,
-    **clients.RESTORE,
-}
+SUBJECTS = (topics, log, producers, transactions, groups, clients)
+
+PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
+"""In the order in which tables are written. None of them needs another; `messages` goes before, the watermark after."""
+
+RESTORE: Restore = {name: restored for subject in SUBJECTS for name, restored in subject.RESTORE.items()}
 
 RESTORED = tuple(RESTORE)
 """The tables from which a sequencer's state is restored."""

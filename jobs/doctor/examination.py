@@ -1,4 +1,4 @@
-"""What may be wrong with this machine or with a namespace (doctor_namespace.py), and how to mend it.
+"""What may be wrong with this machine or with a namespace (namespace.py), and how to mend it.
 
 Each check ends in one `Finding`, whatever it comes upon.
 """

@@ -9,7 +9,7 @@ from .spec import BOOL, INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     client_id: str = column(TEXT, "Client: one connection of one process.")
     number: int = column(INT64, "Its last letter.")
     results: str = column(TEXT, "What that letter was answered, as JSON, for a repeat of the answer.")

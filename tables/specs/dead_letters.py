@@ -9,7 +9,7 @@ from .spec import INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     source: str = column(TEXT, "Topic or destination it was meant for.")
     batch_id: str = column(TEXT, "Data file that holds the rows.")
     first_row: int = column(INT64, "First row.")

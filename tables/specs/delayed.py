@@ -12,7 +12,7 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class DelayedRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     topic_id: int = column(INT64, "Topic the rows will go to.")
     partition: int = column(INT32, "Partition they will go to.")
     due_hour: int = column(INT64, "Hour they are due, in hours since 1970.")

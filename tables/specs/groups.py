@@ -12,7 +12,7 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
     protocol: str = column(TEXT, "queue, classic or cooperative.")
@@ -33,7 +33,7 @@ GROUPS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class MemberRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     member_id: str = column(TEXT, "Member.")
     instance_id: str | None = column(TEXT, "group.instance.id of a static member.", nullable=True)
@@ -55,7 +55,7 @@ MEMBERS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class AssignmentRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
@@ -76,7 +76,7 @@ ASSIGNMENTS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOffsetRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")

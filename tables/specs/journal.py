@@ -1,4 +1,4 @@
-"""`journal`: every decision, one commit per micro-batch; all other tables are projections of it."""
+"""`journal`: every decision, one commit per step; all other tables are projections of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .spec import INT32, INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class JournalRow:
-    step: int = column(INT64, "The micro-batch that decided this; steps are consecutive.")
+    step: int = column(INT64, "The step that decided this; steps are consecutive.")
     position: int = column(INT32, "Order of the decisions within the step, from 0.")
     kind: str = column(TEXT, "What kind of decision: produced, topic_created, answered, ...")
     subject: str = column(TEXT, "What it is about: a topic, a producer id, a client id.")

@@ -24,7 +24,7 @@ UNITS = pa.list_(
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     producer_id: int = column(INT64, "Producer.")
     producer_epoch: int = column(INT32, "Its current epoch; an older one is fenced.")
     units: list[Any] = column(UNITS, "Its last five appends per partition, oldest first.")
@@ -43,7 +43,7 @@ PRODUCERS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class ApplicationRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     txn_app_id: str = column(TEXT, "Application, as in Delta's txnAppId.")
     target: str = column(TEXT, "Destination it publishes to.")
     version: int = column(INT64, "The last txn_version published; one not above it is not published again.")

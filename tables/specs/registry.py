@@ -1,4 +1,4 @@
-"""All tables of a namespace, in the order in which they are created and projected."""
+"""All tables of a namespace, in the order in which they are created."""
 
 from __future__ import annotations
 

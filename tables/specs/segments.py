@@ -16,7 +16,7 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     kind: str = column(
         TEXT,
         "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"

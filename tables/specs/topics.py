@@ -14,7 +14,7 @@ OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field
 
 @dataclass(frozen=True, kw_only=True)
 class TopicRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     topic_id: int = column(INT64, "Id, never reused.")
     topic: str = column(TEXT, "Name.")
     partition_count: int = column(INT32, "Number of partitions.")
@@ -35,7 +35,7 @@ TOPICS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")

@@ -47,7 +47,7 @@ ENDED = pa.struct(
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionalIdRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     transactional_id: str = column(TEXT, "The application's id.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch: that of its open or its next transaction.")
@@ -75,7 +75,7 @@ TRANSACTIONAL_IDS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     position: int = column(INT32, "Order within the step.")
     transactional_id: str = column(TEXT, "The application's id.")
     shard: int = column(INT32, "abs(hash) % 50 of the id, by Java's hash of text.")
@@ -105,7 +105,7 @@ TRANSACTIONS = TableSpec(
 
 @dataclass(frozen=True, kw_only=True)
 class ControlMarkerRow:
-    step: int = column(INT64, "The micro-batch that decided it.")
+    step: int = column(INT64, "The step that decided it.")
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from lakemq.engine.maintenance.trimming import living, trimmed
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.projection import files_added, project, watermark
+from lakemq.engine.protocol.projection import PROJECT, files_added, project, watermark
 from lakemq.engine.protocol.values.decisions import StepDecisions
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES
@@ -21,16 +21,7 @@ from lakemq.tables.storage.store import Store
 
 RETENTION_MS = 7 * 86_400_000
 
-PROJECTED = (
-    "topics",
-    "partitions",
-    "segments",
-    "producers",
-    "dead_letters",
-    "transactions",
-    "control_markers",
-    "consumer_offsets",
-)
+PROJECTED = tuple(PROJECT)
 
 
 def plain(state: State) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from lakemq.engine.maintenance.housekeeping import Housekeeping
+from lakemq.engine.maintenance.housekeeping import Housekeeping, _statistics
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
@@ -46,3 +47,12 @@ def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms
     stored = registered(tmp_path, low_ms, high_ms)
     assert stored.statistics.get("min.timestamp") is None
     assert stored.statistics["max.row"] == 6
+
+
+def test_long_texts_bound_no_merged_file() -> None:
+    """They would stand in the log at full length, a client's results or a topic's settings."""
+    rows = pa.table({"step": [3, 9], "name": ["b", "a"], "results": ["[" + "x" * 100 + "]", "[]"], "none": [None, "y"]})
+    statistics = _statistics(rows)
+    assert statistics["minValues"] == {"step": 3, "name": "a", "none": "y"}
+    assert statistics["maxValues"] == {"step": 9, "name": "b", "none": "y"}
+    assert statistics["nullCount"] == {"step": 0, "name": 0, "none": 1}

@@ -420,6 +420,18 @@ def test_a_newer_format_is_refused() -> None:
         codec.decode_steps(newer)
 
 
+def test_a_decision_of_a_newer_version_is_refused_as_such() -> None:
+    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(Produced("t"))]))
+    index = rows.column_names.index("decision")
+    for text, error in (
+        ('{"record":"topic_paused","topic_id":1}', errors.NewerFormat),
+        ('{"record":"produced","target":5}', msgspec.ValidationError),
+        ('{"record":5}', msgspec.ValidationError),
+    ):
+        with pytest.raises(error, match="topic_paused" if error is errors.NewerFormat else None):
+            codec.decode_steps(rows.set_column(index, "decision", pa.array([text])))
+
+
 def test_a_batch_id_may_not_hold_a_path() -> None:
     decoder = msgspec.json.Decoder(BatchId)
     assert decoder.decode(b'"0123abc-_"') == "0123abc-_"

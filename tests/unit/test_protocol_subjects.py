@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from enum import Enum
 
 import pytest
 
-from lakemq.engine.protocol import machine, projection
-from lakemq.engine.protocol.rules import clients, groups, leader, log, producers, topics, transactions
+from lakemq.engine.protocol import machine, projection, rules
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
@@ -18,7 +19,12 @@ from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionM
 from lakemq.engine.protocol.values.transitions import Transitions
 from lakemq.tables.specs.registry import TABLES
 
-RULES = (topics, log, producers, transactions, groups, clients, leader)
+RULES = [
+    module
+    for info in pkgutil.iter_modules(rules.__path__)
+    if info.name != "ending"  # whose tables are those of transactions
+    and hasattr(module := importlib.import_module(f"{rules.__name__}.{info.name}"), "EVOLVE")
+]
 
 
 def kinds(base: type) -> Iterator[type]:

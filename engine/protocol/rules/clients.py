@@ -9,7 +9,7 @@ from ..values.decisions import Decided, Decision
 from ..values.given import Given
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds, Rules, Time, Timer
+from .tables import Folds, Rules, Time, Timer, Timers
 
 
 class Turn(Enum):
@@ -57,4 +57,4 @@ def evolve_removed(state: State, record: ClientRemoved, segments: Segments) -> N
 
 DECIDE: Rules = {Unreadable: decide_unreadable}
 EVOLVE: Folds = {Answered: evolve_answered, ClientRemoved: evolve_removed}
-TIMERS = (Timer(lambda state: list(state.clients), _is_silent, decide_expiry, forgets=True),)
+TIMERS: Timers = (Timer(lambda state: list(state.clients), _is_silent, decide_expiry, forgets=True),)

@@ -1,5 +1,6 @@
-"""How a transaction ends: by its producer, by an operator, by time, by who takes its id; all of it in one step.
+"""How a transaction ends: by its producer, by an operator, by time, by who takes its id.
 
+All of it ends in one step: markers, offsets, rows in the transaction log.
 A commit counts the parts that were accepted: one that was lost, refused or overtaken makes it fail, never incomplete.
 """
 
@@ -39,7 +40,7 @@ from .identities import (
     raise_if_timed_out,
     there,
 )
-from .tables import Rules, Time, Timer
+from .tables import Rules, Time, Timer, Timers
 
 _COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "commit"
 _ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"
@@ -203,4 +204,4 @@ def _markers(state: State, transaction: Transaction, kind: str) -> Segments:
 
 
 DECIDE: Rules = {EndTransaction: decide_end, AbortTransaction: decide_abort}
-TIMERS = (Timer(_open, _has_timed_out, decide_timeout, watched=True),)
+TIMERS: Timers = (Timer(_open, _has_timed_out, decide_timeout, watched=True),)

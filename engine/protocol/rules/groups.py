@@ -29,7 +29,7 @@ from ..values.groups import (
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import Topic
-from .tables import Folds, Rules
+from .tables import Folds, Rules, Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
@@ -146,3 +146,4 @@ def _replaced(
 
 DECIDE: Rules = {CommitOffsets: decide_commit, FetchOffsets: decide_fetch}
 EVOLVE: Folds = {OffsetsCommitted: evolve_committed, OffsetsRemoved: evolve_removed}
+TIMERS: Timers = ()

@@ -6,7 +6,7 @@ from ..values.decisions import Decided
 from ..values.leader import LeaderElected
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds
+from .tables import Folds, Rules, Timers
 
 
 def decide_take_over(state: State, leader: str, lease_ms: int) -> Decided:
@@ -36,4 +36,6 @@ def evolve_elected(state: State, record: LeaderElected, segments: Segments) -> N
     state.leader, state.leader_epoch, state.lease_ms = record.leader, record.epoch, record.lease_ms
 
 
+DECIDE: Rules = {}
 EVOLVE: Folds = {LeaderElected: evolve_elected}
+TIMERS: Timers = ()

@@ -39,7 +39,7 @@ from ..values.state import State
 from ..values.topics import Topic, TopicRef
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
-from .tables import Folds, Rules
+from .tables import Folds, Rules, Timers
 from .transactions import joined, open_transaction
 from .units import Units, appended_before, named_units, refused_unit, units_of, was_refused_before
 
@@ -53,8 +53,8 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     application's version, then by the producer's sequences. But what belongs to a transaction that is over is refused.
 
     Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
-    FileMissing; InvalidTopic (a target that is no destination); of a transaction InvalidProducerIdMapping,
-    InvalidTxnState, InvalidRecord, TransactionAbortable.
+    FileMissing; of an application StaleApplicationVersion, InvalidTopic (its target is no destination); of a
+    transaction InvalidProducerIdMapping, InvalidTxnState, InvalidRecord, TransactionAbortable.
     """
     _check_transaction(state, request)
     if request.application is not None and _is_old(state, request.application):
@@ -293,3 +293,4 @@ def evolve_nothing(state: State, record: FilesAdded | DeadLettered, segments: Se
 
 DECIDE: Rules = {Produce: decide_produce}
 EVOLVE: Folds = {Produced: evolve_produced, FilesAdded: evolve_nothing, DeadLettered: evolve_nothing}
+TIMERS: Timers = ()

@@ -14,7 +14,7 @@ from ..values.decisions import Decided, Decision
 from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds, Time, Timer
+from .tables import Folds, Rules, Time, Timer, Timers
 
 REMEMBERED = 5
 
@@ -98,5 +98,6 @@ def evolve_appended(state: State, producer_id: int, producer_epoch: int, units: 
         producer.units[key] = (*producer.units.get(key, ()), unit)[-REMEMBERED:]
 
 
+DECIDE: Rules = {}
 EVOLVE: Folds = {ProducerInitialized: evolve_initialized, ProducerExpired: evolve_expired}
-TIMERS = (Timer(lambda state: list(state.producers), _is_silent, decide_expiry, forgets=True),)
+TIMERS: Timers = (Timer(lambda state: list(state.producers), _is_silent, decide_expiry, forgets=True),)

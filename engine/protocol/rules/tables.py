@@ -50,3 +50,6 @@ class Timer(NamedTuple):
     decide: Callable[[State, Any], list[Decided]]
     watched: bool = False
     forgets: bool = False
+
+
+Timers = tuple[Timer, ...]

@@ -34,7 +34,7 @@ from ..values.topics import (
     TopicDeleted,
     TopicDone,
 )
-from .tables import Folds, Rules
+from .tables import Folds, Rules, Timers
 
 MAX_PARTITIONS = 100_000
 
@@ -201,3 +201,4 @@ EVOLVE: Folds = {
     TopicDeleted: evolve_deleted,
     RecordsDeleted: evolve_records_deleted,
 }
+TIMERS: Timers = ()

@@ -1,8 +1,6 @@
-"""Transactions (KIP-98; the epoch grows with every one, KIP-890): who may write, how one ends, who is fenced.
+"""Transactions (KIP-98; the epoch grows with every one, KIP-890): who has an id, what is a part, who is forgotten.
 
-Invariants. (producer_id, producer_epoch) names one transaction for ever: a write that comes late finds another epoch
-and is refused. All of a transaction ends in one step: markers, offsets, rows in the transaction log. A commit counts
-the parts that were accepted: one that was lost, refused or overtaken makes it fail, never incomplete.
+How one ends is in `ending`, whose one is in `identities`. Folding stands here, for all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from .identities import (
     take_over,
     there,
 )
-from .tables import Folds, Rules, Time, Timer
+from .tables import Folds, Rules, Time, Timer, Timers
 
 # -- who may write --------------------------------------------------------------------------------------
 
@@ -213,4 +211,7 @@ def evolve_markers(state: State, record: MarkersWritten, segments: Segments) -> 
 
 DECIDE: Rules = {InitProducer: decide_init, **ending.DECIDE}
 EVOLVE: Folds = {TransactionMoved: evolve_moved, TransactionFailed: evolve_failed, MarkersWritten: evolve_markers}
-TIMERS = (*ending.TIMERS, Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, forgets=True))
+TIMERS: Timers = (
+    *ending.TIMERS,
+    Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, forgets=True),
+)

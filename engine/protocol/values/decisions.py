@@ -12,10 +12,12 @@ from .base import Record
 from .kinds import SUBJECTS, AnyResult
 from .segments import NO_SEGMENTS, Segments
 
+RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)
+
 if TYPE_CHECKING:
     AnyRecord = Record
 else:
-    AnyRecord = Union[tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)]  # noqa: UP007
+    AnyRecord = Union[RECORDS]  # noqa: UP007
 
 
 FORMAT_VERSION = 1
@@ -30,7 +32,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class StepDecisions(msgspec.Struct, frozen=True):
-    """All that one micro-batch decided: one commit of the journal."""
+    """All that one step decided: one commit of the journal."""
 
     step: int
     decided_at_ms: int
