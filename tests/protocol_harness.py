@@ -27,9 +27,12 @@ from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Prod
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
-from lakemq.tables.specs.messages import FileFacts
+from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 
 HOUR_MS = 3_600_000
+
+F, G, H = 1, 2, 3
+"""Ids of data files that publishers wrote; a request names F where nothing else is said."""
 
 
 def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
@@ -40,11 +43,11 @@ def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
 
 
 class Harness:
-    """One sequencer's state. `missing`: batch ids of files that are not in the store."""
+    """One sequencer's state. `missing`: ids of files that are not in the store."""
 
     def __init__(self) -> None:
         self.state, self.steps = State(), list[StepDecisions]()
-        self.now_ms, self.missing = 1_000, set[str]()
+        self.now_ms, self.missing = 1_000, set[int]()
         self.patience = Patience()
         self._letters = 0
 
@@ -54,7 +57,7 @@ class Harness:
         sent = Letter(client or f"client-{self._letters}", number or 1, list(requests), self.now_ms)
         letter = decode_letter(encode_letter(sent))[0]
         named = [f for r in letter.requests if isinstance(r, Produce) for f in r.files]
-        facts = {f.batch_id: None if f.batch_id in self.missing else facts_of(f) for f in named}
+        facts = {f.file_id: None if f.file_id in self.missing else facts_of(f) for f in named}
         machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
         decided = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
@@ -131,7 +134,7 @@ class Harness:
         sequence: int = 0,
         version: tuple[str, int] | None = None,
         refused: int = 0,
-        batch_id: str = "f",
+        file_id: int = F,
         transaction: TransactionRef | None = None,
     ) -> Produce:
         """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
@@ -153,7 +156,7 @@ class Harness:
                 [2_000] * len(counts),
             ),
             self.state.step,
-            [DataFile(batch_id, 100, good + refused, 1_000, 2_000, 7)],
+            [DataFile(file_id, 100, good + refused, 1_000, 2_000, 7)],
             [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
             ProducerSequences(
                 *producer, [0] * len(counts), list(counts), [sequence] * len(counts), sequence if refused else None
@@ -167,7 +170,7 @@ class Harness:
     def produce_to(
         self,
         counts: Mapping[tuple[str, int], int],
-        batch_id: str,
+        file_id: int,
         transaction: TransactionRef | None = None,
         producer: tuple[int, int] | None = None,
         sequences: Sequence[int] = (),
@@ -190,7 +193,7 @@ class Harness:
                 [0] * len(rows),
             ),
             self.state.step,
-            [DataFile(batch_id, 100, sum(rows), 0, 0, 7)],
+            [DataFile(file_id, 100, sum(rows), 0, 0, 7)],
             producer=ProducerSequences(*producer, *columns, list(sequences)) if producer else None,
             transaction=transaction,
         )
@@ -203,7 +206,7 @@ def facts_of(file: DataFile) -> FileFacts:
 
 def inline_file(number: int, rows: int) -> InlineRows:
     """Rows of a letter, in a file in which they do not come first."""
-    return InlineRows(DataFile(f"inline-{number}", 1, rows + 20, 1_000, 2_000, 7), 10, rows)
+    return InlineRows(DataFile(SEQUENCERS_FILES | number, 1, rows + 20, 1_000, 2_000, 7), 10, rows)
 
 
 def plain(state: State) -> dict[str, Any]:

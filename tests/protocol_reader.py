@@ -9,14 +9,15 @@ from lakemq.engine.protocol.values.decisions import StepDecisions
 from lakemq.engine.protocol.values.segments import table_of
 from lakemq.engine.protocol.values.topics import Topic
 
+NO_FILE = -1
 Place = tuple[int, int]
 """topic_id and partition."""
 
 
 class Row(NamedTuple):
-    """What stands at an offset: row `row` of file `batch_id`, or a marker, whose `batch_id` is its kind."""
+    """What stands at an offset: row `row` of file `file_id`, or a marker, which is in no file."""
 
-    batch_id: str
+    file_id: int
     row: int
     producer_id: int | None
     transactional: bool
@@ -39,10 +40,10 @@ class Reader:
             assert segment["last_offset"] == base + segment["record_count"] - 1
             if segment["kind"] == "data":
                 for i in range(segment["record_count"]):
-                    log[base + i] = Row(segment["batch_id"], segment["first_row"] + i, *author)
+                    log[base + i] = Row(segment["file_id"], segment["first_row"] + i, *author)
                 continue
             assert segment["record_count"] == 1
-            log[base] = Row(segment["kind"], 0, *author, is_marker=True)
+            log[base] = Row(NO_FILE, 0, *author, is_marker=True)
             of_it = [o for o in range(segment["first_offset"], base) if log[o][2:] == (*author, False)]
             assert of_it[0] == segment["first_offset"]
             if segment["kind"] == "abort":

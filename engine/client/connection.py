@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ..namespace import crash
 from ..namespace.clock import Clock, SystemClock
+from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.process import OwnLock, same_process
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest, UnsupportedVersion
@@ -67,7 +68,7 @@ Closable = TypeVar("Closable", Producer, Serving)
 
 
 def new_id() -> str:
-    """32 random hexadecimal digits: as many as Delta's string statistics keep."""
+    """32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
@@ -311,7 +312,7 @@ class Connection:
             self.requester,
             self._routes,
             self._clock,
-            new_id,
+            new_file_id,
             self.namespace.config.number("inline.max.bytes"),
             self._spread,
             self._reached,
@@ -395,7 +396,7 @@ class Connection:
     def sequencer(self) -> Sequencer:
         self._check_open()
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
-        return Sequencer(self.namespace, name, self._clock, new_id, self._reached)
+        return Sequencer(self.namespace, name, self._clock, new_file_id, self._reached)
 
     # -- end --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Runs on Spark executors too, where only pyarrow, numpy and xxhash are at hand.
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, FileFacts
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES, FileFacts, file_stem
 from lakemq.tables.storage.files import Files
 
 ROW_GROUP_ROWS = 1 << 20
@@ -31,9 +32,9 @@ _ENCODINGS = {
 
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
-# as text in the file; as dictionaries here, because hashing a million equal names takes longer than writing them
+# as text in the file; as a dictionary here, because hashing a million equal names takes longer than writing them
 _WRITTEN_SCHEMA: pa.Schema = pa.schema(
-    [pa.field(f.name, _DICTIONARY) if f.name in ("batch_id", "topic") else f for f in MESSAGES.stored_schema]
+    [pa.field(f.name, _DICTIONARY) if f.name == "topic" else f for f in MESSAGES.stored_schema]
 )
 
 
@@ -45,7 +46,7 @@ def repeat_name(name: str, count: int) -> pa.DictionaryArray:
 class WrittenFile(NamedTuple):
     """A finished data file; the fields are those of a request's DataFile."""
 
-    batch_id: str
+    file_id: int
     size_bytes: int
     record_count: int
     min_timestamp_ms: int
@@ -53,15 +54,20 @@ class WrittenFile(NamedTuple):
     footer_hash: int
 
 
-def file_name(batch_id: str) -> str:
-    return f"{MESSAGES.name}/{batch_id}.parquet"
+def new_file_id() -> int:
+    """A random id, as publishers' files have it. From the system: processes that were forked must not agree on it."""
+    return secrets.randbelow(SEQUENCERS_FILES)
+
+
+def file_name(file_id: int) -> str:
+    return f"{MESSAGES.name}/{file_stem(file_id)}.parquet"
 
 
 class DataFileWriter:
     """Writes one file. Rows get consecutive numbers in the order written."""
 
-    def __init__(self, writer: pq.ParquetWriter, batch_id: str) -> None:
-        self._writer, self.batch_id = writer, batch_id
+    def __init__(self, writer: pq.ParquetWriter, file_id: int) -> None:
+        self._writer, self.file_id = writer, file_id
         self.record_count = 0
         self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
 
@@ -73,7 +79,7 @@ class DataFileWriter:
         columns = {name: body.column(name) for name in BODY}
         if not pa.types.is_dictionary(columns["topic"].type):
             columns["topic"] = columns["topic"].dictionary_encode()
-        columns |= {"batch_id": repeat_name(self.batch_id, n), "row": pa.array(np.arange(first, first + n))}
+        columns |= {"file_id": pa.repeat(self.file_id, n), "row": pa.array(np.arange(first, first + n))}
         placed = pa.table([columns[f.name] for f in _WRITTEN_SCHEMA], schema=_WRITTEN_SCHEMA)
         self._writer.write_table(placed, ROW_GROUP_ROWS)
         self.record_count += n
@@ -84,36 +90,36 @@ class DataFileWriter:
 
     def written(self, files: Files) -> WrittenFile:
         """What there is to say of the finished file, as the store has it. Raises OSError."""
-        facts = look(files, self.batch_id)
+        facts = look(files, self.file_id)
         if facts is None or facts.flaw:
-            raise OSError(f"data file {self.batch_id} was written and is gone, or {facts and facts.flaw}")
+            raise OSError(f"data file {file_stem(self.file_id)} was written and is gone, or {facts and facts.flaw}")
         times_ms = (self.min_timestamp_ms, self.max_timestamp_ms)
-        return WrittenFile(self.batch_id, facts.size_bytes, facts.record_count, *times_ms, facts.footer_hash)
+        return WrittenFile(self.file_id, facts.size_bytes, facts.record_count, *times_ms, facts.footer_hash)
 
 
 @contextmanager
-def new_data_file(files: Files, batch_id: str) -> Iterator[DataFileWriter]:
+def new_data_file(files: Files, file_id: int) -> Iterator[DataFileWriter]:
     """A writer whose file appears, whole and durable, when the block ends without an exception."""
     with (
-        files.open_output(file_name(batch_id)) as sink,
+        files.open_output(file_name(file_id)) as sink,
         pq.ParquetWriter(
             sink,
             _WRITTEN_SCHEMA,
             compression="snappy",
-            use_dictionary=["batch_id", "topic"],
+            use_dictionary=["file_id", "topic"],  # one value each, or few
             column_encoding=_ENCODINGS,
-            write_statistics=["batch_id", "row", "topic", "partition", "timestamp"],
+            write_statistics=["file_id", "row", "topic", "partition", "timestamp"],
             store_schema=False,
         ) as writer,
     ):
-        yield DataFileWriter(writer, batch_id)
+        yield DataFileWriter(writer, file_id)
         # written anew with other values of the same length, it has another footer
         writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
 
 
-def write_data_file(files: Files, batch_id: str, body: pa.Table) -> WrittenFile:
+def write_data_file(files: Files, file_id: int, body: pa.Table) -> WrittenFile:
     """One file with these rows."""
-    with new_data_file(files, batch_id) as writer:
+    with new_data_file(files, file_id) as writer:
         writer.write(body)
     return writer.written(files)
 
@@ -152,12 +158,12 @@ def read_footer(source: pa.NativeFile) -> Footer:
     return Footer(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
 
 
-def look(files: Files, batch_id: str) -> FileFacts | None:
+def look(files: Files, file_id: int) -> FileFacts | None:
     """What is there under the name of a data file, from one or two small reads; None: nothing.
 
     What cannot be read, or holds no message rows, is told as its flaw.
     """
-    name = file_name(batch_id)
+    name = file_name(file_id)
     size = files.size(name)
     if size is None:
         return None

@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from lakemq.tables.specs.messages import FileFacts
+from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
@@ -34,15 +34,15 @@ class Prepared:
 
     inline: DataFile | None = None
     first_rows: tuple[int, ...] = ()
-    facts: dict[str, FileFacts | None] = field(default_factory=dict)
+    facts: dict[int, FileFacts | None] = field(default_factory=dict)
 
 
 class Preparing:
     """Of one sequencer, whose thread calls it."""
 
-    def __init__(self, files: Files, new_id: Callable[[], str], timeout_ms: int) -> None:
-        """timeout_ms: of all that one step asks of the store."""
-        self._files, self._new_id, self._timeout_ms = files, new_id, timeout_ms
+    def __init__(self, files: Files, new_file_id: Callable[[], int], timeout_ms: int) -> None:
+        """new_file_id: random, below SEQUENCERS_FILES; timeout_ms: of all that one step asks of the store."""
+        self._files, self._new_file_id, self._timeout_ms = files, new_file_id, timeout_ms
         self._pool: Workers | None = None
 
     def prepare(self, taken: Sequence[OpenedLetter], alive: Callable[[], None]) -> Prepared:
@@ -56,7 +56,7 @@ class Preparing:
             first_rows.append(total)
             total += 0 if one.rows is None else one.rows.num_rows
         named = sorted(_files_named(taken))
-        asked: list[Callable[[], object]] = [partial(look, self._files, name) for name in named]
+        asked: list[Callable[[], object]] = [partial(look, self._files, file_id) for file_id in named]
         if tables:
             asked.append(partial(self._write, tables))
         answers = self._all(asked, alive)
@@ -76,7 +76,7 @@ class Preparing:
         raise StorageError(f"The store did not answer in {self._timeout_ms} ms.", found=f"{len(asked)} requests")
 
     def _write(self, tables: Sequence[pa.Table]) -> DataFile:
-        return DataFile(*write_data_file(self._files, self._new_id(), pa.concat_tables(tables)))
+        return DataFile(*write_data_file(self._files, SEQUENCERS_FILES | self._new_file_id(), pa.concat_tables(tables)))
 
     def close(self) -> None:
         """What still hangs is left to itself."""
@@ -85,9 +85,9 @@ class Preparing:
             self._pool = None
 
 
-def _files_named(taken: Iterable[OpenedLetter]) -> set[str]:
+def _files_named(taken: Iterable[OpenedLetter]) -> set[int]:
     return {
-        file.batch_id
+        file.file_id
         for one in taken
         for request in one.letter.requests
         if isinstance(request, Produce)

@@ -93,8 +93,8 @@ class Projector:
 
 
 def _message_file(file: DataFile) -> NewFile:
-    least: dict[str, Any] = {"batch_id": file.batch_id, "row": 0}
-    most: dict[str, Any] = {"batch_id": file.batch_id, "row": file.record_count - 1}
+    least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
+    most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}
     # rows refused for their time are in the file too, and few readers know a year 0 or 10000: say nothing then
     if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
         least["timestamp"], most["timestamp"] = _iso(file.min_timestamp_ms), _iso(file.max_timestamp_ms + 1)
@@ -104,7 +104,7 @@ def _message_file(file: DataFile) -> NewFile:
         "maxValues": most,
         "nullCount": dict.fromkeys(most, 0),
     }
-    path = file_name(file.batch_id).split("/", 1)[1]
+    path = file_name(file.file_id).split("/", 1)[1]
     return NewFile(path, file.size_bytes, file.max_timestamp_ms, statistics)
 
 

@@ -98,19 +98,19 @@ class Sequencer:
         namespace: Namespace,
         name: str,
         clock: Clock,
-        new_id: Callable[[], str],
+        new_file_id: Callable[[], int],
         reached: crash.Reached = crash.nowhere,
         background: Executor | None = None,
     ) -> None:
         """background: where projections are written; a thread of its own by default."""
-        self._ns, self.name, self._clock, self._new_id, self._reached = namespace, name, clock, new_id, reached
+        self._ns, self.name, self._clock, self._reached = namespace, name, clock, reached
         self._owns_executor = background is None
         self._executor = background or Workers(1, "lakemq-projector")
         # a mailbox of its own, because it remembers its listing
         self._mailbox = Mailbox(namespace.files)
         self._intake = Intake(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
-        self._preparing = Preparing(namespace.files, new_id, namespace.config.ms("step.timeout.ms"))
+        self._preparing = Preparing(namespace.files, new_file_id, namespace.config.ms("step.timeout.ms"))
         # not the projector's: sweeping may take long
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)

@@ -23,6 +23,7 @@ from lakemq.jobs.doctor.examination import Finding
 from lakemq.jobs.output import iso, one_line
 from lakemq.jobs.probe import probe
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
 from lakemq.tables.storage.foreign import foreign_commits
@@ -194,12 +195,12 @@ def check_data_files(mq: Connection) -> Finding:
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
         needed[topic.topic] = reader.segments(topic, ranges, committed=False)
-    pairs = [zip(one["batch_id"].to_pylist(), one["footer_hash"].to_pylist(), strict=True) for one in needed.values()]
-    footers = {batch: footer for of_topic in pairs for batch, footer in of_topic}
+    pairs = [zip(one["file_id"].to_pylist(), one["footer_hash"].to_pylist(), strict=True) for one in needed.values()]
+    footers = {file_id: footer for of_topic in pairs for file_id, footer in of_topic}
     wrong = verify_files(mq.namespace.files, footers)
     if not wrong:
         return Finding("data files", True, f"all {len(footers)} are there, and as they were written")
-    some = [f"{batch}.parquet ({flaw})" for batch, flaw in sorted(wrong.items())][:_SOME]
+    some = [f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())][:_SOME]
     names = ", ".join(some) + (", ..." if len(wrong) > _SOME else "")
     commands = [_deletion(mq.namespace.path, name, segments, list(wrong)) for name, segments in needed.items()]
     mend = "Put them back into messages/ from a backup; or give up their messages and all before them: " + " && ".join(
@@ -209,9 +210,9 @@ def check_data_files(mq: Connection) -> Finding:
     return Finding("data files", False, found, mend)
 
 
-def _deletion(path: str, topic: str, segments: pa.Table, gone: list[str]) -> str:
+def _deletion(path: str, topic: str, segments: pa.Table, gone: list[int]) -> str:
     """The command that deletes the records of a topic up to the last one in a file that is gone, if there is any."""
-    lost = segments.filter(pc.is_in(segments.column("batch_id"), pa.array(gone, pa.string())))
+    lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
     last = lost.group_by("partition").aggregate([("last_offset", "max")])
     pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
     before = " ".join(f"--before {partition}={offset + 1}" for partition, offset in pairs)

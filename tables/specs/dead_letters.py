@@ -11,7 +11,7 @@ from .spec import INT64, TEXT, TableSpec, column
 class DeadLetterRow:
     step: int = column(INT64, "The step that decided it.")
     source: str = column(TEXT, "Topic or destination it was meant for.")
-    batch_id: str = column(TEXT, "Data file that holds the rows.")
+    file_id: int = column(INT64, "Data file that holds the rows.")
     first_row: int = column(INT64, "First row.")
     record_count: int = column(INT64, "Number of rows.")
     error: str = column(TEXT, "Name of the error.")
@@ -23,7 +23,7 @@ DEAD_LETTERS = TableSpec(
     name="dead_letters",
     row=DeadLetterRow,
     shape="log",
-    keys=("batch_id", "first_row"),
-    sort_by=("step", "batch_id", "first_row"),
+    keys=("file_id", "first_row"),
+    sort_by=("step", "file_id", "first_row"),
     comment="Rows that were not delivered, and why.",
 )

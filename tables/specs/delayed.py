@@ -16,7 +16,7 @@ class DelayedRow:
     topic_id: int = column(INT64, "Topic the rows will go to.")
     partition: int = column(INT32, "Partition they will go to.")
     due_hour: int = column(INT64, "Hour they are due, in hours since 1970.")
-    batch_id: str = column(TEXT, "Data file.")
+    file_id: int = column(INT64, "Data file.")
     first_row: int = column(INT64, "First row of the range.")
     record_count: int = column(INT64, "Number of rows, sorted by due time.")
     due_times_ms: list[int] | None = column(pa.list_(INT64), "Due time per row, once expanded.", nullable=True)
@@ -29,6 +29,6 @@ DELAYED = TableSpec(
     name="delayed",
     row=DelayedRow,
     shape="changelog",
-    keys=("batch_id", "first_row", "topic_id"),
+    keys=("file_id", "first_row", "topic_id"),
     comment="Messages to be delivered later, as ranges of rows per due hour.",
 )

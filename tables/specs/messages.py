@@ -17,7 +17,7 @@ MAX_TIMESTAMP_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRow:
-    batch_id: str = column(TEXT, "Random id of the file, which is also its name.")
+    file_id: int = column(INT64, "Random id of the file, whose name is its 16 hex digits.")
     row: int = column(INT64, "Number of the row in its file, from 0.")
     topic: str = column(TEXT, "Destination it was published to; the topic that has it is its segment's.")
     partition: int = column(INT32, "Partition by the hash of the key; negative for a refused row.")
@@ -33,10 +33,21 @@ MESSAGES = TableSpec(
     name="messages",
     row=MessageRow,
     shape="data",
-    keys=("batch_id", "row"),
-    sort_by=("batch_id", "row"),
+    keys=("file_id", "row"),
+    sort_by=("file_id", "row"),
     comment="Message rows as they were published; segments say which of them are which offsets.",
 )
+
+
+SEQUENCERS_FILES = 1 << 61
+"""Ids of data files: publishers' are below this, those of files that the sequencer writes are from it on."""
+FILE_IDS = 1 << 62
+"""All are below this: an id with a partition added, by which the rows of a file are joined, is a bigint still."""
+
+
+def file_stem(file_id: int) -> str:
+    """The name of the file without folder and ending; by it people are told of the file."""
+    return f"{file_id:016x}"
 
 
 class FileFacts(NamedTuple):
@@ -52,5 +63,5 @@ class FileFacts(NamedTuple):
     flaw: str = ""
 
 
-BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("batch_id", "row")])
+BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("file_id", "row")])
 """A message before it has a place in a file."""

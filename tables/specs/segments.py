@@ -28,14 +28,14 @@ class SegmentRow:
     base_offset: int = column(INT64, "Offset of the first row.")
     record_count: int = column(INT64, "Number of offsets the segment spans.")
     last_offset: int = column(INT64, "Offset of the last row, so that files can be skipped at both ends.")
-    batch_id: str | None = column(TEXT, "The data file: <batch_id>.parquet, and its column batch_id.", nullable=True)
+    file_id: int | None = column(INT64, "The data file, and its column file_id.", nullable=True)
     footer_hash: int | None = column(
         INT64, "By which a fetch knows the file: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
     )
     first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
     file_partition: int | None = column(
         INT32,
-        "Column partition of those rows in the file: with batch_id, what a join meets them by.",
+        "Column partition of those rows in the file; file_id + file_partition is what a join meets them by.",
         nullable=True,
     )
     min_timestamp_ms: int | None = column(INT64, "Smallest message timestamp.", nullable=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 # The segments come first in the plan: Spark takes each table's snapshot when the plan reaches it, files are registered
 # in `messages` before the segments that point at them, hence every segment seen finds its rows.
 # They are scanned once, so that one snapshot says what is there, what was committed and where the stable log ends.
+# The key of the join is one bigint, which leaves a row about one candidate. Spark would make `m.file_id = s.file_id` a
+# second key; as BETWEEN it is a filter, as the range of rows is.
 _LOG = """\
 SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
        m.key, m.value, m.headers,
        s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
-       s.transactional, s.origin, s.batch_id, m.row, s.step
+       s.transactional, s.origin, s.file_id, m.row, s.step
 FROM (
 {segments}
 ) s
 JOIN {database}.messages m
-  ON m.batch_id = s.batch_id AND m.partition = s.file_partition
+  ON m.file_id + m.partition = s.file_id + s.file_partition AND m.file_id BETWEEN s.file_id AND s.file_id
  AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
 WHERE s.kind = 'data' AND s.deleted = 0
   AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from figures import Figure, median, seconds
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.tables.specs.registry import BY_NAME
@@ -80,7 +79,7 @@ def _file(mq: Connection, rows: int) -> DataFile:
         "deliver_at": pa.nulls(rows, pa.timestamp("us", "UTC")),
         "expires_at": pa.nulls(rows, pa.timestamp("us", "UTC")),
     }
-    return DataFile(*write_data_file(mq.namespace.files, os.urandom(16).hex(), pa.table(body)))
+    return DataFile(*write_data_file(mq.namespace.files, new_file_id(), pa.table(body)))
 
 
 def large_namespace(segments: int) -> Iterator[Figure]:

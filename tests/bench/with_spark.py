@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import file_name
 from lakemq.spark import spark_session
 
 PARTITIONS = 8
@@ -51,8 +52,8 @@ def publish_over_append(
 def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: int) -> float:
     """Median seconds of a bare scan of the same columns and rows over those of a read_committed fetch."""
     fetched = mq.fetch("bytes92", isolation="read_committed")
-    batch_ids = set(fetched.plan.segments.column("batch_id").to_pylist())
-    paths = [str(Path(folder, "mq/messages", f"{batch_id}.parquet")) for batch_id in batch_ids]
+    file_ids = set(fetched.plan.segments.column("file_id").to_pylist())
+    paths = [str(Path(folder, "mq", file_name(file_id))) for file_id in file_ids]
 
     def total(df: DataFrame) -> object:
         sizes = F.sum(F.length("key") + F.length("value")).alias("bytes")

@@ -57,10 +57,10 @@ def run(count: int) -> Iterator[Figure]:
 def _first_ends(mq: lakemq.engine.client.connection.Connection, count: int) -> dict[int, int]:
     """Where the first publish ended: the segments of one data file."""
     segments = mq.fetch("arrow").plan.segments
-    first = segments.column("batch_id")[0].as_py()
+    first = segments.column("file_id")[0].as_py()
     ends: dict[int, int] = {}
     for row in segments.to_pylist():
-        if row["batch_id"] == first:
+        if row["file_id"] == first:
             ends[row["partition"]] = max(ends.get(row["partition"], 0), row["base_offset"] + row["record_count"])
     return ends
 

@@ -20,6 +20,7 @@ from faults.processes import QUICK, TOPIC, Processes, until
 import lakemq
 from lakemq.engine.client.connection import Connection, new_id
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
 
@@ -187,4 +188,4 @@ def test_a_data_file_of_the_journal_is_gone(family: Processes):
 
 
 def sequencer_of(mq: Connection) -> Sequencer:
-    return Sequencer(mq.namespace, new_id(), SystemClock(), new_id)
+    return Sequencer(mq.namespace, new_id(), SystemClock(), new_file_id)

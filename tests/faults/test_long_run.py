@@ -19,10 +19,11 @@ from faults.processes import TOPIC
 from protocol_harness import encode_letter
 
 import lakemq
-from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.request import body_of
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.kinds import AnyResult
@@ -104,7 +105,7 @@ def test_2000_steps(namespace: Path):
     took_s: list[float] = []
     seen: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     with lakemq.connect(str(namespace), config=CONFIG) as mq:
-        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_id)
+        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_file_id)
         assert sequencer.try_lead()
         client = Client(mq, sequencer)
         for number in range(1, STEPS + 1):
@@ -127,7 +128,7 @@ def test_2000_steps(namespace: Path):
             assert second <= 1.3 * first + 20, f"{name} had up to {first} {what}, and up to {second} later"
     begun_s = time.perf_counter()
     with lakemq.connect(str(namespace), config=CONFIG) as mq:
-        fresh = Sequencer(mq.namespace, "fresh", SystemClock(), new_id)
+        fresh = Sequencer(mq.namespace, "fresh", SystemClock(), new_file_id)
         assert fresh.try_lead()
         assert time.perf_counter() - begun_s < 3
         fresh.resign()
@@ -142,7 +143,7 @@ def test_a_reader_whose_files_were_merged_away(namespace: Path):
     """It looked at the tables longer ago than reader.grace.ms: it looks again, and sees the same and what is new."""
     config = {**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
     with lakemq.connect(str(namespace), config=config) as mq:
-        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_id)
+        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_file_id)
         assert sequencer.try_lead()
         client, numbers = Client(mq, sequencer), itertools.count(1)
         for _ in range(20):
@@ -169,7 +170,7 @@ def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
         path.write_bytes(b"stray")
         os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
     with lakemq.connect(str(namespace), config={**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5}) as mq:
-        sequencer = Sequencer(mq.namespace, "heir", SystemClock(), new_id)
+        sequencer = Sequencer(mq.namespace, "heir", SystemClock(), new_file_id)
         assert sequencer.try_lead()
         client = Client(mq, sequencer)
         for number in range(1, 41):

@@ -7,9 +7,10 @@ from clocks import AheadClock
 from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq
-from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.requester import IDLE_MS
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
@@ -21,7 +22,7 @@ CONFIG = {**QUICK, "client.expiration.ms": EXPIRATION_MS, "request.gap.ms": 50, 
 def test_an_idle_client_starts_over_before_it_is_forgotten(family: Processes):
     clock = AheadClock()
     namespace = lakemq.connect(family.path, config=CONFIG).namespace
-    sequencer = Sequencer(namespace, "s", SystemClock(), new_id)
+    sequencer = Sequencer(namespace, "s", SystemClock(), new_file_id)
     with Connection(namespace, clock=clock) as mq, Serving(lambda: sequencer, namespace.config, SystemClock()):
         mq.topics.alter(TOPIC, config={})
         mq.topics.alter(TOPIC, config={})
@@ -36,7 +37,7 @@ def test_a_forgotten_client_is_told_so_and_works_again(family: Processes):
     """Forgotten while it was on its way, by a clock that has jumped."""
     clock = AheadClock()
     namespace = lakemq.connect(family.path, config=CONFIG).namespace
-    sequencer = Sequencer(namespace, "s", clock, new_id)
+    sequencer = Sequencer(namespace, "s", clock, new_file_id)
     with Connection(namespace) as mq, Serving(lambda: sequencer, namespace.config, clock):
         mq.topics.alter(TOPIC, config={})
         clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS

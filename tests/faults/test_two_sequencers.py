@@ -13,8 +13,9 @@ from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, te
 from protocol_harness import encode_letter
 
 import lakemq
-from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.codec import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.clients import Letter
@@ -58,7 +59,7 @@ class Rival:
 
 def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Sequencer:
     reached = rival.reached if rival else lambda point: None
-    return Sequencer(mq.namespace, name, SystemClock(), new_id, reached)
+    return Sequencer(mq.namespace, name, SystemClock(), new_file_id, reached)
 
 
 @pytest.mark.parametrize("point", ["sequencer.letters_taken", "sequencer.journal_appended"])

@@ -55,7 +55,7 @@ class Producer:
 class Story:
     def __init__(self) -> None:
         self.mq, self.reader = Harness(), Reader()
-        self.values: dict[str, list[str]] = {}
+        self.values: dict[int, list[str]] = {}
         self.producers: dict[str, Producer] = {}
         self.published: list[Produce] = []
         self.read_steps = 0
@@ -166,17 +166,15 @@ class Story:
     ) -> AnyRequest:
         """given: place -> the values, or how many where nobody looks. producer, epoch: of one that is no `who`."""
         places = {place_of(place): _values(place, of) for place, of in given.items()}
-        batch_id = f"f{len(self.values)}"
-        self.values[batch_id] = [value for values in places.values() for value in values]
-        self.mq.missing = {batch_id} if file_is_missing else set()
+        file_id = len(self.values)
+        self.values[file_id] = [value for values in places.values() for value in values]
+        self.mq.missing = {file_id} if file_is_missing else set()
         ref = process.ref if process else None
         identity = (ref.producer_id, ref.producer_epoch) if ref and sequence is not None else None
         if producer is not None:
             identity = (producer, epoch)
         counts = {place: len(values) for place, values in places.items()}
-        request = self.mq.produce_to(
-            counts, batch_id, None if outside else ref, identity, [sequence or 0] * len(counts)
-        )
+        request = self.mq.produce_to(counts, file_id, None if outside else ref, identity, [sequence or 0] * len(counts))
         if refused:
             rows = [RefusedRows("t", 0, 0, refused, "MESSAGE_TOO_LARGE", "big")]
             request = msgspec.structs.replace(request, refused=rows)
@@ -249,7 +247,7 @@ class Story:
         for text in expected:
             topic, partition = place_of(text)
             rows = self.reader.read(self.mq.state.topic(topic), partition, isolation)
-            found[text] = [self.values[row.batch_id][row.row] for row in rows.values()]
+            found[text] = [self.values[row.file_id][row.row] for row in rows.values()]
         return found
 
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

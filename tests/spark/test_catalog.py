@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 import time
@@ -17,8 +18,12 @@ from pyspark.sql import functions as F
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import new_file_id, write_data_file
+from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RefusedRows
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
+from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.views import VIEWS
 from lakemq.tables.storage.catalog import catalog_sql
@@ -53,6 +58,44 @@ def test_the_views_hold_what_was_published(
         assert in_sql.cast(fetched.schema).equals(fetched)
         dense = seen.groupBy("partition").agg(F.count("*").alias("n"), F.max("offset").alias("last"))
         assert dense.where("n != last + 1").count() == 0
+
+
+def neighbours(mq: Connection, topic: str) -> None:
+    """Files of which id + partition is the same for some rows, one with a refused row before the others."""
+    first_id, files = new_file_id() & ~3, []
+    for file_id, partitions in enumerate([[2, 2, 2, 2], [-1, 1, 1, 1, 2, 2], [0, 0, 1]], first_id):
+        rows = len(partitions)
+        given = {"partition": partitions, "value": [f"{file_id}.{row}".encode() for row in range(rows)]}
+        given |= {"topic": [topic] * rows, "timestamp": [0] * rows}
+        body = [pa.array(given.get(f.name, [None] * rows), f.type) for f in BODY_SCHEMA]
+        files.append(DataFile(*write_data_file(mq.namespace.files, file_id, pa.table(body, BODY_SCHEMA))))
+    ranges = Ranges([0] * 5, [2, 1, 2, 0, 1], [0, 1, 1, 2, 2], [0, 1, 4, 0, 2], [4, 3, 2, 2, 1], [0] * 5, [0] * 5)
+    refused = [RefusedRows(topic, 1, 0, 1, "INVALID_RECORD", "made so")]
+    request = Produce([TopicRef(topic, mq.topics.describe(topic).topic_id, 3)], ranges, mq.state().step, files, refused)
+    assert isinstance(mq.requester.ask(request), Published)
+
+
+def test_rows_of_files_with_neighbouring_ids_are_told_apart(
+    spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
+) -> None:
+    """By a join whose key is one bigint, in a fetch as in the views."""
+    mq.topics.create(topic, partitions=3)
+    neighbours(mq, topic)
+    projected()
+    columns = ["partition", "offset", "value"]
+    expected = mq.fetch(topic).to_arrow().select(columns)
+    assert expected.num_rows == 12
+    assert len(expected["value"].unique()) == 12
+    named = spark.sql(f"SELECT lpad(lower(hex(file_id)), 16, '0') AS stem FROM mq.log WHERE topic = '{topic}'")
+    assert all((path / "messages" / f"{row.stem}.parquet").is_file() for row in named.collect())
+    in_views = [spark.table(f"mq.{view}").where(F.col("topic") == topic) for view in ("log", "log_committed")]
+    for seen in (*in_views, mq.fetch(topic).to_spark()):
+        assert seen.select(columns).orderBy("partition", "offset").toArrow().cast(expected.schema).equals(expected)
+        plan = seen._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+        (keys,) = re.findall(r"\w+Join (\[[^]]*\], \[[^]]*\]), Inner", plan)
+        one_key = r"\[\(file_id#\d+L \+ cast\({}#\d+ as bigint\)\)\]"
+        sides = [one_key.format(name) for name in ("file_partition", "partition")]
+        assert re.fullmatch(f"{sides[0]}, {sides[1]}|{sides[1]}, {sides[0]}", keys), keys
 
 
 def test_an_idempotent_producer_and_its_sequences_are_seen(

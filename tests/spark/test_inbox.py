@@ -78,7 +78,7 @@ def test_bad_rows_become_dead_letters_and_the_rest_is_published(
     assert sorted(m.value or b"" for m in mq.fetch(topic)) == [b"", b"good"]
     projected()
     dead, messages = spark.table("mq.dead_letters").alias("d"), spark.table("mq.messages").alias("m")
-    inside = F.expr("m.batch_id = d.batch_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count")
+    inside = F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count")
     found = {
         (bytes(r.value).decode(), r.source, r.error)
         for r in messages.join(dead, inside).select("value", "source", "error").collect()

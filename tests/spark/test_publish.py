@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_messages_become_dead_letters_and_the_rest_is_publis
         .alias("m")
         .join(
             dead.alias("d"),
-            F.expr("m.batch_id = d.batch_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"),
+            F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"),
         )
     )
     found = {bytes(r.key).decode(): (r.error, r.source) for r in refused.select("key", "error", "source").collect()}

@@ -69,8 +69,8 @@ class Publisher:
         return [f"m{i}" for i in range(self.messages - count, self.messages)]
 
     def lose(self, file: DataFile) -> None:
-        self.world.namespace.files.delete([file_name(file.batch_id)])
-        self.model.lost_files.add(file.batch_id)
+        self.world.namespace.files.delete([file_name(file.file_id)])
+        self.model.lost_files.add(file.file_id)
 
     def request(
         self, data: st.DataObject, topics: list[ModelTopic], picks: list[int], refused: int, file: int

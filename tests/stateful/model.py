@@ -59,7 +59,7 @@ class Model:
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     clients: dict[str, ModelClient] = field(default_factory=dict)
     dead_letters: list[str] = field(default_factory=list)
-    lost_files: set[str] = field(default_factory=set)
+    lost_files: set[int] = field(default_factory=set)
 
     def named(self, name: str) -> ModelTopic:
         for topic in self.topics.values():
@@ -234,7 +234,7 @@ class Model:
             topic = self.topics[ref.topic_id]
             if not topic.active or len(topic.logs) != ref.partition_count:
                 raise Refused("STALE_TOPIC_METADATA")
-        if any(file.batch_id in self.lost_files for file in request.files):
+        if any(file.file_id in self.lost_files for file in request.files):
             raise Refused("FILE_MISSING")
 
 

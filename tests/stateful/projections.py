@@ -14,7 +14,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, files_added, project, watermark
 from lakemq.engine.protocol.values.decisions import StepDecisions
 from lakemq.engine.protocol.values.state import State
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.store import Store
@@ -51,7 +51,7 @@ def assert_projections_are_the_replay(store: Store, history: list[StepDecisions]
     assert [asdict(found)] == told
     assert plain(load_state(store, found, with_clients=True)) == plain(state)
     registered = sorted((f.path, f.record_count) for f in store.open(MESSAGES).files())
-    assert registered == sorted({(f"{f.batch_id}.parquet", f.record_count) for f in files_added(history)})
+    assert registered == sorted({(f"{file_stem(f.file_id)}.parquet", f.record_count) for f in files_added(history)})
 
 
 def rows_of(name: str, table: pa.Table) -> list[dict[str, Any]]:

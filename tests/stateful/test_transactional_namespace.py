@@ -157,7 +157,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.requester,  # type: ignore[arg-type]
             RouteCache(self.world.reader.refresh, self.world.clock),
             self.world.clock,
-            self.world.new_id,
+            self.world.new_file_id,
             INLINE_MAX_BYTES,
             Spread(0),
         )

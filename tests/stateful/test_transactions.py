@@ -179,7 +179,7 @@ class TransactionMachine(RuleBasedStateMachine):
         assert request.ref
         if not result.duplicate:
             self.hear_of_a_part(process, request.ref)
-            self.accepted.setdefault(request.ref, set()).update(self.world.values[request.batch_id])
+            self.accepted.setdefault(request.ref, set()).update(self.world.values[request.file_id])
             for place in request.values if request.sequences else ():
                 if request.ref == process.ref:
                     process.sequences[place] = request.sequences[place] + len(request.values[place])  # type: ignore[index]

@@ -64,7 +64,7 @@ class Publish:
     """values: by place, in order; sequences: of the first value of each place; flaw: "", "bad row" or "stale"."""
 
     ref: TransactionRef | None
-    batch_id: str
+    file_id: int
     values: dict[Place, list[str]]
     sequences: dict[Place, int] | None
     flaw: str = ""

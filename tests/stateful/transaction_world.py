@@ -30,7 +30,7 @@ class TransactionWorld:
     def __init__(self) -> None:
         self.mq, self.model, self.reader = Harness(), Model(TOPICS, LAST_EPOCH), Reader()
         self.model.now_ms = self.mq.now_ms
-        self.values: dict[str, list[str]] = {}
+        self.values: dict[int, list[str]] = {}
         self.tables: Tables = {}
         self.read_steps = self.projected_steps = self.message_count = 0
         self.stable = dict.fromkeys(PLACES, 0)
@@ -48,12 +48,12 @@ class TransactionWorld:
         self, ref: TransactionRef | None, counts: dict[Place, int], sequences: dict[Place, int] | None
     ) -> Publish:
         """Messages never sent before."""
-        values, batch_id = {}, f"f{len(self.values)}"
+        values, file_id = {}, len(self.values)
         for place in sorted(counts):
             values[place] = [f"m{self.message_count + i}" for i in range(counts[place])]
             self.message_count += counts[place]
-        self.values[batch_id] = [value for of_place in values.values() for value in of_place]
-        return Publish(ref, batch_id, values, sequences)
+        self.values[file_id] = [value for of_place in values.values() for value in of_place]
+        return Publish(ref, file_id, values, sequences)
 
     def produce(self, request: Publish) -> Produce:
         counts = {(TOPICS[t][0], p): len(values) for (t, p), values in request.values.items()}
@@ -61,7 +61,7 @@ class TransactionWorld:
         if ref and request.sequences is not None:
             producer = (ref.producer_id, ref.producer_epoch)
         sequences = [request.sequences[place] for place in request.values] if request.sequences else []
-        made = self.mq.produce_to(counts, request.batch_id, None if request.outside else ref, producer, sequences)
+        made = self.mq.produce_to(counts, request.file_id, None if request.outside else ref, producer, sequences)
         if request.flaw == "bad row":
             made = msgspec.structs.replace(made, refused=[RefusedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")])
         if request.flaw == "stale":
@@ -107,7 +107,7 @@ class TransactionWorld:
         return {offset: self.value(row) for offset, row in rows.items()}
 
     def value(self, row: Any) -> str:
-        return self.values[row.batch_id][row.row]
+        return self.values[row.file_id][row.row]
 
     def seen(self, isolation: str) -> set[str]:
         """All values that a reader sees now."""

@@ -143,6 +143,9 @@ class World:
     def new_id(self) -> str:
         return f"{next(self._ids):032x}"
 
+    def new_file_id(self) -> int:
+        return next(self._ids)
+
     def sequencer(self, clock: Clock | None = None) -> tuple[Sequencer, Background]:
         """clock: of its process, if it is not the world's."""
         background = Background()
@@ -155,7 +158,7 @@ class World:
 
         name = f"sequencer-{next(self._names)}"
         namespace = replace(self.namespace, mailbox=Mailbox(self.namespace.files))
-        return Sequencer(namespace, name, clock or self.clock, self.new_id, reached, background), background
+        return Sequencer(namespace, name, clock or self.clock, self.new_file_id, reached, background), background
 
     def lead(self, sequencer: Sequencer) -> None:
         """It leads, when the lease of whoever led before has run out."""
@@ -186,7 +189,7 @@ class World:
         )
 
     def write_file(self, values: list[str]) -> DataFile:
-        return DataFile(*write_data_file(self.namespace.files, self.new_id(), self.body(values)))
+        return DataFile(*write_data_file(self.namespace.files, self.new_file_id(), self.body(values)))
 
     def put(self, client_id: str, number: int, requests: list[AnyRequest], inline: list[str]) -> None:
         rows = self.body(inline) if inline else None

@@ -8,18 +8,22 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.served import new_topic, served, values
+from unit.served import new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.data_file import BODY, file_name, look, read_footer, write_data_file
+from lakemq.engine.namespace.data_file import BODY, file_name, look, new_file_id, read_footer, write_data_file
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileMissing, FileTruncated, StorageError
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.jobs.sql import run_query
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, file_stem
 from lakemq.tables.storage.files import LocalFiles
 
 ROWS = 500
+JUNK, ALIEN, FEW, DENIED, FINE = range(5)
+"""Ids of data files."""
 
 
 @pytest.fixture
@@ -32,8 +36,51 @@ def filled(mq: Connection) -> tuple[str, Path]:
     """A topic, and the one file its messages are in."""
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": [f"message {i:06}" for i in range(ROWS)]}))
-    (batch_id,) = set(mq.fetch(topic).plan.segments["batch_id"].to_pylist())
-    return topic, Path(mq.namespace.files.root, file_name(batch_id))
+    (file_id,) = set(mq.fetch(topic).plan.segments["file_id"].to_pylist())
+    return topic, Path(mq.namespace.files.root, file_name(file_id))
+
+
+# -- ids and names ---------------------------------------------------------------------------------------
+
+
+def test_ids_tell_who_wrote_a_file_and_are_its_name(mq: Connection) -> None:
+    _, published = filled(mq)
+    inline = new_topic(mq)
+    mq.publish(inline, pa.table({"value": ["rides in its letter"]}))
+    (inline_id,) = mq.fetch(inline).plan.segments["file_id"].to_pylist()
+    assert 0 <= int(published.stem, 16) < 2**61 <= inline_id < 2**62
+    names = {file.name for file in published.parent.glob("*.parquet")}
+    assert names == {published.name, f"{inline_id:016x}.parquet"}
+    assert all(len(name) == len("0123456789abcdef.parquet") for name in names)
+
+
+def test_new_ids_are_publishers_and_no_two_are_alike() -> None:
+    found = [new_file_id() for _ in range(10_000)]
+    assert len(set(found)) == len(found)
+    assert 0 <= min(found) < 2**58  # of ten thousand, less than one in 10**580 has none below an eighth
+    assert 2**61 - 2**58 < max(found) < 2**61
+    assert {file_id & 7 for file_id in found} == set(range(8))
+
+
+def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connection) -> None:
+    file = a_file(mq, 200_000, FEW)
+    row_group = pq.read_metadata(Path(mq.namespace.files.root, file_name(FEW))).row_group(0)
+    column = row_group.column(MESSAGES.schema.names.index("file_id"))
+    assert column.total_compressed_size < 2_000
+    assert (column.statistics.min, column.statistics.max, file.record_count) == (FEW, FEW, 200_000)
+
+
+def test_rows_of_files_with_neighbouring_ids_are_told_apart(mq: Connection) -> None:
+    """The sum of id and partition, by which rows and segments are joined, is the same for some of them."""
+    topic = new_topic(mq, 3)
+    for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
+        publish(mq, topic, a_file(mq, 4, file_id, partition), partition)
+    name = "lpad(lower(hex(m.file_id)), 16, '0')"
+    query = f"SELECT m.partition, m.offset, {name} FROM log AS m WHERE m.topic = '{topic}' ORDER BY 1, 2"
+    until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
+    assert list(run_query(mq.namespace, query)[1]) == [
+        (p, o, file_stem(FEW + 2 - p)) for p in range(3) for o in range(4)
+    ]
 
 
 # -- what becomes of a file -----------------------------------------------------------------------------
@@ -52,7 +99,7 @@ def written_anew(file: Path) -> None:
     forged = pq.read_table(file).to_pandas().assign(value=[f"Message {i:06}".encode() for i in range(ROWS)])
     file.unlink()
     body = pa.Table.from_pandas(forged, MESSAGES.stored_schema, preserve_index=False).select(BODY)
-    size = write_data_file(LocalFiles(str(file.parent.parent)), file.stem, body).size_bytes
+    size = write_data_file(LocalFiles(str(file.parent.parent)), int(file.stem, 16), body).size_bytes
     assert size == file.stat().st_size
 
 
@@ -71,8 +118,8 @@ def of_another_kind(file: Path) -> None:
 def another_one_s(file: Path) -> None:
     """A valid file of message rows, under the wrong name."""
     files = LocalFiles(str(file.parent.parent))
-    other = write_data_file(files, "other", pq.read_table(file).select(BODY))
-    file.write_bytes(Path(files.root, file_name(other.batch_id)).read_bytes())
+    other = write_data_file(files, new_file_id(), pq.read_table(file).select(BODY))
+    file.write_bytes(Path(files.root, file_name(other.file_id)).read_bytes())
 
 
 def with_a_footer_that_lies(file: Path) -> None:
@@ -141,21 +188,19 @@ def test_a_file_that_this_user_may_not_read_is_worth_another_try(
 # -- what a request may name ----------------------------------------------------------------------------
 
 
-def publish(mq: Connection, topic: str, file: DataFile) -> Published:
+def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> Published:
     info = mq.topics.describe(topic)
-    ranges = Ranges([0], [0], [0], [0], [file.record_count], [0], [0])
-    request = Produce([TopicRef(topic, info.topic_id, 1)], ranges, mq.state().step, [file])
+    ranges = Ranges([0], [partition], [0], [0], [file.record_count], [0], [0])
+    request = Produce([TopicRef(topic, info.topic_id, info.partitions)], ranges, mq.state().step, [file])
     result = mq.requester.ask(request)
     assert isinstance(result, Published)
     return result
 
 
-def a_file(mq: Connection, rows: int, batch_id: str) -> DataFile:
-    body = MESSAGES.stored_schema.empty_table().select(BODY)
-    one = pa.table(
-        [pa.array([0 if f.name in ("partition", "timestamp") else None], f.type) for f in body.schema], body.schema
-    )
-    return DataFile(*write_data_file(mq.namespace.files, batch_id, pa.concat_tables([one] * rows)))
+def a_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
+    given = {"partition": partition, "timestamp": 0}
+    body = pa.table([pa.array([given.get(f.name)] * rows, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
+    return DataFile(*write_data_file(mq.namespace.files, file_id, body))
 
 
 @pytest.mark.parametrize(
@@ -168,25 +213,25 @@ def a_file(mq: Connection, rows: int, batch_id: str) -> DataFile:
 )
 def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, found: str) -> None:
     topic = new_topic(mq)
-    mq.namespace.files.put(file_name("junk"), content)
+    mq.namespace.files.put(file_name(JUNK), content)
     with pytest.raises(FileMissing, match=found):
-        publish(mq, topic, DataFile("junk", len(content), 5, 0, 0, 0))
+        publish(mq, topic, DataFile(JUNK, len(content), 5, 0, 0, 0))
     assert mq.end_offsets(topic) == {0: 0}
 
 
 def test_a_file_of_other_rows_gets_no_offsets(mq: Connection) -> None:
     topic, sink = new_topic(mq), pa.BufferOutputStream()
     pq.write_table(pa.table({"value": [b"x"] * 5}), sink)
-    mq.namespace.files.put(file_name("alien"), sink.getvalue())
-    facts = look(mq.namespace.files, "alien")
+    mq.namespace.files.put(file_name(ALIEN), sink.getvalue())
+    facts = look(mq.namespace.files, ALIEN)
     assert facts is not None
     with pytest.raises(FileMissing, match="no file of message rows"):
-        publish(mq, topic, DataFile("alien", facts.size_bytes, 5, 0, 0, facts.footer_hash))
+        publish(mq, topic, DataFile(ALIEN, facts.size_bytes, 5, 0, 0, facts.footer_hash))
 
 
 def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> None:
-    topic, file = new_topic(mq), a_file(mq, 3, "few")
-    more = DataFile(file.batch_id, file.size_bytes, 4, 0, 0, file.footer_hash)
+    topic, file = new_topic(mq), a_file(mq, 3, FEW)
+    more = DataFile(file.file_id, file.size_bytes, 4, 0, 0, file.footer_hash)
     with pytest.raises(FileMissing, match=r"3 rows.*Expected.*4 rows"):
         publish(mq, topic, more)
     assert publish(mq, topic, file).units[0].record_count == 3
@@ -196,11 +241,11 @@ def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> Non
 def test_a_file_that_cannot_be_read_refuses_its_own_request_only(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, file, other = new_topic(mq), a_file(mq, 1, "denied"), a_file(mq, 2, "fine")
+    topic, file, other = new_topic(mq), a_file(mq, 1, DENIED), a_file(mq, 2, FINE)
     opened = LocalFiles.open_input
 
     def denied(self: LocalFiles, name: str) -> pa.NativeFile:
-        if "denied" in name:
+        if name == file_name(DENIED):
             raise PermissionError(13, "Permission denied", name)
         return opened(self, name)
 

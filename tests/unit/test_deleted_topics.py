@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from protocol_harness import Harness, plain
+from protocol_harness import F, Harness, plain
 from protocol_tables import add_pass, mark_of, restored
 
 from lakemq.engine.maintenance.housekeeping import _kept
@@ -46,7 +46,7 @@ def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
 
 def test_a_transaction_that_touched_it_commits_the_rest(mq: Harness) -> None:
     ref = mq.begin("etl")
-    mq.one(mq.produce_to({("t", 0): 1, ("u", 0): 1}, "f", ref))
+    mq.one(mq.produce_to({("t", 0): 1, ("u", 0): 1}, F, ref))
     mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0), OffsetCommit("u", 0, 0)], ref))
     mq.one(DeleteTopic("t"))
     assert mq.one(FetchOffsets("g", require_stable=False)) == OffsetsFetched([])

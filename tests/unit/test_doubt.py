@@ -42,7 +42,7 @@ def publisher(desk: Desk) -> ArrowPublisher:
     mq = Harness()
     mq.create("t", 1)
     routes = RouteCache(lambda: mq.state, desk.clock)
-    return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: "f", 10_000, Spread(0))
+    return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: 15, 10_000, Spread(0))
 
 
 def publish_a_version(desk: Desk) -> Any:
@@ -163,7 +163,7 @@ def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
 
 def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
     desk = Desk(tmp_path, code=errno.ENOSPC)
-    desk.files.unwritable = "f.parquet"
+    desk.files.unwritable = f"{15:016x}.parquet"
     body, asked = body_of(pa.table({"value": ["x" * 20_000]}), "t", 0)
     with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
         publisher(desk).publish(Publication("t"), body, asked)

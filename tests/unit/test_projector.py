@@ -9,6 +9,7 @@ import pytest
 
 from lakemq.engine.maintenance.housekeeping import Housekeeping, _statistics
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
@@ -18,14 +19,15 @@ from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.storage.store import StoredFile
 
+FILE = 0x0123456789ABCDEF
 LAST_MS = 253_402_300_799_999
 
 
 def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
     housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING, SystemClock().now_ms)
-    (folder / "messages" / "f.parquet").write_bytes(b"!")
-    file = DataFile("f", 1, 7, low_ms, high_ms, 7)
+    (folder / file_name(FILE)).write_bytes(b"!")
+    file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])
     Projector(namespace.store, housekeeping).write(plan_projection(State(step=1), [step], 0, 1))
     (stored,) = namespace.store.open(MESSAGES).files()
@@ -34,9 +36,9 @@ def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
 
 def test_a_file_is_known_by_its_id_rows_and_times(tmp_path: Path) -> None:
     stored = registered(tmp_path, 1_000, 2_000)
-    assert (stored.path, stored.record_count) == ("f.parquet", 7)
-    bounds = {name: stored.statistics[name] for name in ("min.batch_id", "max.batch_id", "min.row", "max.row")}
-    assert bounds == {"min.batch_id": "f", "max.batch_id": "f", "min.row": 0, "max.row": 6}
+    assert (stored.path, stored.record_count) == ("0123456789abcdef.parquet", 7)
+    bounds = {name: stored.statistics[name] for name in ("min.file_id", "max.file_id", "min.row", "max.row")}
+    assert bounds == {"min.file_id": FILE, "max.file_id": FILE, "min.row": 0, "max.row": 6}
     assert stored.statistics["min.timestamp"].timestamp() == 1
     assert 2 < stored.statistics["max.timestamp"].timestamp() <= 2.001
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
-from protocol_harness import Harness, facts_of, inline_file
+from protocol_harness import F, G, Harness, facts_of, inline_file
 from stateful.model import Model
 
 from lakemq.engine.protocol import machine
@@ -27,7 +27,7 @@ from lakemq.engine.protocol.values.log import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
 from lakemq.engine.protocol.values.segments import Segments, table_of
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
-from lakemq.tables.specs.messages import FileFacts
+from lakemq.tables.specs.messages import FILE_IDS, SEQUENCERS_FILES, FileFacts
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_offsets_are_dense_and_go_on(mq: Harness) -> None:
 def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
     pid = mq.producer()
     mq.one(mq.produce({1: 4}))
-    mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), batch_id="g"))
+    mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), file_id=G))
     assert kinds_of(mq) == ["files_added", "produced", "answered"]
     assert table_of([segments_of(mq)]).to_pylist()[1] == {
         "kind": "data",
@@ -71,7 +71,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "base_offset": 4,
         "record_count": 3,
         "last_offset": 6,
-        "batch_id": "g",
+        "file_id": G,
         "footer_hash": 7,
         "first_row": 2,
         "file_partition": 1,
@@ -111,12 +111,12 @@ def test_two_topics_share_the_rows_of_one_file(mq: Harness) -> None:
         mq.refs("t", "u"),
         Ranges([0, 1], [2, 1], [0, 0], [0, 0], [5, 5], [0, 0], [0, 0]),
         mq.state.step,
-        [DataFile("f", 9, 5, 0, 0, 7)],
+        [DataFile(F, 9, 5, 0, 0, 7)],
     )
     assert mq.one(request) == Published([Unit("t", 2, 0, 5), Unit("u", 1, 0, 5)])
     segments = segments_of(mq)
     assert segments.column("topic") == ["t", "u"]
-    assert segments.column("batch_id") == ["f", "f"]
+    assert segments.column("file_id") == [F, F]
 
 
 def test_nothing_at_all_is_published_as_nothing(mq: Harness) -> None:
@@ -133,7 +133,7 @@ def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> Non
     assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], refused_count=1)
     produced = [one for one in mq.steps[-1].decisions if one.record.kind == "produced"]
     assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
-    assert set(produced[0].segments.column("batch_id")) == {inline_file(3, 8).file.batch_id}
+    assert set(produced[0].segments.column("file_id")) == {inline_file(3, 8).file.file_id}
     dead = [one.record for one in mq.steps[-1].decisions if one.record.kind == "dead_lettered"]
     assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
         (13, 1, "INVALID_TIMESTAMP"),
@@ -168,7 +168,7 @@ ROW = {"topic": 0, "partition": 0, "file": 0, "first_row": 0, "record_count": 2}
 def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, int]) -> None:
     row = {**ROW, **wrong}
     ranges = Ranges(*([row[name]] for name in ROW), [0], [0])
-    request = Produce(mq.refs("t"), ranges, mq.state.step, [DataFile("f", 9, 5, 0, 0, 7)])
+    request = Produce(mq.refs("t"), ranges, mq.state.step, [DataFile(F, 9, 5, 0, 0, 7)])
     refusal = mq.refused(request)
     assert refusal.error == "INVALID_REQUEST"
     assert str(row["record_count"]) in str(refusal.found)
@@ -194,7 +194,7 @@ def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, in
 def test_a_request_that_contradicts_itself(mq: Harness, change: dict[str, Any]) -> None:
     mq.producer()
     request = Produce(
-        mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile("f", 9, 5, 0, 0, 7)]
+        mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile(F, 9, 5, 0, 0, 7)]
     )
     refusal = mq.refused(msgspec.structs.replace(request, **change))
     assert refusal.error in ("INVALID_REQUEST", "INVALID_TOPIC_EXCEPTION")
@@ -224,16 +224,27 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
     as_said = facts_of(request.files[0])
     for facts, found in [
         ({}, "no file"),
-        ({"f": None}, "no file"),
-        ({"f": as_said._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
-        ({"f": as_said._replace(record_count=2)}, "100 bytes, 2 rows, footer 7"),
-        ({"f": as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
-        ({"f": FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
+        ({F: None}, "no file"),
+        ({F: as_said._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
+        ({F: as_said._replace(record_count=2)}, "100 bytes, 2 rows, footer 7"),
+        ({F: as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
+        ({F: FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
     ]:
         decision = machine.decide_request(mq.state, request, Given(facts=facts))
         assert isinstance(decision.result, Refusal)
         assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
         assert decision.decided == ()
+
+
+@pytest.mark.parametrize("file_id", [SEQUENCERS_FILES, SEQUENCERS_FILES | F, FILE_IDS - 1])
+def test_a_file_with_an_id_of_the_sequencers_is_refused(mq: Harness, file_id: int) -> None:
+    refusal = mq.refused(mq.produce({0: 1}, file_id=file_id))
+    assert refusal.error == "INVALID_REQUEST"
+    assert f"{file_id:016x}" in refusal.message
+
+
+def test_a_publisher_has_every_id_below_those(mq: Harness) -> None:
+    assert isinstance(mq.one(mq.produce({0: 1}, file_id=SEQUENCERS_FILES - 1)), Published)
 
 
 def test_a_refused_request_leaves_the_next_one_of_its_letter_alone(mq: Harness) -> None:
@@ -272,11 +283,11 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
 @given(st.lists(produces(), min_size=1, max_size=5))
 def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) -> None:
     mq, model = Harness(), Model()
-    rows = [[f"{file}.{row}" for row in range(9)] for file in "fg"]
+    rows = [[f"{file}.{row}" for row in range(9)] for file in (F, G)]
     for request in [*(CreateTopic(f"t{i}", n) for i, n in enumerate(SHAPES)), InitProducer()]:
         assert mq.one(request) == model.decide(request, [], mq.now_ms)
     for ranges, topics, producer in given_requests:
-        files = [DataFile("f", 9, 9, 0, 0, 7), DataFile("g", 9, 9, 0, 0, 7)]
+        files = [DataFile(F, 9, 9, 0, 0, 7), DataFile(G, 9, 9, 0, 0, 7)]
         request = Produce(mq.refs(*(f"t{i}" for i in topics)), ranges, mq.state.step, files, producer=producer)
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
@@ -286,7 +297,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
         for i in range(segment["record_count"]):
             offset = segment["base_offset"] + i
             assert offset not in log, "an offset is one message for ever"
-            log[offset] = f"{segment['batch_id']}.{segment['first_row'] + i}"
+            log[offset] = f"{segment['file_id']}.{segment['first_row'] + i}"
     expected = {(t.topic_id, p): log for t in model.topics.values() for p, log in enumerate(t.logs) if log}
     assert {key: [log[i] for i in range(len(log))] for key, log in found.items()} == expected
     marks = {i: t.high_watermarks.tolist() for i, t in mq.state.topics.items()}
@@ -295,7 +306,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
 
 def test_deciding_only_reads_the_state(mq: Harness) -> None:
     request = mq.produce({0: 3})
-    facts = {"f": facts_of(request.files[0])}
+    facts = {F: facts_of(request.files[0])}
     first = decide_produce(mq.state, request, Given(facts=facts))
     assert decide_produce(mq.state, request, Given(facts=facts)) == first
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from protocol_harness import HOUR_MS, Harness
+from protocol_harness import HOUR_MS, F, Harness
 
 from lakemq.engine.protocol.machine import fold
 from lakemq.engine.protocol.rules.producers import next_sequence
@@ -99,7 +99,7 @@ def test_a_repeat_is_answered_whatever_became_of_the_topic(mq: Harness, change: 
     request = mq.produce({0: 2, 1: 1}, producer=(mq.producer(), 0))
     first = mq.one(request)
     mq.one(change)
-    mq.missing.add("f")
+    mq.missing.add(F)
     assert mq.one(request) == Published(first.units, duplicate=True)  # type: ignore[union-attr]
 
 
@@ -184,7 +184,7 @@ def test_an_empty_version_counts_too(mq: Harness) -> None:
 
 
 def test_a_refused_version_does_not_count(mq: Harness) -> None:
-    mq.missing.add("f")
+    mq.missing.add(F)
     assert mq.refused(mq.produce({0: 1}, version=("app", 3))).error == "FILE_MISSING"
     mq.missing.clear()
     assert mq.one(mq.produce({0: 1}, version=("app", 3))) == Published([Unit("t", 0, 0, 1)])

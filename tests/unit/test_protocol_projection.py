@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from protocol_harness import HOUR_MS, Harness, plain
+from protocol_harness import HOUR_MS, F, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
@@ -211,7 +211,7 @@ def test_only_partitions_that_changed_are_written(mq: Harness) -> None:
 def test_cuts_stand_among_the_segments(mq: Harness) -> None:
     mq.one(mq.produce({0: 4}))
     mq.one(DeleteRecords("t", {0: 3}))
-    cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "batch_id": None}
+    cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "file_id": None}
     (row,) = last(mq, "segments")
     assert {**row, **cut} == row
     mq.one(DeleteTopic("t"))
@@ -241,7 +241,7 @@ def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
         {
             "step": 2,
             "source": "t",
-            "batch_id": "f",
+            "file_id": F,
             "first_row": 2,
             "record_count": 3,
             "error": "MESSAGE_TOO_LARGE",
@@ -249,7 +249,7 @@ def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
             "dead_at_ms": 1_000,
         }
     ]
-    assert [f.batch_id for f in files_added(mq.steps)] == ["f"]
+    assert [f.file_id for f in files_added(mq.steps)] == [F]
 
 
 def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from protocol_harness import HOUR_MS, Harness, plain
+from protocol_harness import HOUR_MS, F, G, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
@@ -43,7 +43,7 @@ def mq() -> Harness:
 
 
 def publish(mq: Harness, ref: TransactionRef, *places: tuple[str, int], rows: int = 2) -> None:
-    result = mq.one(mq.produce_to(dict.fromkeys(places, rows), "f", ref))
+    result = mq.one(mq.produce_to(dict.fromkeys(places, rows), F, ref))
     assert isinstance(result, Published), result
 
 
@@ -108,7 +108,7 @@ def test_markers_are_segments_that_say_where_the_transaction_began(mq: Harness, 
     mq.one(EndTransaction(ref, commit, 2))
     (segments,) = [one.segments for one in decided(mq) if len(one.segments)]
     common = {"kind": kind, "record_count": 1, "transactional": True, "producer_id": 0, "producer_epoch": 0}
-    common.update(batch_id=None, first_row=None, base_sequence=None, origin="publish")
+    common.update(file_id=None, first_row=None, base_sequence=None, origin="publish")
     on_t = {**common, "topic": "t", "topic_id": 1, "partition": 1, "base_offset": 10, "last_offset": 10}
     on_u = {**common, "topic": "u", "topic_id": 2, "partition": 0, "base_offset": 2, "last_offset": 2}
     found = table_of([segments]).to_pylist()
@@ -150,9 +150,7 @@ def test_one_that_is_taken_over_ends_in_the_step_of_the_init(mq: Harness) -> Non
 
 def test_a_transaction_within_one_letter(mq: Harness) -> None:
     ref = mq.begin("etl")
-    results = mq.ask(
-        mq.produce({0: 2}, transaction=ref), EndTransaction(ref, True, 1), mq.produce({0: 1}, batch_id="g")
-    )
+    results = mq.ask(mq.produce({0: 2}, transaction=ref), EndTransaction(ref, True, 1), mq.produce({0: 1}, file_id=G))
     assert results == [Published([Unit("t", 0, 0, 2)]), TransactionEnded(0, 1), Published([Unit("t", 0, 3, 1)])]
 
 
@@ -167,12 +165,12 @@ def test_a_refused_end_changes_nothing(mq: Harness) -> None:
 
 def test_what_was_refused_is_told_to_who_wants_to_commit(mq: Harness) -> None:
     ref = mq.begin("etl")
-    mq.missing.add("f")
+    mq.missing.add(F)
     refusal = mq.one(mq.produce({0: 1}, transaction=ref))
     assert isinstance(refusal, Refusal)
     assert refusal.error == "FILE_MISSING"
     for later in (mq.produce({0: 1}, transaction=ref), EndTransaction(ref, True, 1)):
-        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file f is not there")
+        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file 0000000000000001 is not there")
 
 
 def test_sequences_are_those_of_the_transactions_producer(mq: Harness) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from protocol_harness import Harness, plain
+from protocol_harness import F, G, H, Harness, plain
 from unit.served import new_topic, served
 
 from lakemq.engine.client.connection import Connection
@@ -31,7 +31,7 @@ def mq() -> Harness:
 def dead_letters(mq: Harness) -> list[tuple[str, int, int]]:
     table = project(mq.state, mq.steps).get("dead_letters")
     rows = [] if table is None else table.to_pylist()
-    return [(row["batch_id"], row["first_row"], row["record_count"]) for row in rows]
+    return [(row["file_id"], row["first_row"], row["record_count"]) for row in rows]
 
 
 def test_a_repeat_of_refused_rows_adds_no_dead_letters(mq: Harness) -> None:
@@ -39,7 +39,7 @@ def test_a_repeat_of_refused_rows_adds_no_dead_letters(mq: Harness) -> None:
     assert mq.one(request) == Published([], refused_count=3)
     for _ in range(3):  # each in a letter of its own, as after an answer that was lost
         assert mq.one(request) == Published([], refused_count=3, duplicate=True)
-    assert dead_letters(mq) == [("f", 0, 3)]
+    assert dead_letters(mq) == [(F, 0, 3)]
     assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
 
 
@@ -48,17 +48,17 @@ def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
     units = [Unit("t", 0, 0, 2), Unit("t", 1, 0, 1)]
     assert mq.one(request) == Published(units, refused_count=2)
     assert mq.one(request) == Published(units, refused_count=2, duplicate=True)
-    assert dead_letters(mq) == [("f", 3, 2)]
+    assert dead_letters(mq) == [(F, 3, 2)]
 
 
 def test_what_is_refused_next_is_new(mq: Harness) -> None:
-    first, good = mq.produce({}, producer=(0, 0), refused=3), mq.produce({0: 1}, producer=(0, 0), batch_id="g")
-    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, refused=3, batch_id="h")
+    first, good = mq.produce({}, producer=(0, 0), refused=3), mq.produce({0: 1}, producer=(0, 0), file_id=G)
+    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, refused=3, file_id=H)
     assert then.producer is not None
     then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, refused_sequence=3))
     for request in (first, good, then, then, first):
         mq.one(request)
-    assert dead_letters(mq) == [("f", 0, 3), ("h", 1, 3)]
+    assert dead_letters(mq) == [(F, 0, 3), (H, 1, 3)]
     assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]
 
 
@@ -77,7 +77,7 @@ def test_sequences_name_refused_rows_where_there_are_some(mq: Harness, refused: 
 def test_without_a_producer_id_each_request_is_a_new_one(mq: Harness) -> None:
     for _ in range(2):
         assert mq.one(mq.produce({}, refused=1)) == Published([], refused_count=1)
-    assert dead_letters(mq) == [("f", 0, 1)] * 2
+    assert dead_letters(mq) == [(F, 0, 1)] * 2
 
 
 # -- the producer's side --------------------------------------------------------------------------------

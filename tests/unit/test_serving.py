@@ -19,9 +19,9 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client import connection
-from lakemq.engine.client.connection import Connection, new_id
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
@@ -74,7 +74,7 @@ def namespace_on(files: LocalFiles, config: dict[str, Any] = CONFIG) -> Namespac
 
 
 def make(namespace: Namespace, name: str, reached: Callable[[str], None] = lambda _: None) -> Sequencer:
-    return Sequencer(namespace, name, SystemClock(), new_id, reached)
+    return Sequencer(namespace, name, SystemClock(), new_file_id, reached)
 
 
 def serving(namespace: Namespace, name: str) -> Serving:
@@ -91,7 +91,7 @@ def produce(mq: Connection, files: list[DataFile]) -> Produce:
 def data_file(files: LocalFiles) -> DataFile:
     columns = {"topic": ["t"], "partition": [0], "value": [b"v"], "timestamp": [0]}
     body = pa.table([pa.array(columns.get(f.name, [None]), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
-    return DataFile(*write_data_file(files, new_id(), body))
+    return DataFile(*write_data_file(files, new_file_id(), body))
 
 
 # -- a slow store -------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
 
 
 def replace_id(file: DataFile, number: int) -> DataFile:
-    return file if number < 20 else DataFile(f"none-{number}", 1, 1, 0, 0, 0)
+    return file if number < 20 else DataFile(number, 1, 1, 0, 0, 0)
 
 
 @pytest.mark.slow

@@ -22,11 +22,11 @@ from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 
 HOLDS = {
-    "messages": "batch_id row topic partition key value headers timestamp deliver_at expires_at",
+    "messages": "file_id row topic partition key value headers timestamp deliver_at expires_at",
     "inbox": "topic key value",
     "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
     "topics": "topic topic_id partition_count config subscriptions state",
-    "segments": "topic partition base_offset record_count last_offset first_offset batch_id footer_hash first_row "
+    "segments": "topic partition base_offset record_count last_offset first_offset file_id footer_hash first_row "
     "min_timestamp_ms max_timestamp_ms producer_id producer_epoch base_sequence transactional origin",
     "partitions": "log_start_offset high_watermark last_stable_offset open_transactions removed",
     "control_markers": "topic partition offset producer_id producer_epoch marker first_offset transactional_id",
@@ -39,7 +39,7 @@ HOLDS = {
     "groups": "generation protocol state",
     "members": "member_id instance_id session_timeout_ms",
     "assignments": "partition owner state target",
-    "delayed": "batch_id partition due_hour first_row record_count state",
+    "delayed": "file_id partition due_hour first_row record_count state",
     "dead_letters": "source error reason",
 }
 
@@ -161,7 +161,7 @@ def test_a_segment_is_a_row_of_segments_without_its_step() -> None:
     assert SEGMENT_SCHEMA.names == list(SEGMENT_COLUMNS)
     assert pa.struct(list(SEGMENT_SCHEMA)) == SEGMENT_STRUCT
     assert JOURNAL.schema.field("segments").type == pa.list_(SEGMENT_STRUCT)
-    assert ["batch_id", "row", *BODY_SCHEMA.names] == MESSAGES.schema.names
+    assert ["file_id", "row", *BODY_SCHEMA.names] == MESSAGES.schema.names
 
 
 # -- changelogs ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from protocol_harness import Harness, encode_letter
+from protocol_harness import F, G, Harness, encode_letter
 from stateful.world import World
 
 from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
@@ -29,9 +29,9 @@ def mq() -> Harness:
     harness.create("t", 2)
     harness.create("u")
     old = harness.begin("old")
-    harness.one(harness.produce_to({("t", 0): 1, ("u", 0): 1, ("t", 1): 1}, "f", old))
+    harness.one(harness.produce_to({("t", 0): 1, ("u", 0): 1, ("t", 1): 1}, F, old))
     harness.one(EndTransaction(old, True, 1))
-    harness.one(harness.produce_to({("t", 0): 1}, "g", harness.begin("open", 900_000)))
+    harness.one(harness.produce_to({("t", 0): 1}, G, harness.begin("open", 900_000)))
     harness.now_ms += RETENTION_MS + 1
     harness.begin("young")
     return harness

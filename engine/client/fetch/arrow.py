@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.messages import HEADERS
+from lakemq.tables.specs.messages import HEADERS, file_stem
 from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import Files
 
@@ -39,7 +39,7 @@ class _Range:
     partition: int
     base_offset: int
     record_count: int
-    batch_id: str
+    file_id: int
     footer_hash: int
     first_row: int
     append_time_ms: int | None
@@ -52,21 +52,21 @@ def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
 
 
 def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
-    columns = ("partition", "base_offset", "record_count", "batch_id", "footer_hash", "first_row", "append_time_ms")
+    columns = ("partition", "base_offset", "record_count", "file_id", "footer_hash", "first_row", "append_time_ms")
     ranges = [_Range(*values) for values in zip(*(plan.segments.column(c).to_pylist() for c in columns), strict=True)]
-    by_file: dict[str, list[int]] = {}
+    by_file: dict[int, list[int]] = {}
     for i, one in enumerate(ranges):
-        by_file.setdefault(one.batch_id, []).append(i)
+        by_file.setdefault(one.file_id, []).append(i)
     read: dict[int, pa.Table] = {}
-    for batch_id, mine in by_file.items():
-        read.update(_read_file(files, batch_id, [(i, ranges[i]) for i in mine]))
+    for file_id, mine in by_file.items():
+        read.update(_read_file(files, file_id, [(i, ranges[i]) for i in mine]))
     for i, one in enumerate(ranges):
         yield _message_table(plan.topic, one, read.pop(i))
 
 
-def _read_file(files: Files, batch_id: str, ranges: list[tuple[int, _Range]]) -> Iterator[tuple[int, pa.Table]]:
+def _read_file(files: Files, file_id: int, ranges: list[tuple[int, _Range]]) -> Iterator[tuple[int, pa.Table]]:
     """Rows of each range; only row groups that hold some of them are read."""
-    with data_file(files, batch_id, ranges[0][1].footer_hash) as file:
+    with data_file(files, file_id, ranges[0][1].footer_hash) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
         needed = sorted({g for _, r in ranges for g in _groups(starts, r)})
@@ -76,7 +76,7 @@ def _read_file(files: Files, batch_id: str, ranges: list[tuple[int, _Range]]) ->
         groups = _groups(starts, one)
         at = needed.index(groups[0])
         rows = table.slice(int(shift[at]) + one.first_row - int(starts[groups[0]]), one.record_count)
-        _check_rows(batch_id, rows.column("row"), one)
+        _check_rows(file_id, rows.column("row"), one)
         yield i, rows
 
 
@@ -86,9 +86,9 @@ def _groups(starts: np.ndarray, one: _Range) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _check_rows(batch_id: str, numbers: pa.ChunkedArray, one: _Range) -> None:
+def _check_rows(file_id: int, numbers: pa.ChunkedArray, one: _Range) -> None:
     if numbers[0].as_py() != one.first_row or numbers[-1].as_py() != one.first_row + one.record_count - 1:
-        raise FileTruncated(f"Data file {batch_id} is damaged: its rows are not where they were.")
+        raise FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")
 
 
 def _message_table(topic: str, one: _Range, rows: pa.Table) -> pa.Table:

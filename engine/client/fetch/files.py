@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
@@ -23,24 +24,24 @@ _PIECE_BYTES = 8 << 20
 
 
 @contextmanager
-def data_file(files: Files, batch_id: str, footer_hash: int) -> Iterator[pq.ParquetFile]:
+def data_file(files: Files, file_id: int, footer_hash: int) -> Iterator[pq.ParquetFile]:
     """The file, to be read. Raises FileTruncated: it is gone, or not what was written; StorageError, by name."""
     try:
-        source = files.open_input(file_name(batch_id))
+        source = files.open_input(file_name(file_id))
     except FileNotFoundError:
-        raise FileTruncated(f"Data file {batch_id} is gone.") from None
+        raise FileTruncated(f"Data file {file_stem(file_id)} is gone.") from None
     except OSError as error:
-        raise _unreadable(batch_id, error) from error
+        raise _unreadable(file_id, error) from error
     with source:
         try:
             footer = read_footer(source)
         except ValueError as error:
-            raise FileTruncated(f"Data file {batch_id} is damaged.", found=str(error)) from error
+            raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
-            raise _unreadable(batch_id, error) from error
+            raise _unreadable(file_id, error) from error
         if footer.hash != footer_hash:
             raise FileTruncated(
-                f"Data file {batch_id} was rewritten or damaged.",
+                f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
                 expected=f"footer {footer_hash}",
             )
@@ -49,32 +50,32 @@ def data_file(files: Files, batch_id: str, footer_hash: int) -> Iterator[pq.Parq
         except (pa.ArrowMemoryError, pa.ArrowCancelled):
             raise
         except (OSError, pa.ArrowException) as error:
-            raise _why(batch_id, source, error) from error
+            raise _why(file_id, source, error) from error
 
 
-def _why(batch_id: str, source: pa.NativeFile, error: Exception) -> FileTruncated | StorageError:
+def _why(file_id: int, source: pa.NativeFile, error: Exception) -> FileTruncated | StorageError:
     """What went wrong while rows were read: where all bytes can be had, it is the bytes."""
     try:
         for at in range(0, source.size(), _PIECE_BYTES):
             source.read_at(_PIECE_BYTES, at)
     except OSError as cause:
-        return _unreadable(batch_id, cause)
-    return FileTruncated(f"Data file {batch_id} is damaged.", found=" ".join(str(error).split()))
+        return _unreadable(file_id, cause)
+    return FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=" ".join(str(error).split()))
 
 
-def _unreadable(batch_id: str, error: OSError) -> StorageError:
-    return StorageError(f"Data file {batch_id} cannot be read.", found=" ".join(str(error).split()))
+def _unreadable(file_id: int, error: OSError) -> StorageError:
+    return StorageError(f"Data file {file_stem(file_id)} cannot be read.", found=" ".join(str(error).split()))
 
 
-def verify_files(files: Files, footer_hashes: Mapping[str, int]) -> dict[str, str]:
-    """batch_id -> what is wrong with that file, for those of which something is; a look at each footer.
+def verify_files(files: Files, footer_hashes: Mapping[int, int]) -> dict[int, str]:
+    """file_id -> what is wrong with that file, for those of which something is; a look at each footer.
 
-    footer_hashes: batch_id -> as in `segments`.
+    footer_hashes: file_id -> as in `segments`.
     """
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
-        found = zip(footer_hashes, pool.map(lambda batch_id: look(files, batch_id), footer_hashes), strict=True)
+        found = zip(footer_hashes, pool.map(lambda file_id: look(files, file_id), footer_hashes), strict=True)
         return {
-            batch_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
-            for batch_id, facts in found
-            if facts is None or facts.flaw or facts.footer_hash != footer_hashes[batch_id]
+            file_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
+            for file_id, facts in found
+            if facts is None or facts.flaw or facts.footer_hash != footer_hashes[file_id]
         }

@@ -44,7 +44,7 @@ PLANNED: pa.Schema = pa.schema(
             "base_offset",
             "record_count",
             "last_offset",
-            "batch_id",
+            "file_id",
             "footer_hash",
             "first_row",
             "file_partition",

@@ -6,7 +6,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.catalog import columns_ddl
 
 from ...namespace.data_file import file_name
@@ -21,7 +21,7 @@ FETCHED_DDL = (
 )
 
 _SEGMENT = [
-    "batch_id",
+    "file_id",
     "file_partition",
     "partition",
     "base_offset",
@@ -38,11 +38,10 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
     """
     if plan.segments.num_rows == 0:
         return spark.createDataFrame([], FETCHED_DDL)
-    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("batch_id", "footer_hash")), strict=True))
-    for batch_id, wrong in verify_files(namespace.files, needed).items():
-        raise FileTruncated(f"Data file {batch_id} is {wrong}.")
-    batch_ids = sorted(needed)
-    paths = [namespace.files.uri(file_name(batch_id)) for batch_id in batch_ids]
+    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("file_id", "footer_hash")), strict=True))
+    for file_id, wrong in verify_files(namespace.files, needed).items():
+        raise FileTruncated(f"Data file {file_stem(file_id)} is {wrong}.")
+    paths = [namespace.files.uri(file_name(file_id)) for file_id in sorted(needed)]
     try:
         messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
     except AnalysisException as error:
@@ -57,12 +56,13 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
 def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> DataFrame:
     """Rows of `messages` that lie in a segment, as messages of `topic`.
 
-    messages: columns of MESSAGES; segments: batch_id, file_partition, partition, base_offset, first_row, record_count,
+    messages: columns of MESSAGES; segments: file_id, file_partition, partition, base_offset, first_row, record_count,
     append_time_ms, disjoint within a file.
     """
     in_segment = (
-        (F.col("m.batch_id") == F.col("s.batch_id"))
-        & (F.col("m.partition") == F.col("s.file_partition"))
+        # one bigint as the key of the join, as in the views: Spark makes a key of every equality
+        (F.col("m.file_id") + F.col("m.partition") == F.col("s.file_id") + F.col("s.file_partition"))
+        & F.col("m.file_id").between(F.col("s.file_id"), F.col("s.file_id"))
         & (F.col("m.row") >= F.col("s.first_row"))
         & (F.col("m.row") < F.col("s.first_row") + F.col("s.record_count"))
     )

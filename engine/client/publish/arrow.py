@@ -71,13 +71,13 @@ class ArrowPublisher:
         requester: Requester,
         routes: RouteCache,
         clock: Clock,
-        new_id: Callable[[], str],
+        new_file_id: Callable[[], int],
         inline_max_bytes: int,
         spread: Spread,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
         self._files, self._requester, self._routes = files, requester, routes
-        self._clock, self._new_id, self._inline_max_bytes = clock, new_id, inline_max_bytes
+        self._clock, self._new_file_id, self._inline_max_bytes = clock, new_file_id, inline_max_bytes
         self._reached = reached
         self._spread = spread
 
@@ -164,7 +164,7 @@ class ArrowPublisher:
         def write(first: int) -> tuple[Arranged, WrittenFile]:
             mine = None if asked is None else asked[first : first + SLICE_ROWS]
             arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, start + first)
-            return arranged, write_data_file(self._files, self._new_id(), arranged.rows)
+            return arranged, write_data_file(self._files, self._new_file_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
         with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:

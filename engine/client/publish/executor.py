@@ -6,7 +6,6 @@ that a request names exist for anyone.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,15 @@ import pyarrow.compute as pc
 
 from lakemq.tables.storage.files import open_files
 
-from ...namespace.data_file import BODY, BODY_SCHEMA, DataFileWriter, WrittenFile, new_data_file, repeat_name
+from ...namespace.data_file import (
+    BODY,
+    BODY_SCHEMA,
+    DataFileWriter,
+    WrittenFile,
+    new_data_file,
+    new_file_id,
+    repeat_name,
+)
 from .placing import Copy, Run, arrange
 
 FLUSH_ROWS = 1 << 18
@@ -29,7 +36,7 @@ cost the kernel more than sorting and compressing do. Fewer would make runs shor
 RANGES = pa.schema(
     [
         ("task", pa.int32()),
-        ("batch_id", pa.string()),
+        ("file_id", pa.int64()),
         ("size_bytes", pa.int64()),
         ("file_rows", pa.int64()),
         ("footer_hash", pa.int64()),
@@ -43,7 +50,7 @@ RANGES = pa.schema(
     ]
 )
 RANGES_DDL = (
-    "task int, batch_id string, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
+    "task int, file_id bigint, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
     "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
 )
 
@@ -88,20 +95,20 @@ class WriteMessages:
 
         context = TaskContext.get()
         task = context.partitionId() if context else 0
-        files, batch_id = open_files(self.root, dict(self.storage_options)), uuid.uuid4().hex
+        files, file_id = open_files(self.root, dict(self.storage_options)), new_file_id()
         placed: list[WrittenRun] = []
         with ExitStack() as stack:
             writer: DataFileWriter | None = None
             for table in _gathered(batches):
                 if writer is None:  # an empty task leaves no file
-                    writer = stack.enter_context(new_data_file(files, batch_id))
+                    writer = stack.enter_context(new_data_file(files, file_id))
                 placed += self._write(writer, table)
         if writer is not None and placed:
             yield _ranges(task, writer.written(files), placed)
 
     def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
         # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
-        start = int(writer.batch_id[:8], 16) + writer.record_count
+        start = (writer.file_id >> 29) + writer.record_count
         for index, rows in self._by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
             asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
@@ -160,7 +167,7 @@ def _ranges(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.Re
     n = len(placed)
     columns = [
         [task] * n,
-        [file.batch_id] * n,
+        [file.file_id] * n,
         [file.size_bytes] * n,
         [file.record_count] * n,
         [file.footer_hash] * n,

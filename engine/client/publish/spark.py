@@ -173,7 +173,7 @@ def _request(publication: Publication, routes: Routes, written: Sequence[Row]) -
     """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
     files: list[WrittenFile] = []
     parts: dict[int, list[tuple[int, int, Run]]] = {}
-    for index, (_, group) in enumerate(groupby(written, key=lambda row: row.batch_id)):
+    for index, (_, group) in enumerate(groupby(written, key=lambda row: row.file_id)):
         of_file = list(group)
         files.append(_file(of_file))
         for row in of_file:
@@ -206,7 +206,7 @@ def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, R
 def _file(rows: list[Row]) -> WrittenFile:
     first = rows[0]
     return WrittenFile(
-        first.batch_id,
+        first.file_id,
         first.size_bytes,
         first.file_rows,
         min(row.min_timestamp_ms for row in rows),

@@ -60,7 +60,7 @@ def _dead_letters(state: State, steps: Steps) -> pa.Table:
         DeadLetterRow(
             step=step.step,
             source=record.source,
-            batch_id=record.batch_id,
+            file_id=record.file_id,
             first_row=record.first_row,
             record_count=record.record_count,
             error=record.error,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lakemq.tables.specs.messages import FileFacts
+from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts, file_stem
 
 from ..errors import (
     FileMissing,
@@ -167,13 +167,15 @@ def _current_topic(state: State, ref: TopicRef) -> Topic:
     return topic
 
 
-def _check_files(request: Produce, facts: Mapping[str, FileFacts | None]) -> None:
+def _check_files(request: Produce, facts: Mapping[int, FileFacts | None]) -> None:
     for file in request.files:
-        found = facts.get(file.batch_id)
+        if file.file_id >= SEQUENCERS_FILES:
+            raise InvalidRequest(f"Data file {file_stem(file.file_id)} bears an id of the sequencer's own files.")
+        found = facts.get(file.file_id)
         expected = FileFacts(file.size_bytes, file.record_count, file.footer_hash)
         if found != expected:
             raise FileMissing(
-                f"Data file {file.batch_id} is not there as the request says.",
+                f"Data file {file_stem(file.file_id)} is not there as the request says.",
                 found="no file" if found is None else _told(found),
                 expected=_told(expected),
             )
@@ -238,7 +240,7 @@ def _segments(
         base_offset=base_offsets.tolist(),
         record_count=ranges.record_count.tolist(),
         last_offset=(base_offsets + ranges.record_count - 1).tolist(),
-        batch_id=[files[f].batch_id for f in ranges.file.tolist()],
+        file_id=[files[f].file_id for f in ranges.file.tolist()],
         footer_hash=[files[f].footer_hash for f in ranges.file.tolist()],
         first_row=ranges.first_row.tolist(),
         file_partition=partition,
@@ -263,8 +265,8 @@ def _dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
         file, first_row = source.place(rows.file, rows.first_row)
         if not 0 <= file < len(source.files) or first_row + rows.record_count > source.ends[file]:
             raise InvalidRequest("The refused rows are not there.", found=f"file {rows.file}, row {rows.first_row}")
-        batch_id = source.files[file].batch_id
-        dead.append(DeadLettered(rows.source, batch_id, first_row, rows.record_count, rows.error, rows.reason))
+        file_id = source.files[file].file_id
+        dead.append(DeadLettered(rows.source, file_id, first_row, rows.record_count, rows.error, rows.reason))
     return dead
 
 

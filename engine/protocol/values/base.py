@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from lakemq.tables.specs.messages import FILE_IDS
+
 MAX_SEQUENCE = 2**31 - 1
 MAX_EPOCH = 2**15 - 1
 
@@ -19,7 +21,7 @@ Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
-BatchId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+FileId = Annotated[int, msgspec.Meta(ge=0, lt=FILE_IDS)]
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=True):

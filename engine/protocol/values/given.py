@@ -31,13 +31,13 @@ class InlineRows:
 
 @dataclass(frozen=True)
 class Given:
-    """inline: for a request without files, where its rows are; facts: file -> what the store has of it, None where
+    """inline: for a request without files, where its rows are; facts: file id -> what the store has of it, None where
     there is nothing, for every file that the request names.
     """
 
     limits: Limits = field(default_factory=Limits)
     inline: InlineRows | None = None
-    facts: Mapping[str, FileFacts | None] = field(default_factory=dict)
+    facts: Mapping[int, FileFacts | None] = field(default_factory=dict)
 
 
 NOTHING = Given()

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .base import BatchId, Count, FileIndex, Hash, Millis, Number, Record, Request, Result
+from .base import Count, FileId, FileIndex, Hash, Millis, Number, Record, Request, Result
 from .producers import ProducerSequences, TransactionRef, UnitAppended
 from .topics import TopicRef
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file of message rows: `messages/<batch_id>.parquet`. footer_hash: as in `segments`."""
+    """A file of message rows: `messages/<file_id as 16 hex digits>.parquet`. footer_hash: as in `segments`."""
 
-    batch_id: BatchId
+    file_id: FileId
     size_bytes: Count
     record_count: Count
     min_timestamp_ms: Millis
@@ -120,7 +120,7 @@ class DeadLettered(Record, frozen=True, tag="dead_lettered"):
     """Rows that were refused, with the reason."""
 
     source: str
-    batch_id: str
+    file_id: int
     first_row: int
     record_count: int
     error: str
