@@ -13,6 +13,9 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
 PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
+# What waits for leases and for processes that were killed, beside what computes; a file has one process, and one Spark.
+BESIDE := -n 3 --dist loadfile tests/spark tests/faults
+ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
 help: ## this list
@@ -38,9 +41,12 @@ demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
 .PHONY: test
-test: $(READY) ## all tests but the long ones: no JVM first, then killed processes, then Spark
+test: $(READY) $(ARCHIVE) ## all tests but the long ones: no JVM first, then Spark beside killed processes
 	$(BIN)/pytest $(PARALLEL)
-	$(BIN)/pytest tests/faults tests/spark -m "not long"
+	$(BIN)/pytest $(BESIDE) -m "not long"
+
+$(ARCHIVE): $(READY) tests/jvm.py
+	$(BIN)/python tests/jvm.py
 
 .PHONY: test-long
 test-long: $(READY) ## processes with clocks that are hours off, or stopped for hours: minutes of leases that must run out

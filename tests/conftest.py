@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jvm
 import pytest
 
 from lakemq.engine.protocol.values.transitions import Transitions
@@ -22,7 +23,7 @@ PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))
 
-
+jvm.quick_start()
 Transitions.checked = True
 
 
