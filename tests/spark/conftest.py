@@ -18,7 +18,8 @@ from lakemq.spark import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session(app_name="lakemq tests", master="local[2]")
+    # tries a task three times, as a cluster does: test_attempts.py
+    session = spark_session(app_name="lakemq tests", master="local[2,3]")
     yield session
     session.stop()
 

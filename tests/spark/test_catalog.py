@@ -136,7 +136,7 @@ def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: S
 
     def publish() -> None:
         nonlocal published
-        while not stop.wait(0.1):
+        while not stop.wait(0.2):
             busy.publish("t", rows(20, published))
             published += 20
 
@@ -145,7 +145,7 @@ def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: S
         thread = threading.Thread(target=publish)
         thread.start()
         try:
-            counts = list(watch(spark, f"{name}.log_committed", for_s=10))
+            counts = list(watch(spark, f"{name}.log_committed", for_s=5))
         finally:
             stop.set()
             thread.join()

@@ -73,14 +73,13 @@ def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
         killed = job("--path", own.namespace.path, folder=str(tmp_path), LAKEMQ_CRASH_AT=point)
         assert killed.returncode == -9, killed.stderr
         insert(spark, value)
-    done = job("--path", own.namespace.path, folder=str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert microbatch.main(["--path", own.namespace.path]) == 0
     assert values(own) == ["a", "b", "c", "d", "e"]
     assert spark.table("inbox").count() == 0
 
 
 def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint(
-    own: Connection, tmp_path: Path
+    own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
@@ -93,9 +92,8 @@ def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint
     assert killed.returncode == -9, killed.stderr
     shutil.rmtree(checkpoint)
     (source / "2.csv").write_text("k1,c\n")
-    done = job(*arguments, folder=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "files: 2 batches, 1 published, 0 refused" in done.stdout
+    assert microbatch.main(arguments) == 0
+    assert "files: 2 batches, 1 published, 0 refused" in capsys.readouterr().out
     assert values(own) == ["A", "B", "C"]
 
 

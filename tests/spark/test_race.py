@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lakemq
 
-PUBLISHES = 200
+PUBLISHES = 60
 ROWS = 3
 
 SEQUENCER = """
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 kind, path, name, publishes, rows = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 spark = None
 if kind == "spark":
-    from lakemq.engine.namespace import open_namespace
+    from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.spark import spark_session
     spark = spark_session(master="local[2]", extra={"spark.driver.memory": "512m"})
 
@@ -46,7 +46,7 @@ def publish(number):
 
 lock = threading.Lock()
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace import open_namespace
+from lakemq.engine.namespace.namespace import open_namespace
 with Connection(open_namespace(path), spark) as mq, ThreadPoolExecutor(8 if spark else 1) as pool:
     list(pool.map(publish, range(publishes)))
 """
