@@ -14,7 +14,7 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 
 PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
 # What waits for leases and for processes that were killed, beside what computes; a file has one process, and one Spark.
-BESIDE := -n 3 --dist loadfile tests/spark tests/faults
+BESIDE := -n 2 --dist loadfile tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
