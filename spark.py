@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lakemq.jobs.session import MissingJars, MissingJava, run_job, spark_session
+from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
-__all__ = ["MissingJars", "MissingJava", "run_job", "spark_session"]
+__all__ = ["MissingJars", "MissingJava", "spark_session"]

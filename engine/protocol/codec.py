@@ -33,8 +33,6 @@ _json = msgspec.json.Encoder()
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-
-
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
 

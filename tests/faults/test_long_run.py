@@ -32,9 +32,8 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.store import Store
 
-STEPS = 1_000
+STEPS = 2_000
 SAMPLE = 100
-LOOK = 50
 MERGED = ("journal", "segments", "partitions", "clients", "watermarks", "messages")
 CONFIG = {
     "project.interval.ms": 100,
@@ -67,15 +66,15 @@ class Client:
         self._step = mq.state().step
 
     def ask(self, number: int) -> float:
-        """How long this process was at work for the step, in seconds; how long others were is no matter."""
+        """How long the step took, in seconds."""
         now_ms = self._clock.now_ms()
         body, _ = body_of(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
         self._mailbox.put("c", number, encode_letter(Letter("c", number, [request], now_ms), body), now_ms)
-        begun_s = time.process_time()
+        begun_s = time.perf_counter()
         assert self._sequencer.step().letters == 1
-        took_s = time.process_time() - begun_s
+        took_s = time.perf_counter() - begun_s
         result = self._result(number)
         assert isinstance(result, Published), result
         assert result.units[0].base_offset == number - 1
@@ -102,7 +101,8 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def test_1000_steps(namespace: Path):
+@pytest.mark.long  # beside others it could not tell its own time from theirs
+def test_2000_steps(namespace: Path):
     took_s: list[float] = []
     seen: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     with lakemq.connect(str(namespace), config=CONFIG) as mq:
@@ -111,7 +111,7 @@ def test_1000_steps(namespace: Path):
         client = Client(mq, sequencer)
         for number in range(1, STEPS + 1):
             took_s.append(client.ask(number))
-            if number % LOOK == 0:
+            if number % SAMPLE == 0:
                 for name, found in sizes(mq.namespace.store, namespace).items():
                     seen[name].append(found)
         early_s, late_s = statistics.median(took_s[50:150]), statistics.median(took_s[-SAMPLE:])

@@ -15,7 +15,6 @@ from lakemq.engine.protocol.hashing import murmur2, murmur2_partition, shard
 from lakemq.engine.protocol.names import is_name, reached
 
 FOLDER = Path(__file__).parent
-DAY_MS = 86_400_000
 
 
 def cases(file: str) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ...protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
 from ...protocol.hashing import shard
 from ...protocol.names import shown
-from ...protocol.rules.identities import there
 from ...protocol.values.state import State
 from ...protocol.values.transactions import TRANSITIONS, AbortTransaction, Transaction, TransactionStatus
 from ..arguments import partition_number, text, texts, topic_name, whole_number
@@ -127,7 +126,7 @@ def _info(state: State, name: str, known: Transaction, now_ms: int) -> Transacti
         known.seen_at_ms,
         started_at_ms,
         None if started_at_ms is None else max(0, now_ms - started_at_ms),
-        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in there(state, known.partitions)),
+        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in state.there(known.partitions)),
         tuple(sorted(known.offsets)),
         known.error,
         known.batch_id,

@@ -38,7 +38,6 @@ from .identities import (
     next_identity,
     other_producer,
     raise_if_timed_out,
-    there,
 )
 from .tables import Rules, Time, Timer, Timers
 
@@ -153,7 +152,7 @@ def end(
 ) -> list[Decided]:
     """All that a commit or an abort does, in one step; nothing of it is to be seen before the others."""
     prepare, complete, kind = _COMMIT if committed else _ABORT
-    partitions, groups = there(state, transaction.partitions), sorted(transaction.offsets)
+    partitions, groups = state.there(transaction.partitions), sorted(transaction.offsets)
     prepared = TransactionMoved(
         name,
         transaction.producer_id,
@@ -189,7 +188,7 @@ def end(
 
 def _markers(state: State, transaction: Transaction, kind: str) -> Segments:
     """One marker per partition that holds rows of the transaction."""
-    places = [(state.topics[topic_id], partition) for topic_id, partition in there(state, transaction.partitions)]
+    places = [(state.topics[topic_id], partition) for topic_id, partition in state.there(transaction.partitions)]
     producer_id = transaction.producer_id
     return marker_segments(
         kind,

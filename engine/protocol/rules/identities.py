@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..errors import (
     InvalidProducerIdMapping,
     ProducerFenced,
@@ -74,8 +72,3 @@ def fenced(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
         found=f"epoch {ref.producer_epoch}",
         expected=f"epoch {transaction.producer_epoch}",
     )
-
-
-def there(state: State, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of topics that were not deleted meanwhile, in order."""
-    return sorted(place for place in places if place[0] in state.topics)

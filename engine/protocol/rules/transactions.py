@@ -1,6 +1,6 @@
 """Transactions (KIP-98; the epoch grows with every one, KIP-890): who has an id, what is a part, who is forgotten.
 
-How one ends is in `ending`, whose one is in `identities`. Folding stands here, for all of them.
+How one ends is in `ending`; whose it is, and how an id changes hands, in `identities`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from .identities import (
     other_producer,
     raise_if_timed_out,
     take_over,
-    there,
 )
 from .tables import Folds, Rules, Time, Timer, Timers
 
@@ -119,7 +118,7 @@ def joined(
         TransactionStatus.ONGOING,
         transaction.timeout_ms,
         started_at_ms,
-        there(state, all_partitions),
+        state.there(all_partitions),
         sorted(all_groups),
     )
     return [Decided(moved)]

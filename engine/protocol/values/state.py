@@ -6,6 +6,7 @@ nothing per segment or message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
@@ -63,6 +64,10 @@ class State:
         """The same, with topics that stay as they are while this one goes on; the rest is shared."""
         self.lent = set(self.topics)
         return replace(self, topics=dict(self.topics), topic_ids=dict(self.topic_ids), lent=set(self.topics))
+
+    def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
+        return sorted(place for place in places if place[0] in self.topics)
 
     def subscriptions(self) -> dict[str, list[str]]:
         """Topic name -> subscriptions, for every topic."""
