@@ -10,7 +10,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +19,11 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile, statistics_of
+from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import CommitConflict, NewFile, StoredFile, TableHandle
+from lakemq.tables.storage.store import Store, TableHandle
 
 from ..namespace import crash
 from ..namespace.clock import Clock
@@ -44,10 +45,8 @@ CLEAN_MS = 10_000
 SWEEP_MS = 3_600_000
 """Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
 
-LONGEST_BOUND = 32
-"""Bytes of a text that is a bound in a file's statistics, as Delta's own writers cut it."""
 
-_STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
+_JOURNAL = JOURNAL.stored_schema.names
 
 
 @dataclass
@@ -65,14 +64,6 @@ class JournalMerge:
     add: tuple[NewFile, ...]
     remove: tuple[StoredFile, ...]
     first_step: int
-
-
-@dataclass(frozen=True)
-class JournalMaintained:
-    """What the background did for the journal, and what it leaves to the sequencer to commit."""
-
-    checkpointed: bool = False
-    merge: JournalMerge | None = None
 
 
 class Housekeeping:
@@ -153,40 +144,32 @@ class Housekeeping:
     # -- the journal ------------------------------------------------------------------------------------
 
     def maintain_journal(
-        self, open_journal: Callable[[], TableHandle], version: int, watermark: int
-    ) -> JournalMaintained:
+        self, store: Store, version: int, files: Sequence[StoredFile], watermark: int
+    ) -> JournalMerge | None:
         """Checkpoint the journal, and prepare the merge of its files up to the watermark, as far as it is time.
 
-        The handle opened is not the sequencer's own, which was at `version` when this began. The merge is a commit to
-        the journal, so that the sequencer makes it, between two steps; the files it names stay live until then,
-        because nobody else removes any.
+        version, files: the sequencer's when this began. The merge is a commit to the journal, so that the sequencer
+        makes it, between two steps; the files it names stay live until then, because nobody else removes any.
         """
-        maintained = self._tables.get(JOURNAL.name)
-        interval, fewest = self._config.number("checkpoint.interval"), self._config.number("compact.min.files")
-        if (
-            maintained
-            and version - maintained.checkpointed_version < interval
-            and version - maintained.merged_version < fewest
-        ):
-            return JournalMaintained()
-        handle = open_journal()
-        maintained = self._maintained(handle)
-        checkpointed = handle.version - maintained.checkpointed_version >= interval
-        if checkpointed:
+        checkpointed = DeltaLog(self._files, JOURNAL.name).checkpointed_version
+        maintained = self._tables.setdefault(JOURNAL.name, _Maintained(checkpointed()))
+        if version - maintained.checkpointed_version >= self._config.number("checkpoint.interval"):
+            handle = store.open(JOURNAL)
             self._checkpoint(handle, maintained)
             self._clean(handle, maintained)  # the term has begun with a commit to it
-        merge = self._journal_merge(handle, watermark)
+        if version - maintained.merged_version < self._config.number("compact.min.files"):
+            return None
+        merge = self._journal_merge(store, files, watermark)
         if merge is not None:
-            maintained.merged_version = handle.version
-        return JournalMaintained(checkpointed, merge)
+            maintained.merged_version = version
+        return merge
 
-    def _journal_merge(self, handle: TableHandle, watermark: int) -> JournalMerge | None:
+    def _journal_merge(self, store: Store, files: Sequence[StoredFile], watermark: int) -> JournalMerge | None:
         """Of what is projected, small files become one, and decisions older than journal.retention.ms go.
 
         The last step stays at any age: a reader with an older watermark must find that it has missed some.
         """
         horizon_ms = self._now_ms() - self._config.ms("journal.retention.ms")
-        files = handle.files()
         projected = [f for f in files if f.statistics["max.step"] <= watermark]
         small = [f for f in projected if f.size_bytes < SMALL_BYTES]
         old = [
@@ -199,7 +182,9 @@ class Housekeeping:
         if len(small) < self._config.number("compact.min.files") and not old:
             return None
         stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
-        rows = handle.read(files=small, where=stays)
+        # message rows that rode here are in their data files by now
+        columns = {name: pc.scalar(None).cast(pa.binary()) if name == "rows" else pc.field(name) for name in _JOURNAL}
+        rows = store.dataset(JOURNAL, small).to_table(columns=columns, filter=stays)
         added = self._write(JOURNAL, rows, (*small, *old))
         self._reached("housekeeping.merged_journal_written")
         gone = {f.path for f in (*small, *old)}
@@ -252,7 +237,7 @@ class Housekeeping:
         with self._files.open_output(name) as sink:
             pq.write_table(rows, sink, compression="zstd", row_group_size=1 << 16)
         size, written_ms = self._files.size(name), self._files.modified_ms(name)
-        return (NewFile(path, size or 0, written_ms or 0, _statistics(rows)),)
+        return (NewFile(path, size or 0, written_ms or 0, statistics_of(rows)),)
 
 
 def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:
@@ -268,24 +253,3 @@ def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:
     if whole and "removed" in settled.column_names:
         settled = settled.filter(~pc.field("removed"))
     return pa.concat_tables([settled, rows.filter(pc.field("step") > floor)])
-
-
-def _statistics(rows: pa.Table) -> dict[str, Any]:
-    bounds = {
-        name: pc.min_max(rows.column(name)).as_py()
-        for name in rows.column_names
-        if any(is_type(rows.schema.field(name).type) for is_type in _STATISTICS_TYPES)
-        and not _has_long_text(rows.column(name))
-    }
-    known = {name: b for name, b in bounds.items() if b["min"] is not None}
-    return {
-        "numRecords": rows.num_rows,
-        "minValues": {name: b["min"] for name, b in known.items()},
-        "maxValues": {name: b["max"] for name, b in known.items()},
-        "nullCount": {name: rows.column(name).null_count for name in known},
-    }
-
-
-def _has_long_text(column: pa.ChunkedArray) -> bool:
-    """Such as JSON: its bounds would stand in the log at full length, and help nobody."""
-    return pa.types.is_string(column.type) and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_BOUND

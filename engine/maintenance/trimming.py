@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
-from lakemq.tables.storage.store import StoredFile
+from lakemq.tables.storage.commits import StoredFile
 
 from ..protocol.values.state import State
 from ..protocol.values.topics import Topic

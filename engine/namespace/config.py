@@ -44,6 +44,13 @@ ENGINE = Parameters(
         ),
         Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
         Parameter("inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20),
+        Parameter(
+            "journal.rows.max.bytes",
+            262_144,
+            "Rows of a step that ride in the journal until the next pass; more are a data file at once.",
+            0,
+            16 << 20,
+        ),
         Parameter("mailbox.max.letters", 100_000, "Waiting letters above which a request is refused.", 1, 10_000_000),
         Parameter("request.timeout.ms", 30_000, "How long a client waits for an answer.", 1, _DAY_MS),
         Parameter("request.gap.ms", 10_000, "How long a letter waits for the one before it.", 0, _DAY_MS),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -98,8 +98,11 @@ class DataFileWriter:
 
 
 @contextmanager
-def new_data_file(files: Files, file_id: int) -> Iterator[DataFileWriter]:
-    """A writer whose file appears, whole and durable, when the block ends without an exception."""
+def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = None) -> Iterator[DataFileWriter]:
+    """A writer whose file appears, whole and durable, when the block ends without an exception.
+
+    mark: what its footer says besides; by default what no other file's does.
+    """
     with (
         files.open_output(file_name(file_id)) as sink,
         pq.ParquetWriter(
@@ -114,7 +117,7 @@ def new_data_file(files: Files, file_id: int) -> Iterator[DataFileWriter]:
     ):
         yield DataFileWriter(writer, file_id)
         # written anew with other values of the same length, it has another footer
-        writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
+        writer.add_key_value_metadata(mark or {"lakemq.written": uuid.uuid4().hex})
 
 
 def write_data_file(files: Files, file_id: int, body: pa.Table) -> WrittenFile:
@@ -130,6 +133,16 @@ _TAIL_BYTES = 1 << 14
 """Read at once from the end of a file: the footers of most fit in."""
 
 _MAGIC = b"PAR1"
+
+
+JOURNALED = "lakemq.journaled"
+"""In the footer of a file of rows that rode in the journal: a digest of them, as they stood there."""
+
+
+def journaled_digest(metadata: pq.FileMetaData) -> str | None:
+    """Of the rows of a file that rode in the journal; None: they did not."""
+    digest: bytes | None = (metadata.metadata or {}).get(JOURNALED.encode())
+    return None if digest is None else digest.decode("ascii", "replace")
 
 
 class Footer(NamedTuple):
@@ -176,4 +189,5 @@ def look(files: Files, file_id: int) -> FileFacts | None:
         return FileFacts(size, flaw=" ".join(str(error).split()))
     columns = footer.metadata.schema.to_arrow_schema()
     flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
-    return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw)
+    is_journaled = journaled_digest(footer.metadata) is not None
+    return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw, is_journaled)

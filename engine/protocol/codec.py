@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from .values.base import Count, Record
 from .values.clients import Answer, Letter, Unreadable
 from .values.decisions import FORMAT_VERSION, RECORDS, AnyRecord, Decided, StepDecisions
 from .values.kinds import AnyRequest
-from .values.log import Produce
+from .values.log import Produce, RowsJournaled
 from .values.segments import NO_SEGMENTS, Segments, table_of
 
 _HEAD = struct.Struct("<4sI")
@@ -133,6 +133,7 @@ def encode_step(step: StepDecisions) -> pa.Table:
             "subject": [r.subject for r in records],
             "decision": [_json.encode(r).decode() for r in records],
             "segments": _segment_lists([d.segments for d in step.decisions]),
+            "rows": pa.array([step.rows if isinstance(r, RowsJournaled) else None for r in records], pa.binary()),
             "request_id": pa.array([d.request_id for d in step.decisions], pa.string()),
             "decided_at_ms": pa.repeat(step.decided_at_ms, n),
             "leader_epoch": pa.repeat(step.leader_epoch, n),
@@ -168,13 +169,15 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
         rows.column("decided_at_ms").to_pylist(),
         rows.column("leader_epoch").to_pylist(),
         segments,
+        rows.column("rows").to_pylist() if "rows" in rows.column_names else repeat(None, rows.num_rows),
         strict=True,
     )
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        decisions = [Decided(_decode_record(text), part, request) for _, text, request, _, _, part in members]
-        steps.append(StepDecisions(step, members[0][3], members[0][4], decisions))
+        decisions = [Decided(_decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
+        riding = next((riding for *_, riding in members if riding is not None), None)
+        steps.append(StepDecisions(step, members[0][3], members[0][4], decisions, riding))
     return steps
 
 

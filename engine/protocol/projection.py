@@ -11,11 +11,11 @@ from lakemq.tables.specs.watermarks import WatermarkRow
 
 from .rows import clients, groups, log, producers, topics, transactions
 from .rows.leader import state_at, watermark
-from .rows.log import files_added
+from .rows.log import JournaledRows, files_added, rows_journaled
 from .rows.steps import Project, Restore, Steps
 from .values.state import State
 
-__all__ = ["READERS", "RESTORED", "files_added", "project", "restore", "watermark"]
+__all__ = ["READERS", "RESTORED", "JournaledRows", "files_added", "project", "restore", "rows_journaled", "watermark"]
 
 # transactional ids after the producers that hold them
 SUBJECTS = (topics, log, producers, transactions, groups, clients)

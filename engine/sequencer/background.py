@@ -10,16 +10,17 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.store import Store
 
-from ..maintenance.housekeeping import Housekeeping, JournalMaintained
+from ..maintenance.housekeeping import Housekeeping, JournalMerge
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError
 from ..protocol.values.decisions import StepDecisions
 from ..protocol.values.state import State
 from .journal import Journal
+from .pending import PASS_BYTES, Pending
 from .projector import Projection, Projector, plan_projection
 
 log = logging.getLogger("lakemq.serve")
@@ -41,6 +42,7 @@ class Background:
         self,
         store: Store,
         journal: Journal,
+        pending: Pending,
         housekeeping: Housekeeping,
         projector: Projector,
         executor: Executor,
@@ -49,10 +51,11 @@ class Background:
         tail: Sequence[StepDecisions],
     ) -> None:
         """tail: the steps that landed after the last watermark, in order."""
-        self._store, self._journal, self._housekeeping, self._projector = store, journal, housekeeping, projector
+        self._store, self._journal, self._pending = store, journal, pending
+        self._housekeeping, self._projector = housekeeping, projector
         self._executor, self._clock, self._config = executor, clock, config
         self._tail = list(tail)
-        self._running: Future[JournalMaintained] | None = None
+        self._running: Future[JournalMerge | None] | None = None
         self._in_pass = 0
         self._begun_at_ms = clock.steady_ms()
 
@@ -77,7 +80,7 @@ class Background:
         if self._running is None and self._is_due():
             self._begin(state)
 
-    def _wait(self, running: Future[JournalMaintained], alive: Callable[[], None]) -> None:
+    def _wait(self, running: Future[JournalMerge | None], alive: Callable[[], None]) -> None:
         timeout_ms = self._config.ms("step.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while not wait([running], _TURN_S).done:
@@ -104,26 +107,26 @@ class Background:
     def _is_due(self) -> bool:
         since_ms = self._clock.steady_ms() - self._begun_at_ms
         interval_ms = self._config.ms("project.interval.ms")
-        return bool(self._tail) and (since_ms >= interval_ms or len(self._tail) >= LONGEST_TAIL)
+        is_long = len(self._tail) >= LONGEST_TAIL or self._pending.size_bytes >= PASS_BYTES
+        return bool(self._tail) and (since_ms >= interval_ms or is_long)
 
     def _begin(self, state: State) -> None:
         self._in_pass = len(self._tail)
+        self._pending.close()
         self._begun_at_ms = self._clock.steady_ms()
         work = plan_projection(state, self._tail, self._housekeeping.floor, self._housekeeping.journal_start)
-        self._running = self._executor.submit(self._write, work, self._journal.version)
+        self._running = self._executor.submit(self._write, work, self._journal.version, self._journal.files)
 
-    def _write(self, work: Projection, journal_version: int) -> JournalMaintained:
-        """In the background."""
+    def _write(self, work: Projection, version: int, files: Sequence[StoredFile]) -> JournalMerge | None:
+        """In the background. version, files: the journal's when the pass began."""
         self._projector.write(work)
-        return self._housekeeping.maintain_journal(lambda: self._store.open(JOURNAL), journal_version, work.step)
+        return self._housekeeping.maintain_journal(self._store, version, files, work.step)
 
     def _finish(self) -> None:
         assert self._running is not None
         running, self._running = self._running, None
-        maintained = running.result()
+        merge = running.result()
         del self._tail[: self._in_pass]
-        if maintained.merge is not None:
-            self._journal.replace(maintained.merge.add, maintained.merge.remove)
-            self._housekeeping.merged_journal(maintained.merge)
-        if maintained.checkpointed:
-            self._journal.renew_handle()
+        if merge is not None:
+            self._journal.replace(merge.add, merge.remove)
+            self._housekeeping.merged_journal(merge)

@@ -7,60 +7,65 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.storage.store import CommitConflict, NewFile, Store, StoredFile, TableHandle
+from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile
+from lakemq.tables.storage.committer import Committer, open_committer
+from lakemq.tables.storage.delta_log import DeltaLog
+from lakemq.tables.storage.store import Store, TableHandle
 
+from ..namespace import crash
 from ..protocol.codec import steps_after
 from ..protocol.errors import NotLeader
 from ..protocol.values.decisions import StepDecisions
 
 
 class Journal:
-    """Compare-and-append of whole steps. Any failed append leaves leadership in doubt: NotLeader."""
+    """Compare-and-append of whole steps. Any failed append leaves leadership in doubt: NotLeader.
 
-    def __init__(self, store: Store) -> None:
-        self._handle: TableHandle = store.open(JOURNAL)
+    files: the live files of the table at its version. Nobody else removes any, so that they stay live until `replace`.
+    """
+
+    def __init__(self, store: Store, reached: crash.Reached = crash.nowhere) -> None:
+        self._log, self._reached = DeltaLog(store.files, JOURNAL.name), reached
+        self._opened: TableHandle = store.open(JOURNAL)
+        self._committer: Committer = open_committer(store, self._opened)
+        self.files: tuple[StoredFile, ...] = tuple(self._opened.files())
 
     @property
     def version(self) -> int:
-        return self._handle.version
+        return self._committer.version
 
     def append(self, step: int, rows: pa.Table) -> None:
         """One commit with all that the step decided, encoded; raises NotLeader when somebody else has committed.
 
         OSError: the store has failed; the step may have landed or not.
         """
+        file = self._committer.write(rows)
+        self._reached("sequencer.step_written")
+        self._commit(f"Step {step} did not land", [file])
+
+    def replace(self, add: Sequence[NewFile], remove: Sequence[StoredFile]) -> None:
+        """Swap files for merged ones; a commit like any other, hence raises NotLeader."""
+        self._commit("The journal was not merged", add, remove)
+
+    def _commit(self, failed: str, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
         try:
-            self._handle.append_at(self.version, rows)
+            self._committer.commit(add, remove)
         except CommitConflict as conflict:
-            raise NotLeader(f"Step {step} did not land: {conflict}") from conflict
+            raise NotLeader(f"{failed}: {conflict}") from conflict
+        gone = {file.path for file in remove}
+        stay = self.files if not gone else (file for file in self.files if file.path not in gone)
+        self.files = (*stay, *(file.stored() for file in add))
 
     def steps_after(self, step: int) -> list[StepDecisions]:
-        """All later steps of this version, in order.
+        """All later steps of the version at which this was opened, in order.
 
         Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again).
         """
-        steps = steps_after(self._handle.read(step=(step + 1, None)), step)
+        steps = steps_after(self._opened.read(step=(step + 1, None)), step)
         if steps is None:
             raise NotLeader(f"The journal's steps after {step} have a gap.")
         return steps
 
-    def replace(self, add: Sequence[NewFile], remove: Sequence[StoredFile]) -> None:
-        """Swap files for merged ones; a commit like any other, hence raises NotLeader."""
-        try:
-            self._handle.replace_at(self.version, add, remove)
-        except CommitConflict as conflict:
-            raise NotLeader(f"The journal was not merged: {conflict}") from conflict
-
-    def renew_handle(self) -> None:
-        """Load the handle afresh, which right after a checkpoint makes appends quick again.
-
-        Raises NotLeader unless the newest version is the one it had.
-        """
-        version = self.version
-        self._handle.reopen()
-        if self.version != version:
-            raise NotLeader("Somebody else has committed to the journal.", found=self.version, expected=version)
-
     def sync(self) -> None:
         """The newest commit, maybe of a leader that died before it could say so, survives a loss of power."""
-        self._handle.log.sync_commit(self.version)
+        self._log.sync_commit(self.version)

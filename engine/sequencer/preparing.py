@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,9 +19,11 @@ from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import look, write_data_file
+from ..protocol.bodies import encode_rows
 from ..protocol.errors import StorageError
-from ..protocol.values.log import DataFile, Produce
+from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
 from .intake import OpenedLetter
+from .pending import Pending
 
 _AT_ONCE = 16
 _TURN_S = 0.1
@@ -27,12 +31,15 @@ _TURN_S = 0.1
 
 @dataclass(frozen=True)
 class Prepared:
-    """inline: one data file with all rows that ride in letters; first_rows: per letter where its own begin in it.
+    """inline: the one data file for all rows that ride in letters; first_rows: per letter where its own begin in it.
 
-    facts: what the store has of the files that requests name, None where there is nothing.
+    added: what the step says of that file; rows: those that ride on in the journal; facts: what the store has of the
+    files that requests name, None where there is nothing.
     """
 
-    inline: DataFile | None = None
+    inline: DataFile | PendingFile | None = None
+    added: FilesAdded | RowsJournaled | None = None
+    rows: bytes | None = None
     first_rows: tuple[int, ...] = ()
     facts: dict[int, FileFacts | None] = field(default_factory=dict)
 
@@ -45,23 +52,31 @@ class Preparing:
         self._files, self._new_file_id, self._timeout_ms = files, new_file_id, timeout_ms
         self._pool: Workers | None = None
 
-    def prepare(self, taken: Sequence[OpenedLetter], alive: Callable[[], None]) -> Prepared:
+    def prepare(self, taken: Sequence[OpenedLetter], pending: Pending, alive: Callable[[], None]) -> Prepared:
         """Raises StorageError when the store does not answer in time, and what it fails with.
 
         alive: called again and again meanwhile; what it raises ends the wait.
         """
         tables = [one.rows for one in taken if one.rows is not None and one.rows.num_rows]
-        first_rows, total = [], 0
-        for one in taken:
-            first_rows.append(total)
-            total += 0 if one.rows is None else one.rows.num_rows
+        size_bytes = sum(table.nbytes for table in tables)
+        rides = bool(tables) and pending.takes(size_bytes)
         named = sorted(_files_named(taken))
         asked: list[Callable[[], object]] = [partial(look, self._files, file_id) for file_id in named]
-        if tables:
+        if rides and not pending.is_named:
+            asked.append(pending.name)
+        elif tables and not rides:
             asked.append(partial(self._write, tables))
         answers = self._all(asked, alive)
-        inline = answers.pop() if tables else None
-        return Prepared(inline, tuple(first_rows), dict(zip(named, answers, strict=True)))  # type: ignore[arg-type]
+        facts: dict[int, Any] = dict(zip(named, answers, strict=False))
+        if rides:
+            rows = pa.concat_tables(tables)
+            file, first = pending.add(rows.num_rows, size_bytes)
+            journaled = RowsJournaled(file.file_id, first, rows.num_rows)
+            return Prepared(file, journaled, encode_rows(rows), _first_rows(taken, first), facts)
+        if tables:
+            written: Any = answers[-1]
+            return Prepared(written, FilesAdded([written]), None, _first_rows(taken, 0), facts)
+        return Prepared(first_rows=_first_rows(taken, 0), facts=facts)
 
     def _all(self, asked: Sequence[Callable[[], object]], alive: Callable[[], None]) -> list[object]:
         if not asked:
@@ -83,6 +98,12 @@ class Preparing:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+
+def _first_rows(taken: Sequence[OpenedLetter], first: int) -> tuple[int, ...]:
+    """Per letter the row of the file at which its own begin, the first one's at `first`."""
+    counts = (0 if one.rows is None else one.rows.num_rows for one in taken)
+    return tuple(accumulate(counts, initial=first))[:-1]
 
 
 def _files_named(taken: Iterable[OpenedLetter]) -> set[int]:

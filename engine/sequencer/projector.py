@@ -17,17 +17,19 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.watermarks import WATERMARKS
-from lakemq.tables.storage.store import CommitConflict, NewFile, Store, TableHandle
+from lakemq.tables.storage.commits import CommitConflict, NewFile
+from lakemq.tables.storage.store import Store, TableHandle
 
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.trimming import Living, living
 from ..namespace import crash
 from ..namespace.data_file import file_name
 from ..protocol.errors import NotLeader
-from ..protocol.projection import files_added, project, watermark
+from ..protocol.projection import JournaledRows, files_added, project, rows_journaled, watermark
 from ..protocol.values.decisions import StepDecisions
 from ..protocol.values.log import DataFile
 from ..protocol.values.state import State
+from .journaled_rows import write_journaled_rows
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Projection:
 
     step: int
     files: list[DataFile]
+    journaled: list[JournaledRows]
     tables: dict[str, pa.Table]
     watermark: pa.Table
     now: Living
@@ -44,7 +47,7 @@ class Projection:
 def plan_projection(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Projection:
     """What to write so that the tables hold all of `steps`, the last of which is the state's."""
     mark = watermark(state, floor, journal_start)
-    return Projection(state.step, files_added(steps), project(state, steps), mark, living(state))
+    return Projection(state.step, files_added(steps), rows_journaled(steps), project(state, steps), mark, living(state))
 
 
 class Projector:
@@ -57,8 +60,9 @@ class Projector:
     def write(self, work: Projection) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader."""
         try:
-            if work.files:
-                self._register(work)
+            files = [*work.files, *map(self._written, work.journaled)]
+            if files:
+                self._register(files, work.step)
                 self._reached("projector.messages_registered")
             for name, rows in work.tables.items():
                 self._append(name, rows, work.step)
@@ -80,11 +84,16 @@ class Projector:
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
 
-    def _register(self, work: Projection) -> None:
+    def _written(self, rows: JournaledRows) -> DataFile:
+        file = write_journaled_rows(self._store.files, rows)
+        self._reached("projector.rows_written")
+        return file
+
+    def _register(self, files: Sequence[DataFile], step: int) -> None:
         handle = self._handle(MESSAGES.name)
-        if handle.last_step() < work.step:
+        if handle.last_step() < step:
             # the same path added again replaces itself: registering is idempotent
-            handle.replace_at(handle.version, [_message_file(f) for f in work.files], last_step=work.step)
+            handle.replace_at(handle.version, [_message_file(f) for f in files], last_step=step)
 
     def _handle(self, name: str) -> TableHandle:
         if name not in self._handles:

@@ -41,6 +41,7 @@ from .aside import Aside
 from .background import Background
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
+from .pending import Pending
 from .preparing import Prepared, Preparing
 from .projector import Projector
 from .replies import Replies, Reply
@@ -82,6 +83,7 @@ class _Term:
 
     state: State
     journal: Journal
+    pending: Pending
     background: Background
     time: StepTime
     current_at_ms: int
@@ -110,6 +112,7 @@ class Sequencer:
         self._mailbox = Mailbox(namespace.files)
         self._intake = Intake(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
+        self._new_file_id = new_file_id
         self._preparing = Preparing(namespace.files, new_file_id, namespace.config.ms("step.timeout.ms"))
         # not the projector's: sweeping may take long
         self._sweeper = background or Workers(1, "lakemq-sweeper")
@@ -164,7 +167,7 @@ class Sequencer:
     def _recover(self) -> _Term | None:
         """The state as stored: projections at the watermark, then the journal's tail."""
         ns, steady_ms = self._ns, self._clock.steady_ms()
-        journal = Journal(ns.store)
+        journal = Journal(ns.store, self._reached)
         if journal.version != self._standby.version:
             return None
         journal.sync()
@@ -175,10 +178,11 @@ class Sequencer:
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
         housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
+        pending = Pending(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = Background(
-            ns.store, journal, housekeeping, projector, self._executor, self._clock, ns.config, tail
+            ns.store, journal, pending, housekeeping, projector, self._executor, self._clock, ns.config, tail
         )
-        return _Term(state, journal, background, time, steady_ms, steady_ms, steady_ms)
+        return _Term(state, journal, pending, background, time, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -269,15 +273,15 @@ class Sequencer:
     ) -> list[Decided]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
         prepared = self._prepared(term, letters)
-        inline, state = prepared.inline, term.state
+        state = term.state
         machine.begin_step(state, term.time.now_ms())
-        decided = [Decided(FilesAdded([inline]))] if inline else []
+        decided = [Decided(prepared.added)] if prepared.added else []
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             decided += self._decide_letter(state, one, first_row, prepared)
         decided += machine.fold(state, lease)
         decided += machine.fold_time(state, due, self._time(term, state.now_ms))
         term.patience.look(machine.watched(state), self._clock.steady_ms())
-        self._land(term, decided)
+        self._land(term, decided, prepared.rows)
         return decided
 
     def _decide_letter(self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared) -> list[Decided]:
@@ -301,8 +305,8 @@ class Sequencer:
             raise
 
     def _prepared(self, term: _Term, letters: StepLetters) -> Prepared:
-        prepared = self._preparing.prepare(letters.taken, lambda: self._give_sign_of_life(term))
-        if prepared.inline is not None:
+        prepared = self._preparing.prepare(letters.taken, term.pending, lambda: self._give_sign_of_life(term))
+        if isinstance(prepared.added, FilesAdded):
             self._reached("sequencer.rows_written")
         return prepared
 
@@ -311,10 +315,10 @@ class Sequencer:
         if renewal := self._renewal(term):
             self._decide(term, StepLetters(), renewal)
 
-    def _land(self, term: _Term, decided: list[Decided]) -> None:
+    def _land(self, term: _Term, decided: list[Decided], rows: bytes | None) -> None:
         """Append the step; from here on it is decided. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
-        step = StepDecisions(state.step, state.now_ms, state.leader_epoch, decided)
+        step = StepDecisions(state.step, state.now_ms, state.leader_epoch, decided, rows)
         term.journal.append(step.step, self._encoded(step))
         term.current_at_ms = begun_at_ms
         term.background.landed(step)

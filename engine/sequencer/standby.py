@@ -16,6 +16,7 @@ from ..protocol.codec import decode_steps
 from ..protocol.rules import leader
 from ..protocol.values.state import State
 
+_PAYLOAD = ("rows",)
 _IS_LEASE = pc.field("kind") == "leader_elected"
 
 
@@ -57,8 +58,9 @@ class Standby:
             lease_ms=watermark.lease_ms,
         )
         journal = self._store.open(JOURNAL)
-        self._fold(journal.read(where=_IS_LEASE, step=(watermark.step + 1, None)))
-        return self._store.follow(journal)
+        columns = [name for name in JOURNAL.stored_schema.names if name not in _PAYLOAD]
+        self._fold(journal.read(columns, where=_IS_LEASE, step=(watermark.step + 1, None)))
+        return self._store.follow(journal, without=_PAYLOAD)
 
     def _follow(self) -> bool:
         """Fold what the journal has gained; whether it has moved, which it has when it must be loaded."""

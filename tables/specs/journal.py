@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from .segments import SEGMENT_STRUCT
-from .spec import INT32, INT64, TEXT, TableSpec, column
+from .spec import BINARY, INT32, INT64, TEXT, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,11 @@ class JournalRow:
     decision: str = column(TEXT, "The decision as JSON, but for the segments.")
     segments: list[Any] | None = column(
         pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.", nullable=True
+    )
+    rows: bytes | None = column(
+        BINARY,
+        "Message rows that ride here until the next pass writes them into their data file: an Arrow stream. Then null.",
+        nullable=True,
     )
     request_id: str | None = column(TEXT, "The letter that asked for it: client id / number.", nullable=True)
     decided_at_ms: int = column(INT64, "The sequencer's time of the decision, never going back.")

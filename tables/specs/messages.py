@@ -54,13 +54,15 @@ class FileFacts(NamedTuple):
     """What the store has under the name of a data file.
 
     record_count, footer_hash: as its Parquet footer says, the hash as in `segments`; flaw: why it is no data file,
-    empty where it is one.
+    empty where it is one;
+    is_journaled: its rows rode in the journal first.
     """
 
     size_bytes: int
     record_count: int = 0
     footer_hash: int = 0
     flaw: str = ""
+    is_journaled: bool = False
 
 
 BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("file_id", "row")])

@@ -19,7 +19,7 @@ _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
 
 
 class DeltaLog:
-    """The log of one table, below its folder. No commits: those are the store's."""
+    """The log of one table, below its folder. What is a commit, and whose turn it is, is for those who call."""
 
     def __init__(self, files: Files, table: str = "") -> None:
         """table: the folder of the table; without one, the root of the files is asked about."""
@@ -48,10 +48,18 @@ class DeltaLog:
         added = [action["add"] for action in self.actions(version) if "add" in action]
         return [f"{self._table}/{unquote(one['path'])}" for one in added if moved or one["dataChange"]]
 
+    def put(self, version: int, entry: bytes) -> None:
+        """The entry of this version, durable. Raises FileExistsError: there is one; else as `Files.put`."""
+        self._files.put(self._entry(version), entry)
+
+    def sync_entry(self, version: int) -> None:
+        """The entry of this version survives a loss of power, if the files it adds do."""
+        self._files.sync([self._entry(version)])
+
     def sync_commit(self, version: int) -> None:
         """The commit of this version, with the files it adds, survives a loss of power."""
         self._files.sync(self.added(version, moved=True))
-        self._files.sync([self._entry(version)])
+        self.sync_entry(version)
 
     def sync_checkpoint(self, version: int) -> None:
         """The checkpoint of this version survives a loss of power, so that the entries before it may go."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,8 +22,10 @@ class Follower:
     version: the last one read.
     """
 
-    def __init__(self, files: Files, spec: TableSpec, version: int) -> None:
+    def __init__(self, files: Files, spec: TableSpec, version: int, without: Collection[str] = ()) -> None:
+        """without: columns that are not read."""
         self._files, self._spec, self.version = files, spec, version
+        self._schema = pa.schema([field for field in spec.stored_schema if field.name not in without])
         self._log = DeltaLog(files, spec.name)
         self._stands_on = self._log.identity(version)
 
@@ -44,7 +48,7 @@ class Follower:
 
     def _rows(self, version: int) -> pa.Table:
         tables = [
-            pq.read_table(self._files.open_input(path), schema=self._spec.stored_schema)
+            pq.read_table(self._files.open_input(path), columns=self._schema.names, schema=self._spec.stored_schema)
             for path in self._log.added(version, moved=False)
         ]
-        return pa.concat_tables([self._spec.empty(), *tables])
+        return pa.concat_tables([self._schema.empty_table(), *tables])

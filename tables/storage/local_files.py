@@ -20,6 +20,8 @@ _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 class LocalFiles:
     """Objects on a local or mounted file system that can link: put-if-absent is atomic between processes."""
 
+    puts_if_absent = True
+
     def __init__(self, root: str, *, named_temporaries: bool = False) -> None:
         """named_temporaries: write under a hidden name first, as is done anyhow where there is no O_TMPFILE
         (NFS). A process that is killed then leaves that file behind."""

@@ -32,6 +32,8 @@ class ArrowFiles:
     makes of it. `filesystem` is pyarrow's, its paths are the names.
     """
 
+    puts_if_absent = False
+
     def __init__(self, filesystem: FileSystem, base: str, root: str) -> None:
         """base: the root as a path of `filesystem` (bucket/folder); root: the same as a URI."""
         from pyarrow.fs import SubTreeFileSystem

@@ -36,6 +36,9 @@ class Files(Protocol):
 
     root: str
 
+    puts_if_absent: bool
+    """Whether of two that put one name at the same moment only one can succeed; else names must be one client's."""
+
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
         """The object is there, whole. FileExistsError: there is one of that name, and it stays as it is."""
 

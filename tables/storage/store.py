@@ -8,8 +8,7 @@ must be there before a commit, and be the same one after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -28,9 +27,11 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from ..specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
+from .commits import CommitConflict, NewFile, StoredFile
 from .delta_log import DeltaLog
 from .files import Files, LocalFiles
 from .follower import Follower
+from .log_entry import PROTOCOL
 
 APP_ID = "lakemq"
 """Delta application id under which a projection notes the last step it holds."""
@@ -39,10 +40,6 @@ FLOOR_ID = "lakemq-floor"
 """Delta application id under which a merge notes the step below which it forgot what keys were."""
 
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
-
-class CommitConflict(Exception):
-    """Somebody else committed to the table first: nothing was written."""
 
 
 class NotATable(Exception):
@@ -55,26 +52,6 @@ class NewerTable(Exception):
 
 class OlderTable(NotATable):
     """The table was written by an older version, and nobody has migrated it."""
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A live data file of a table: path below the table, and what Delta's statistics say of its columns."""
-
-    path: str
-    size_bytes: int
-    record_count: int
-    statistics: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class NewFile:
-    """A file that is there already and is to become part of a table."""
-
-    path: str
-    size_bytes: int
-    modified_ms: int
-    statistics: Mapping[str, Any]
 
 
 class TableHandle:
@@ -103,6 +80,18 @@ class TableHandle:
     def renewed(self) -> TableHandle:
         """The same table at its newest version."""
         return self._store.open(self.spec)
+
+    @property
+    def stands_on(self) -> str | None:
+        """Which object the log's entry of this version was when it was loaded, or committed."""
+        return self._stands_on
+
+    def check_protocol(self) -> None:
+        """Raises NotATable unless what the table asks of its writers is what LakeMQ does: somebody has changed it."""
+        protocol = self._table.protocol()
+        found = (protocol.min_reader_version, protocol.min_writer_version)
+        if found != PROTOCOL:
+            raise NotATable(f"{self.spec.name}: found Delta protocol {found}, expected {PROTOCOL}")
 
     def last_step(self) -> int:
         """The last step a projection wrote here; 0 before the first."""
@@ -224,16 +213,11 @@ class TableHandle:
                     where = test if where is None else where & test
         if not chosen:
             return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
-        return self._dataset(chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
+        return self._store.dataset(self.spec, chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
 
     def dataset(self) -> ds.Dataset:
         """All live rows as of this version, read when they are scanned; columns of `stored_schema`."""
-        files = self.files()
-        return self._dataset(files) if files else ds.dataset(self.spec.empty())
-
-    def _dataset(self, files: Sequence[StoredFile]) -> ds.Dataset:
-        paths = [f"{self.spec.name}/{unquote(f.path)}" for f in files]
-        return ds.dataset(paths, schema=self.spec.stored_schema, format="parquet", filesystem=self._store.filesystem)
+        return self._store.dataset(self.spec, self.files())
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, durably, so that loading is quick again."""
@@ -307,9 +291,16 @@ class Store:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
 
-    def follow(self, handle: TableHandle) -> Follower:
-        """Reads commit by commit what comes after the handle's version."""
-        return Follower(self.files, handle.spec, handle.version)
+    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
+        """The rows of these files of the table, read when they are scanned; columns of `stored_schema`."""
+        if not files:
+            return ds.dataset(spec.empty())
+        paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
+        return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
+
+    def follow(self, handle: TableHandle, without: Collection[str] = ()) -> Follower:
+        """Reads commit by commit what comes after the handle's version. without: columns that are not read."""
+        return Follower(self.files, handle.spec, handle.version, without)
 
 
 def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:

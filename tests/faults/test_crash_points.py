@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 from faults.checks import assert_in_order, check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, assert_killed, kill_one, terminate, until
+from faults.processes import (
+    QUICK,
+    TOPIC,
+    Processes,
+    Publishing,
+    assert_killed,
+    kill_one,
+    on_the_way_to,
+    terminate,
+    until,
+)
 
 import lakemq
 from lakemq.engine.namespace import crash
@@ -20,9 +30,11 @@ SEQUENCER_POINTS = {
     "sequencer.elected": 1,
     "sequencer.letters_taken": 20,
     "sequencer.rows_written": 5,
+    "sequencer.step_written": 8,
     "sequencer.journal_appended": 7,
     "sequencer.answered": 6,
     "sequencer.letters_discarded": 6,
+    "projector.rows_written": 3,
     "projector.messages_registered": 3,
     "projector.table_appended": 5,
     "projector.tables_appended": 4,
@@ -49,7 +61,7 @@ def test_every_point_is_tested():
 @pytest.mark.parametrize("point", SEQUENCER_POINTS)
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (one, two):
-        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}"))
+        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)))
         fresh = family.serve()
         one.wait_for(8)
         two.wait_for(8)

@@ -109,7 +109,7 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_the_log_keeps_entries(
 
 
 @pytest.mark.parametrize(
-    "point", ["sequencer.letters_taken:40", "sequencer.rows_written:20", "sequencer.journal_appended:20"]
+    "point", ["sequencer.letters_taken:40", "sequencer.step_written:20", "sequencer.journal_appended:20"]
 )
 def test_a_leader_stopped_until_the_entry_it_would_write_was_there_and_is_gone(
     point: str, family: Processes, journal: Path

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 from faults.checks import check_projections, value_of
 from faults.child import ROWS
-from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, until
+from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, on_the_way_to, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -29,9 +29,11 @@ STEP_POINTS = {
     "sequencer.elected": 1,
     "sequencer.letters_taken": 1,
     "sequencer.rows_written": 1,
+    "sequencer.step_written": 2,
     "sequencer.journal_appended": 2,
     "sequencer.answered": 1,
     "sequencer.letters_discarded": 1,
+    "projector.rows_written": 1,
     "projector.messages_registered": 1,
     "projector.table_appended": 1,
     "projector.tables_appended": 1,
@@ -39,6 +41,7 @@ STEP_POINTS = {
 }
 """Point -> its arrival in the step of a sequencer that finds one letter, or in the projection of that step; the first
 thing a sequencer appends to the journal is that it leads."""
+BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written", "sequencer.step_written")
 
 
 def rows_of(name: str, number: int) -> list[str]:
@@ -207,9 +210,9 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
         with watching(family.path), ThreadPoolExecutor(1) as pool:
             committing = pool.submit(until_answered, producer.commit_transaction)
             until(lambda: bool(mq.namespace.files.list("mailbox")), 10, "letter")
-            assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}"))
+            assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}", **on_the_way_to(point)))
             if timeout_ms > 1000:  # else its letter may have been withdrawn just then
-                landed = point not in ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
+                landed = point not in BEFORE_THE_COMMIT
                 assert bool(seen(mq)) == landed
             mq.serving()
             committing.result(30)

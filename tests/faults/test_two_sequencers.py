@@ -9,7 +9,7 @@ import time
 
 import pytest
 from faults.checks import check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, on_the_way_to, terminate, until
 from protocol_harness import encode_letter
 
 import lakemq
@@ -94,6 +94,8 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
     [
         "sequencer.letters_taken:30",
         "sequencer.rows_written:6",
+        "sequencer.step_written:8",
+        "projector.rows_written:4",
         "sequencer.journal_appended:8",
         "projector.table_appended:6",
         "housekeeping.merged_file_written:2",
@@ -103,7 +105,7 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
 def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
     """It goes on in the middle of a step, or its projector does, when another one has long led: it stands by."""
     with Publishing(family.path, "p", QUICK) as publishing:
-        stopped = family.serve(stop_at=stop_at)
+        stopped = family.serve(stop_at=stop_at, **on_the_way_to(stop_at))
         until(lambda: is_stopped(stopped.pid), 30, "stop")
         successor = family.serve()
         publishing.wait_for(10)  # several leases' worth of steps, projections and merges

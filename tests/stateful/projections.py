@@ -13,6 +13,7 @@ from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, files_added, project, watermark
 from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
@@ -51,7 +52,13 @@ def assert_projections_are_the_replay(store: Store, history: list[StepDecisions]
     assert [asdict(found)] == told
     assert plain(load_state(store, found, with_clients=True)) == plain(state)
     registered = sorted((f.path, f.record_count) for f in store.open(MESSAGES).files())
-    assert registered == sorted({(f"{file_stem(f.file_id)}.parquet", f.record_count) for f in files_added(history)})
+    named = {f.file_id: f.record_count for f in files_added(history)}
+    for journaled in (one.record for step in history for one in step.decisions):
+        if isinstance(journaled, RowsJournaled):
+            # each step's rows follow those of the one before it that names the file
+            assert named.get(journaled.file_id, 0) == journaled.first_row
+            named[journaled.file_id] = journaled.first_row + journaled.record_count
+    assert registered == sorted((f"{file_stem(file_id)}.parquet", count) for file_id, count in named.items())
 
 
 def rows_of(name: str, table: pa.Table) -> list[dict[str, Any]]:

@@ -91,6 +91,10 @@ def test_killed_at(play: Player, point: str) -> None:
     play.step()
     play.background.run()
     play.publish()
+    if point == "sequencer.rows_written":
+        play.world.reconfigure({"journal.rows.max.bytes": 0})
+        play.background.alive = False
+        play.new_leader()
     play.world.doomed = point
     with pytest.raises(Killed):
         go_on(play, point)

@@ -54,7 +54,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_MS = 60_000
 INLINE_MAX_BYTES = 250
-POINTS = ["letters_taken", "rows_written", "journal_appended", "answered", "letters_discarded"]
+POINTS = ["letters_taken", "rows_written", "step_written", "journal_appended", "answered", "letters_discarded"]
 
 names = st.sampled_from(["x", "y"])
 topics = st.sampled_from(["a", "b"])

@@ -51,6 +51,7 @@ CONFIG = {
     "reader.grace.ms": 1000,
     "checkpoint.interval": 5,
     "compact.min.files": 2,
+    "journal.rows.max.bytes": 400,
 }
 
 

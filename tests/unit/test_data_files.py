@@ -49,8 +49,9 @@ def test_ids_tell_who_wrote_a_file_and_are_its_name(mq: Connection) -> None:
     mq.publish(inline, pa.table({"value": ["rides in its letter"]}))
     (inline_id,) = mq.fetch(inline).plan.segments["file_id"].to_pylist()
     assert 0 <= int(published.stem, 16) < 2**61 <= inline_id < 2**62
+    written = {published.name, f"{inline_id:016x}.parquet"}
+    until(lambda: {file.name for file in published.parent.glob("*.parquet")} == written)
     names = {file.name for file in published.parent.glob("*.parquet")}
-    assert names == {published.name, f"{inline_id:016x}.parquet"}
     assert all(len(name) == len("0123456789abcdef.parquet") for name in names)
 
 

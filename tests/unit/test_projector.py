@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lakemq.engine.maintenance.housekeeping import Housekeeping, _statistics
+from lakemq.engine.maintenance.housekeeping import Housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.load import BEGINNING
@@ -17,7 +17,7 @@ from lakemq.engine.protocol.values.log import DataFile, FilesAdded
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
-from lakemq.tables.storage.store import StoredFile
+from lakemq.tables.storage.commits import StoredFile, statistics_of
 
 FILE = 0x0123456789ABCDEF
 LAST_MS = 253_402_300_799_999
@@ -54,7 +54,7 @@ def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms
 def test_long_texts_bound_no_merged_file() -> None:
     """They would stand in the log at full length, a client's results or a topic's settings."""
     rows = pa.table({"step": [3, 9], "name": ["b", "a"], "results": ["[" + "x" * 100 + "]", "[]"], "none": [None, "y"]})
-    statistics = _statistics(rows)
+    statistics = statistics_of(rows)
     assert statistics["minValues"] == {"step": 3, "name": "a", "none": "y"}
     assert statistics["maxValues"] == {"step": 9, "name": "b", "none": "y"}
     assert statistics["nullCount"] == {"step": 0, "name": 0, "none": 1}

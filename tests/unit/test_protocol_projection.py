@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from protocol_harness import HOUR_MS, F, Harness, plain
+from protocol_harness import HOUR_MS, F, Harness, plain, riding
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
@@ -73,7 +73,10 @@ def happen(mq: Harness, chance: random.Random) -> None:
             mq.producer()
         version = ("app", chance.randrange(9)) if kind == 7 else None
         refused = chance.randrange(2)
-        mq.ask(mq.produce(counts, name, producer, 0, version, refused), client="p", number=1)
+        request, rows = mq.produce(counts, name, producer, 0, version, refused), 0
+        if kind == 8 and (counts or refused):
+            request, rows = riding(request), sum(counts.values()) + refused
+        mq.ask(request, client="p", number=1, inline_rows=rows)
 
 
 def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:

@@ -18,10 +18,11 @@ from pyarrow.fs import LocalFileSystem
 
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
 from lakemq.tables.storage import store as store_module
+from lakemq.tables.storage.commits import CommitConflict, NewFile
 from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
 from lakemq.tables.storage.follower import Follower, LogGone
 from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import CommitConflict, NewFile, NotATable, Store, TableHandle
+from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from lakemq.tables.storage.files import Files
 
 from ...protocol.errors import FileTruncated
 from .files import data_file
+from .held import held_rows
 from .plan import FetchPlan
 
 FETCHED: pa.Schema = pa.schema(
@@ -40,7 +41,7 @@ class _Range:
     base_offset: int
     record_count: int
     file_id: int
-    footer_hash: int
+    footer_hash: int | None
     first_row: int
     append_time_ms: int | None
 
@@ -59,7 +60,15 @@ def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
         by_file.setdefault(one.file_id, []).append(i)
     read: dict[int, pa.Table] = {}
     for file_id, mine in by_file.items():
-        read.update(_read_file(files, file_id, [(i, ranges[i]) for i in mine]))
+        parts, missing = plan.held.get(file_id, ()), []
+        for i in mine:
+            rows = held_rows(parts, ranges[i].first_row, ranges[i].record_count) if parts else None
+            if rows is None:
+                missing.append((i, ranges[i]))
+            else:
+                read[i] = rows
+        if missing:
+            read.update(_read_file(files, file_id, missing))
     for i, one in enumerate(ranges):
         yield _message_table(plan.topic, one, read.pop(i))
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import file_stem
+from lakemq.tables.specs.messages import FileFacts, file_stem
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ...namespace.data_file import file_name, look, read_footer
+from ...namespace.data_file import file_name, journaled_digest, look, read_footer
 from ...protocol.errors import FileTruncated, StorageError
 
 _AT_ONCE = 16
@@ -24,8 +24,10 @@ _PIECE_BYTES = 8 << 20
 
 
 @contextmanager
-def data_file(files: Files, file_id: int, footer_hash: int) -> Iterator[pq.ParquetFile]:
-    """The file, to be read. Raises FileTruncated: it is gone, or not what was written; StorageError, by name."""
+def data_file(files: Files, file_id: int, footer_hash: int | None) -> Iterator[pq.ParquetFile]:
+    """The file, to be read. footer_hash: None for rows that rode in the journal, by whose digest the file is known.
+
+    Raises FileTruncated: it is gone, or not what was written; StorageError, by name."""
     try:
         source = files.open_input(file_name(file_id))
     except FileNotFoundError:
@@ -39,11 +41,11 @@ def data_file(files: Files, file_id: int, footer_hash: int) -> Iterator[pq.Parqu
             raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
             raise _unreadable(file_id, error) from error
-        if footer.hash != footer_hash:
+        if (journaled_digest(footer.metadata) is None) if footer_hash is None else footer.hash != footer_hash:
             raise FileTruncated(
                 f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
-                expected=f"footer {footer_hash}",
+                expected="a digest of its rows" if footer_hash is None else f"footer {footer_hash}",
             )
         try:
             yield pq.ParquetFile(source, metadata=footer.metadata)
@@ -67,7 +69,7 @@ def _unreadable(file_id: int, error: OSError) -> StorageError:
     return StorageError(f"Data file {file_stem(file_id)} cannot be read.", found=" ".join(str(error).split()))
 
 
-def verify_files(files: Files, footer_hashes: Mapping[int, int]) -> dict[int, str]:
+def verify_files(files: Files, footer_hashes: Mapping[int, int | None]) -> dict[int, str]:
     """file_id -> what is wrong with that file, for those of which something is; a look at each footer.
 
     footer_hashes: file_id -> as in `segments`.
@@ -77,5 +79,9 @@ def verify_files(files: Files, footer_hashes: Mapping[int, int]) -> dict[int, st
         return {
             file_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
             for file_id, facts in found
-            if facts is None or facts.flaw or facts.footer_hash != footer_hashes[file_id]
+            if facts is None or facts.flaw or not _is_as_written(facts, footer_hashes[file_id])
         }
+
+
+def _is_as_written(facts: FileFacts, footer_hash: int | None) -> bool:
+    return facts.is_journaled if footer_hash is None else facts.footer_hash == footer_hash

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
 from ..arguments import one_of
+from .held import Held
 from .reader import OffsetRange, Reader
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -21,13 +22,17 @@ Position = int | str | datetime | Mapping[int, int]
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step."""
+    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step.
+
+    held: of rows that are not in a data file yet, as they ride in the journal.
+    """
 
     topic: str
     topic_id: int
     step: int
     segments: pa.Table
     ranges: tuple[OffsetRange, ...]
+    held: Held
 
     @property
     def record_count(self) -> int:
@@ -60,7 +65,8 @@ def plan_fetch(
                 expected=f"{first} to {last}",
             )
     wanted = [r for r in ranges if r.end > r.start]
-    return FetchPlan(topic.topic, topic.topic_id, reader.state.step, reader.segments(topic, wanted, committed), ranges)
+    segments = reader.segments(topic, wanted, committed)
+    return FetchPlan(topic.topic, topic.topic_id, reader.state.step, segments, ranges, reader.held(segments))
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:

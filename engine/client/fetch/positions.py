@@ -98,6 +98,7 @@ def _for_times(
     """The first segment with a late enough message is found by its bounds; only its rows are read."""
     ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_us]
     segments = reader.segments(topic, [r for r in ranges if r.end > r.start], committed=False)
+    held = reader.held(segments)
     found: dict[int, tuple[int, int] | None] = {}
     for one in ranges:
         time_us = times_us[one.partition]
@@ -106,7 +107,7 @@ def _for_times(
         candidates = segments.filter(late)
         found[one.partition] = None
         for i in range(candidates.num_rows):
-            plan = FetchPlan(topic.topic, topic.topic_id, reader.state.step, candidates.slice(i, 1), (one,))
+            plan = FetchPlan(topic.topic, topic.topic_id, reader.state.step, candidates.slice(i, 1), (one,), held)
             if at := first_at_or_after(files, plan, time_us):
                 found[one.partition] = at
                 break

@@ -27,6 +27,7 @@ from ...protocol.values.decisions import StepDecisions
 from ...protocol.values.segments import table_of
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
+from .held import Held, HeldRows
 
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""
@@ -125,7 +126,7 @@ class Reader:
         except StepTooOld:
             return None
         segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)
-        view = _View(watermark.step, state, segments, self._store.follow(journal))
+        view = _View(watermark.step, state, segments, self._store.follow(journal), HeldRows(self._store.files))
         if not view.fold(journal.read(step=(watermark.step + 1, None))):
             return None
         # a tail that was projected and cut off meanwhile looks like none at all
@@ -147,6 +148,10 @@ class Reader:
                 if topic.topic_id not in self.state.topics:
                     raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
                 return self._overlaid(topic, ranges, committed)
+
+    def held(self, segments: pa.Table) -> Held:
+        """What the journal's tail has of the rows of these segments, columns of PLANNED."""
+        return self._view.held.of(segments)
 
     def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         end = max(r.end for r in ranges)
@@ -190,12 +195,16 @@ class _View:
     """One load of a namespace and what was followed since.
 
     stored_ends: where the projected segments of a topic end; who follows the end of a log needs only the overlay.
+    held: the rows that ride in the tail.
     """
 
-    def __init__(self, watermark_step: int, state: State, segments: TableHandle, journal: Follower) -> None:
+    def __init__(
+        self, watermark_step: int, state: State, segments: TableHandle, journal: Follower, held: HeldRows
+    ) -> None:
         self.watermark_step, self.state, self.segments, self._journal = watermark_step, state, segments, journal
         self.stored_ends = {t.topic_id: t.high_watermarks.copy() for t in state.topics.values()}
         self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
+        self.held = held
 
     def follow(self) -> bool:
         """Fold what the journal has gained; False where its tail has a gap."""
@@ -213,6 +222,7 @@ class _View:
         if steps is None:
             return False
         machine.replay(self.state, steps)
+        self.held.add(steps)
         self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]
         if len(self._overlay) > MANY_CHUNKS:
             self._overlay = [self.overlay().combine_chunks()]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,6 +16,7 @@ from lakemq.tables.storage.catalog import columns_ddl
 from ...namespace.data_file import file_name
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated
+from .arrow import fetch_arrow
 from .files import verify_files
 from .plan import FetchPlan
 
@@ -38,6 +43,18 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
     """
     if plan.segments.num_rows == 0:
         return spark.createDataFrame([], FETCHED_DDL)
+    # those that are still written take their rows along; what is in a file is read by Spark
+    unwritten = [file_id for file_id in plan.held if namespace.files.size(file_name(file_id)) is None]
+    if unwritten:
+        is_unwritten = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
+        riding = replace(plan, segments=plan.segments.filter(is_unwritten))
+        rest = replace(plan, segments=plan.segments.filter(pc.invert(is_unwritten)))
+        rows = spark.createDataFrame(fetch_arrow(namespace.files, riding), FETCHED_DDL)
+        return rows.unionByName(_of_files(spark, namespace, rest)) if rest.segments.num_rows else rows
+    return _of_files(spark, namespace, plan)
+
+
+def _of_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
     needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("file_id", "footer_hash")), strict=True))
     for file_id, wrong in verify_files(namespace.files, needed).items():
         raise FileTruncated(f"Data file {file_stem(file_id)} is {wrong}.")

@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.specs.producers import APPLICATIONS
 from lakemq.tables.storage.catalog import columns_ddl
+from lakemq.tables.storage.commits import CommitConflict
 from lakemq.tables.storage.insertions import Insertion, insertion
 from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import CommitConflict, NotATable, TableHandle
+from lakemq.tables.storage.store import NotATable, TableHandle
 
 from ...namespace import crash
 from ...namespace.namespace import Namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
@@ -9,7 +11,7 @@ from lakemq.tables.specs.producers import APPLICATIONS, ApplicationRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
-from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced
+from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced, RowsJournaled
 from ..values.segments import table_of
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
@@ -19,6 +21,28 @@ from .steps import Project, Restore, Steps, records
 def files_added(steps: Steps) -> list[DataFile]:
     """The data files to be registered in `messages`."""
     return [file for _, record in records(steps) if isinstance(record, FilesAdded) for file in record.files]
+
+
+@dataclass(frozen=True)
+class JournaledRows:
+    """All rows of a data file that ride in the journal: Arrow streams, one per step that names it, in their order."""
+
+    file_id: int
+    record_count: int
+    streams: tuple[bytes, ...]
+
+
+def rows_journaled(steps: Steps) -> list[JournaledRows]:
+    """The data files to be written of rows that rode in these steps. ValueError: some of a file's are missing."""
+    found: dict[int, JournaledRows] = {}
+    for step, record in records(steps):
+        if isinstance(record, RowsJournaled):
+            before = found.get(record.file_id) or JournaledRows(record.file_id, 0, ())
+            if record.first_row != before.record_count or step.rows is None:
+                raise ValueError(f"step {step.step} has no row {before.record_count} of data file {record.subject}")
+            count, streams = before.record_count + record.record_count, (*before.streams, step.rows)
+            found[record.file_id] = JournaledRows(record.file_id, count, streams)
+    return list(found.values())
 
 
 def _segments(state: State, steps: Steps) -> pa.Table:

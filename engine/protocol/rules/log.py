@@ -29,9 +29,11 @@ from ..values.log import (
     DataFile,
     DeadLettered,
     FilesAdded,
+    PendingFile,
     Produce,
     Produced,
     Published,
+    RowsJournaled,
 )
 from ..values.producers import UnitAppended
 from ..values.segments import NO_SEGMENTS, Segments, segments
@@ -219,7 +221,7 @@ def _segments(
     ranges: RangeColumns,
     units: Units,
     unit_offsets: Column,
-    files: Sequence[DataFile],
+    files: Sequence[DataFile | PendingFile],
     now_ms: int,
 ) -> Segments:
     n = len(ranges)
@@ -289,10 +291,15 @@ def evolve_produced(state: State, record: Produced, segments: Segments) -> None:
         state.applications[record.txn_app_id, record.target] = known
 
 
-def evolve_nothing(state: State, record: FilesAdded | DeadLettered, segments: Segments) -> None:
+def evolve_nothing(state: State, record: FilesAdded | RowsJournaled | DeadLettered, segments: Segments) -> None:
     """They are for the tables only."""
 
 
 DECIDE: Rules = {Produce: decide_produce}
-EVOLVE: Folds = {Produced: evolve_produced, FilesAdded: evolve_nothing, DeadLettered: evolve_nothing}
+EVOLVE: Folds = {
+    Produced: evolve_produced,
+    FilesAdded: evolve_nothing,
+    RowsJournaled: evolve_nothing,
+    DeadLettered: evolve_nothing,
+}
 TIMERS: Timers = ()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequest
-from ..values.log import DataFile, Ranges
+from ..values.log import DataFile, PendingFile, Ranges
 
 Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -24,7 +24,7 @@ class RowSource:
     numbers begin to count.
     """
 
-    files: Sequence[DataFile]
+    files: Sequence[DataFile | PendingFile]
     ends: Sequence[int]
     first_row: int = 0
     first_file: int = 0

@@ -32,12 +32,17 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class StepDecisions(msgspec.Struct, frozen=True):
-    """All that one step decided: one commit of the journal."""
+    """All that one step decided: one commit of the journal.
+
+    rows: an Arrow stream of the message rows that ride in it, of which its `rows_journaled` tells; None where it has
+    none, or where they were not read.
+    """
 
     step: int
     decided_at_ms: int
     leader_epoch: int
     decisions: list[Decided]
+    rows: bytes | None = None
 
 
 @dataclass(frozen=True)

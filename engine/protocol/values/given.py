@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lakemq.tables.specs.messages import FileFacts
 
-from .log import DataFile
+from .log import DataFile, PendingFile
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class InlineRows:
-    """Where the sequencer wrote the rows that rode in a letter: `record_count` from row `first_row` of `file` on."""
+    """Where the sequencer puts the rows that rode in a letter: `record_count` from row `first_row` of `file` on."""
 
-    file: DataFile
+    file: DataFile | PendingFile
     first_row: int
     record_count: int
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lakemq.tables.specs.messages import file_stem
+
 from .base import Count, FileId, FileIndex, Hash, Millis, Number, Record, Request, Result
 from .producers import ProducerSequences, TransactionRef, UnitAppended
 from .topics import TopicRef
@@ -20,6 +22,17 @@ class DataFile(msgspec.Struct, frozen=True):
     min_timestamp_ms: Millis
     max_timestamp_ms: Millis
     footer_hash: Hash
+
+
+class PendingFile(msgspec.Struct, frozen=True):
+    """A data file that is named before it is written: the rows ride in the journal until then.
+
+    record_count: of the rows it will have, those named so far. No hash of its footer can be known.
+    """
+
+    file_id: FileId
+    record_count: Count
+    footer_hash: None = None
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -97,6 +110,21 @@ class FilesAdded(Record, frozen=True, tag="files_added"):
     files: list[DataFile]
 
 
+class RowsJournaled(Record, frozen=True, tag="rows_journaled"):
+    """Rows that travel beside the JSON, until the next pass writes all such rows of its steps as the data file.
+
+    first_row: the number that the first of them will have in the file.
+    """
+
+    file_id: int
+    first_row: int
+    record_count: int
+
+    @property
+    def subject(self) -> str:
+        return file_stem(self.file_id)
+
+
 class Produced(Record, frozen=True, tag="produced"):
     """Rows became offsets. The segments travel beside the JSON, as columns.
 
@@ -141,4 +169,4 @@ class Application:
 
 REQUESTS = (Produce,)
 RESULTS = (Published,)
-RECORDS = (FilesAdded, Produced, DeadLettered)
+RECORDS = (FilesAdded, RowsJournaled, Produced, DeadLettered)

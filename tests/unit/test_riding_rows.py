@@ -1,0 +1,342 @@
+"""Rows of small letters ride in the journal until a pass writes them: seen at once, written once, whoever leads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from unit.served import until, values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import held
+from lakemq.engine.namespace.data_file import look, write_data_file
+from lakemq.engine.protocol.projection import rows_journaled
+from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.log import RowsJournaled
+from lakemq.engine.sequencer import pending
+from lakemq.engine.sequencer.journal import Journal
+from lakemq.engine.sequencer.journaled_rows import write_journaled_rows
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import FileTruncated
+from lakemq.jobs.doctor.namespace import check_data_files
+from lakemq.jobs.sql import run_query
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import MESSAGES
+
+HOURS_MS = 3_600_000
+CONFIG = {"engine.idle.ms": 2, "lease.ms": 500, "project.interval.ms": HOURS_MS}
+FEW = 5
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    """A namespace in which nothing is projected until somebody hands over."""
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
+        yield connection
+
+
+@contextmanager
+def stepping(mq: Connection) -> Iterator[Sequencer]:
+    """A leader that steps as long as it may, and dies then: it hands nothing over."""
+    sequencer, stop = mq.sequencer(), threading.Event()
+    until(sequencer.try_lead)
+
+    def run() -> None:
+        while not stop.wait(0.001):
+            sequencer.step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sequencer
+    finally:
+        stop.set()
+        thread.join()
+
+
+def publish(mq: Connection, *texts: str, topic: str = "t") -> None:
+    for text in texts:
+        mq.publish(topic, pa.table({"value": [text]}))
+
+
+def riding(mq: Connection, count: int = FEW) -> list[str]:
+    """So many messages, each in a step of its own; what they say."""
+    mq.topics.create("t")
+    texts = [f"m{i}" for i in range(count)]
+    publish(mq, *texts)
+    return texts
+
+
+def data_files(mq: Connection) -> list[Path]:
+    return sorted(Path(mq.namespace.files.root, MESSAGES.name).glob("*.parquet"))
+
+
+def steps(mq: Connection) -> list[StepDecisions]:
+    return Journal(mq.namespace.store).steps_after(0)
+
+
+def stored(mq: Connection) -> list[str]:
+    """As SQL has them."""
+    _, rows = run_query(mq.namespace, """SELECT "value" FROM log ORDER BY "partition", "offset" """)
+    return [bytes(value).decode() for (value,) in rows]
+
+
+# -- seen at once -------------------------------------------------------------------------------------------
+
+
+def test_what_rides_is_seen_at_once_and_is_no_file(mq: Connection) -> None:
+    with stepping(mq):
+        texts = riding(mq)
+        assert data_files(mq) == []
+        assert values(mq, "t") == texts
+        with lakemq.connect(mq.namespace.path) as later:
+            assert values(later, "t") == texts
+            assert [m.value.decode() for m in later.fetch("t", start=2)] == texts[2:]
+            assert later.offsets_for_times("t", {0: datetime(2001, 1, 1, tzinfo=timezone.utc)})[0][0] == 0
+        assert len(set(mq.fetch("t").plan.segments["file_id"].to_pylist())) == 1
+
+
+def test_a_fetch_that_was_planned_before_reads_the_same_afterwards(mq: Connection) -> None:
+    with stepping(mq) as leader:
+        texts = riding(mq)
+        planned = mq.fetch("t")
+    leader.resign()
+    assert len(data_files(mq)) == 1
+    for fetched in (planned, mq.fetch("t")):
+        assert [value.decode() for value in fetched.to_arrow()["value"].to_pylist()] == texts
+
+
+def test_rows_of_one_letter_are_cut_where_the_fetch_is(mq: Connection) -> None:
+    with stepping(mq):
+        mq.topics.create("t", partitions=2)
+        for first in range(0, 40, 10):
+            rows = [f"{n}" for n in range(first, first + 10)]
+            mq.publish("t", pa.table({"value": rows, "key": rows}))
+        whole = mq.fetch("t").to_arrow()
+        for partition in (0, 1):
+            of_partition = whole.filter(pa.compute.equal(whole["partition"], partition))
+            for start in range(0, of_partition.num_rows, 3):
+                found = mq.fetch("t", partitions=[partition], start=start, end=start + 2).to_arrow()
+                assert found.equals(of_partition.slice(start, 2))
+
+
+# -- written once -------------------------------------------------------------------------------------------
+
+
+def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None:
+    with stepping(mq) as leader:
+        texts = riding(mq)
+    leader.resign()
+    (file,) = data_files(mq)
+    table = pq.read_table(file)
+    assert [value.decode() for value in table["value"].to_pylist()] == texts
+    assert table["row"].to_pylist() == list(range(FEW))
+    assert stored(mq) == texts
+    (named,) = mq.namespace.store.open(MESSAGES).files()
+    assert (named.record_count, named.size_bytes) == (FEW, file.stat().st_size)
+
+
+def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
+    config = {**CONFIG, "project.interval.ms": 0}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
+        texts = riding(mq, 30)
+        until(lambda: stored(mq) == texts)
+        assert 1 < len(data_files(mq)) <= 30
+        assert values(mq, "t") == texts
+
+
+def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection) -> None:
+    with stepping(mq):
+        texts = riding(mq)
+        (named,) = set(mq.fetch("t").plan.segments["file_id"].to_pylist())
+    with stepping(mq) as second:
+        publish(mq, "later")
+        assert data_files(mq) == []
+        assert values(mq, "t") == [*texts, "later"]
+    second.resign()
+    first, later = sorted(data_files(mq), key=lambda path: pq.read_metadata(path).num_rows, reverse=True)
+    assert int(first.stem, 16) == named
+    assert pq.read_table(later)["value"].to_pylist() == [b"later"], "nobody goes on with another's file"
+    assert stored(mq) == values(mq, "t") == [*texts, "later"]
+
+
+def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
+    with stepping(mq):
+        texts = riding(mq)
+    (rows,) = rows_journaled(steps(mq))
+    write_journaled_rows(mq.namespace.files, rows)
+    (written,) = data_files(mq)
+    before = written.stat()
+    with stepping(mq) as second:
+        pass
+    second.resign()
+    assert data_files(mq) == [written]
+    assert written.stat() == before
+    assert stored(mq) == values(mq, "t") == texts
+
+
+@pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
+def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) -> None:
+    with stepping(mq):
+        riding(mq)
+    journaled = steps(mq)
+    (rows,) = rows_journaled(journaled)
+    if wrong == "junk":
+        mq.namespace.files.put(f"messages/{rows.file_id:016x}.parquet", b"junk")
+    elif wrong == "other rows":
+        (short,) = rows_journaled(journaled[:-1])
+        write_journaled_rows(mq.namespace.files, short)
+    else:
+        write_data_file(mq.namespace.files, rows.file_id, pa.concat_tables(map(held_table, rows.streams)))
+    with pytest.raises(FileTruncated, match="not of the rows that the journal has"):
+        write_journaled_rows(mq.namespace.files, rows)
+    with stepping(mq) as second:
+        pass
+    with pytest.raises(FileTruncated):
+        second.resign()
+    assert mq.namespace.store.open(MESSAGES).files() == []
+    assert stored(mq) == []
+
+
+def held_table(stream: bytes) -> pa.Table:
+    return pa.ipc.open_stream(stream).read_all()
+
+
+def test_rows_without_those_before_them_make_no_file() -> None:
+    def step(number: int, first_row: int, rows: bytes | None = b"") -> StepDecisions:
+        return StepDecisions(number, 0, 1, [Decided(RowsJournaled(7, first_row, 2))], rows)
+
+    assert rows_journaled([step(1, 0), step(2, 2)])[0].record_count == 4
+    for wrong in ([step(2, 2)], [step(1, 0), step(3, 4)], [step(1, 0), step(1, 0)], [step(1, 0, None)]):
+        with pytest.raises(ValueError, match="0000000000000007"):
+            rows_journaled(wrong)
+
+
+def test_the_journals_merge_drops_rows_that_are_in_their_file(tmp_path: Path) -> None:
+    config = {**CONFIG, "project.interval.ms": 0, "compact.min.files": 4}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
+        with mq.serving():
+            texts = riding(mq, 30)
+        journal = mq.namespace.store.open(JOURNAL)
+        merged = [file for file in journal.files() if file.path.startswith("merged-")]
+        rows = journal.read(["kind", "step", "rows"], files=merged)
+        assert rows.num_rows
+        assert "rows_journaled" in rows["kind"].to_pylist()
+        assert rows["rows"].null_count == rows.num_rows
+        assert values(mq, "t") == stored(mq) == texts
+
+
+# -- bounds -------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> None:
+    config = {**CONFIG, "journal.rows.max.bytes": 1_000}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, stepping(mq):
+        mq.topics.create("t")
+        publish(mq, "small")
+        assert data_files(mq) == []
+        publish(mq, "x" * 2_000)
+        assert len(data_files(mq)) == 1
+        assert values(mq, "t") == ["small", "x" * 2_000]
+
+
+def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "MOST_BYTES", 3_000)
+    with stepping(mq):
+        mq.topics.create("t")
+        publish(mq, *(f"{n}".ljust(600) for n in range(10)))
+        assert 4 <= len(data_files(mq)) < 10
+        assert [text.strip() for text in values(mq, "t")] == [f"{n}" for n in range(10)]
+
+
+def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakemq.engine.sequencer.background.PASS_BYTES", 2_000)
+    with stepping(mq):
+        mq.topics.create("t")
+        publish(mq, *("x" * 600 for _ in range(8)))
+        until(lambda: len(data_files(mq)) >= 1)
+        until(lambda: len(stored(mq)) >= 4)
+
+
+def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MOST_BYTES", 0)
+    with stepping(mq) as leader:
+        texts = riding(mq)
+        assert values(mq, "t") == texts, "there is no file to read them from"
+        rows = mq._fetching._reader._view.held
+        assert rows._size_bytes > 0
+    leader.resign()
+    with mq.serving():
+        publish(mq, "more")
+        assert values(mq, "t") == [*texts, "more"]
+        rows = mq._fetching._reader._view.held
+        assert sum(len(part.stream) for parts in rows._parts.values() for part in parts) == rows._size_bytes
+        assert all(look(mq.namespace.files, file_id) is None for file_id in rows._parts)
+
+
+# -- and else -----------------------------------------------------------------------------------------------
+
+
+def test_refused_rows_ride_too(mq: Connection) -> None:
+    with stepping(mq) as leader:
+        mq.topics.create("t")
+        odd = pa.table(
+            {"value": ["fine", "of the year 0"], "timestamp": pa.array([1, -(2**55)], pa.timestamp("us", "UTC"))}
+        )
+        mq.publish("t", odd)
+        assert data_files(mq) == []
+    leader.resign()
+    (dead,) = DEAD_LETTERS.rows(mq.namespace.store.open(DEAD_LETTERS).read())
+    (file,) = data_files(mq)
+    table = pq.read_table(file)
+    assert int(file.stem, 16) == dead.file_id
+    assert table["value"][dead.first_row].as_py() == b"of the year 0"
+    assert values(mq, "t") == ["fine"]
+
+
+def aborted(mq: Connection) -> None:
+    with mq.producer("tx") as producer:
+        producer.begin_transaction()
+        producer.send("t", b"aborted")
+        producer.flush()
+        producer.abort_transaction()
+
+
+def test_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
+    with stepping(mq) as leader:
+        texts = riding(mq)
+        aborted(mq)
+        assert values(mq, "t") == texts
+        assert values(mq, "t", "read_uncommitted") == [*texts, "aborted"]
+    leader.resign()
+    (file,) = data_files(mq)
+    assert pq.read_metadata(file).num_rows == FEW + 1
+    assert values(mq, "t") == texts
+
+
+def rewritten(path: Path) -> None:
+    """As engines do that compact a table."""
+    pq.write_table(pq.read_table(path).replace_schema_metadata(), path)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, rewritten, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_file_of_rows_that_rode_is_watched_like_any_other(mq: Connection, harm: Callable[[Path], None]) -> None:
+    with stepping(mq) as leader:
+        riding(mq)
+        assert check_data_files(mq).ok, "what rides is where it should be"
+    leader.resign()
+    assert check_data_files(mq).ok
+    harm(data_files(mq)[0])
+    assert not check_data_files(mq).ok
+    with lakemq.connect(mq.namespace.path) as other, pytest.raises(FileTruncated):
+        other.fetch("t").to_arrow()
