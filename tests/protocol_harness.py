@@ -20,8 +20,8 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.patience import Patience
 from lakemq.engine.protocol.rules.tables import Time
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
-from lakemq.engine.protocol.values.given import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
@@ -54,7 +54,7 @@ class Harness:
     """One sequencer's state. `missing`: ids of files that are not in the store."""
 
     def __init__(self) -> None:
-        self.state, self.steps = State(), list[StepDecisions]()
+        self.state, self.steps = State(), list[Step]()
         self.now_ms, self.missing = 1_000, set[int]()
         self.patience = Patience()
         self._letters = 0
@@ -68,17 +68,17 @@ class Harness:
         facts = {f.file_id: None if f.file_id in self.missing else facts_of(f) for f in named}
         machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
-        decided = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
+        entries = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
         if inline is None:
-            self.land(decided)
+            self.land(entries)
         else:
             riding = RowsJournaled(inline.file.file_id, inline.first_row, inline_rows)
-            self.land([Decided(riding), *decided], rows=b"%d rows" % inline_rows)
-        return list(decided[-1].record.results)  # type: ignore[union-attr]
+            self.land([JournalEntry(riding), *entries], rows=b"%d rows" % inline_rows)
+        return list(entries[-1].record.results)  # type: ignore[union-attr]
 
-    def land(self, decided: list[Decided], rows: bytes | None = None) -> None:
+    def land(self, entries: list[JournalEntry], rows: bytes | None = None) -> None:
         """The step is in the journal."""
-        step = StepDecisions(self.state.step, self.state.now_ms, self.state.leader_epoch, decided, rows)
+        step = Step(self.state.step, self.state.now_ms, self.state.leader_epoch, entries, rows)
         (read,) = decode_steps(encode_step(step))
         assert read == step
         self.steps.append(read)
@@ -90,10 +90,10 @@ class Harness:
 
     def refused(self, request: AnyRequest, **how: Any) -> Refusal:
         """The refusal of a request, which changes nothing but what is kept of its client."""
-        before, decided = plain(self.state), len(self.steps)
+        before, count = plain(self.state), len(self.steps)
         result = self.one(request, **how)
         assert isinstance(result, Refusal), result
-        kinds = [one.record.kind for step in self.steps[decided:] for one in step.decisions]
+        kinds = [one.record.kind for step in self.steps[entries:] for one in step.entries]
         # rows ride before anybody knows what becomes of them
         assert [kind for kind in kinds if kind != "rows_journaled"] == ["answered"]
         after = plain(self.state)
@@ -109,10 +109,10 @@ class Harness:
         now_ms = machine.begin_step(self.state, self.now_ms)
         time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.patience)
         due = machine.due(self.state, time)
-        decided = machine.fold_time(self.state, due, time)
-        assert bool(due) == bool(decided)
-        self.land(decided) if decided else None
-        return [one.record.kind for one in decided]
+        entries = machine.fold_time(self.state, due, time)
+        assert bool(due) == bool(entries)
+        self.land(entries) if entries else None
+        return [one.record.kind for one in entries]
 
     # -- requests ---------------------------------------------------------------------------------------
 

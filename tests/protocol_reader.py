@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.segments import table_of
 from lakemq.engine.protocol.values.topics import Topic
 
@@ -31,8 +31,8 @@ class Reader:
         self.logs: dict[Place, dict[int, Row]] = {}
         self.aborted: set[tuple[Place, int]] = set()
 
-    def follow(self, steps: Iterable[StepDecisions]) -> None:
-        for segment in table_of(one.segments for step in steps for one in step.decisions).to_pylist():
+    def follow(self, steps: Iterable[Step]) -> None:
+        for segment in table_of(one.segments for step in steps for one in step.entries).to_pylist():
             place = (segment["topic_id"], segment["partition"])
             log, base = self.logs.setdefault(place, {}), segment["base_offset"]
             author = (segment["producer_id"], segment["transactional"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lakemq.engine.protocol.projection import RESTORED, project, restore, watermark
-from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
@@ -17,7 +17,7 @@ from lakemq.tables.storage.changelog import newest
 Tables = dict[str, pa.Table]
 
 
-def add_pass(tables: Tables, state: State, steps: Sequence[StepDecisions]) -> None:
+def add_pass(tables: Tables, state: State, steps: Sequence[Step]) -> None:
     """What a pass over these steps writes; `state` is the fold up to the last of them."""
     for name, rows in project(state, steps).items():
         tables[name] = pa.concat_tables([tables.get(name, BY_NAME[name].empty()), rows])

@@ -13,7 +13,7 @@ from ..protocol.errors import InvalidConfig
 from ..protocol.hashing import SHARDS
 from ..protocol.not_ours import NOT_OURS
 from ..protocol.parameters import Parameter, Parameters, Value
-from ..protocol.values.given import Limits
+from ..protocol.values.deciding import Limits
 
 __all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
 

@@ -1,8 +1,8 @@
-"""How requests, answers and decisions look on the wire and in the journal.
+"""How requests, answers and steps look on the wire and in the journal.
 
 A letter is a JSON head and, after it, the rows that ride with it as an Arrow stream. In its head each request stands on
 its own: it was encoded, and found right, before it met the others. A step is a table of the journal's schema: one row
-per decision, JSON but for the segments, which stay columns.
+per entry, JSON but for the segments, which stay columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .bodies import decode_rows, encode_rows
 from .errors import InvalidRequest, NewerFormat
 from .values.base import Count, Record
 from .values.clients import Answer, Letter, Unreadable
-from .values.decisions import FORMAT_VERSION, RECORDS, AnyRecord, Decided, StepDecisions
+from .values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
 from .values.kinds import AnyRequest
 from .values.log import Produce, RowsJournaled
 from .values.segments import NO_SEGMENTS, Segments, table_of
@@ -121,10 +121,10 @@ def decode_answer(body: bytes) -> Answer:
     return _answers.decode(body)
 
 
-def encode_step(step: StepDecisions) -> pa.Table:
+def encode_step(step: Step) -> pa.Table:
     """The step as rows of the journal, in order of position."""
-    n = len(step.decisions)
-    records = [d.record for d in step.decisions]
+    n = len(step.entries)
+    records = [one.record for one in step.entries]
     return pa.table(
         {
             "step": pa.repeat(step.step, n),
@@ -132,9 +132,9 @@ def encode_step(step: StepDecisions) -> pa.Table:
             "kind": [r.kind for r in records],
             "subject": [r.subject for r in records],
             "decision": [_json.encode(r).decode() for r in records],
-            "segments": _segment_lists([d.segments for d in step.decisions]),
+            "segments": _segment_lists([d.segments for d in step.entries]),
             "rows": pa.array([step.rows if isinstance(r, RowsJournaled) else None for r in records], pa.binary()),
-            "request_id": pa.array([d.request_id for d in step.decisions], pa.string()),
+            "request_id": pa.array([d.request_id for d in step.entries], pa.string()),
             "decided_at_ms": pa.repeat(step.decided_at_ms, n),
             "leader_epoch": pa.repeat(step.leader_epoch, n),
             "format_version": pa.repeat(pa.scalar(FORMAT_VERSION, pa.int32()), n),
@@ -144,7 +144,7 @@ def encode_step(step: StepDecisions) -> pa.Table:
 
 
 def _segment_lists(parts: list[Segments]) -> pa.Array:
-    """One list of segment structs per decision, null where it has none."""
+    """One list of segment structs per entry, null where it has none."""
     table = table_of(parts).combine_chunks()
     columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
     counts = np.array([len(part) for part in parts])
@@ -153,7 +153,7 @@ def _segment_lists(parts: list[Segments]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, items, mask=pa.array(counts == 0))
 
 
-def decode_steps(rows: pa.Table) -> list[StepDecisions]:
+def decode_steps(rows: pa.Table) -> list[Step]:
     """Rows of the journal, in any order, as steps in theirs. Raises NewerFormat; ValueError: no rows of a journal."""
     if rows.num_rows == 0:
         return []
@@ -175,9 +175,9 @@ def decode_steps(rows: pa.Table) -> list[StepDecisions]:
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        decisions = [Decided(_decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
+        entries = [JournalEntry(_decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
         riding = next((riding for *_, riding in members if riding is not None), None)
-        steps.append(StepDecisions(step, members[0][3], members[0][4], decisions, riding))
+        steps.append(Step(step, members[0][3], members[0][4], entries, riding))
     return steps
 
 
@@ -191,7 +191,7 @@ def _decode_record(text: str) -> Record:
         raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
 
 
-def steps_after(rows: pa.Table, step: int) -> list[StepDecisions] | None:
+def steps_after(rows: pa.Table, step: int) -> list[Step] | None:
     """The same, None unless they are the steps that follow `step`, without a gap."""
     steps = decode_steps(rows)
     expected = range(step + 1, step + 1 + len(steps))
@@ -199,7 +199,7 @@ def steps_after(rows: pa.Table, step: int) -> list[StepDecisions] | None:
 
 
 def _segments_of(column: pa.ChunkedArray) -> list[Segments]:
-    """The segments of each decision; slices of one buffer, nothing is copied per row."""
+    """The segments of each entry; slices of one buffer, nothing is copied per row."""
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)

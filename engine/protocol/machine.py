@@ -15,8 +15,8 @@ from .rules import clients, groups, leader, log, producers, topics, transactions
 from .rules.tables import Folds, Rules, Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
-from .values.decisions import Decided, Decision, StepDecisions
-from .values.given import NOTHING, Given
+from .values.deciding import NOTHING, Decision, Given
+from .values.journal import JournalEntry, Step
 from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
@@ -58,33 +58,33 @@ def _refused(state: State, request: AnyRequest | Unreadable, error: LakeMQError)
 
 def decide_letter(
     state: State, letter: Letter, given: Given = NOTHING, unforeseen: Unforeseen = _raised
-) -> list[Decided]:
+) -> list[JournalEntry]:
     """Decide and fold a letter's requests in order; the last record is the answer to the letter.
 
     The state is folded as it goes, because a request may depend on the one before it in the same letter.
     unforeseen: told of an exception nobody foresaw, which refuses its own request and no other.
     """
     request_id = f"{letter.client_id}/{letter.number}"
-    decided: list[Decided] = []
+    entries: list[JournalEntry] = []
     results: list[AnyResult] = []
     for request in letter.requests:
         decision = decide_request(state, request, given, unforeseen)
-        decided += fold(state, [Decided(one.record, one.segments, request_id) for one in decision.decided])
+        entries += fold(state, [JournalEntry(one.record, one.segments, request_id) for one in decision.entries])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)
-    return decided + fold(state, [Decided(answer, NO_SEGMENTS, request_id)])
+    return entries + fold(state, [JournalEntry(answer, NO_SEGMENTS, request_id)])
 
 
-def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQError) -> list[Decided]:
+def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQError) -> list[JournalEntry]:
     """Answer a letter with a refusal of all of it: it cannot be read, or (ClientEnded) the one before it never came.
 
     A client that has ended is forgotten, so that none of its later letters has its turn either.
     """
     request_id = f"{client_id}/{number}"
-    decided = [Decided(Answered(client_id, number, [refusal.refusal()]), NO_SEGMENTS, request_id)]
+    entries = [JournalEntry(Answered(client_id, number, [refusal.refusal()]), NO_SEGMENTS, request_id)]
     if isinstance(refusal, ClientEnded):
-        decided.append(Decided(ClientRemoved(client_id, refusal.detail), NO_SEGMENTS, request_id))
-    return fold(state, decided)
+        entries.append(JournalEntry(ClientRemoved(client_id, refusal.detail), NO_SEGMENTS, request_id))
+    return fold(state, entries)
 
 
 def due(state: State, time: Time, forget: bool = True) -> list[Due]:
@@ -98,7 +98,7 @@ def due(state: State, time: Time, forget: bool = True) -> list[Due]:
     ]
 
 
-def fold_time(state: State, due: Iterable[Due], time: Time) -> list[Decided]:
+def fold_time(state: State, due: Iterable[Due], time: Time) -> list[JournalEntry]:
     """Decide and fold what is due, after the letters of the step: who did something in it is due no more."""
     return list(
         chain.from_iterable(
@@ -112,11 +112,11 @@ def watched(state: State) -> Iterator[Hashable]:
     return chain.from_iterable(timer.waiting(state) for timer in TIMERS if timer.watched)
 
 
-def fold(state: State, decided: Sequence[Decided]) -> list[Decided]:
-    """Fold decisions, in order; returns them."""
-    for one in decided:
+def fold(state: State, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """Fold entries, in order; returns them."""
+    for one in entries:
         evolve(state, one.record, one.segments)
-    return list(decided)
+    return list(entries)
 
 
 def evolve(state: State, record: Record, segments: Segments = NO_SEGMENTS) -> None:
@@ -131,10 +131,10 @@ def begin_step(state: State, now_ms: int) -> int:
     return state.now_ms
 
 
-def replay(state: State, steps: Iterable[StepDecisions]) -> State:
+def replay(state: State, steps: Iterable[Step]) -> State:
     """Fold steps of the journal, in order, into the state."""
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
-        for one in step.decisions:
+        for one in step.entries:
             evolve(state, one.record, one.segments)
     return state

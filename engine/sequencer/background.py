@@ -17,7 +17,7 @@ from ..maintenance.housekeeping import Housekeeping, JournalMerge
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError
-from ..protocol.values.decisions import StepDecisions
+from ..protocol.values.journal import Step
 from ..protocol.values.state import State
 from .journal import Journal
 from .pending import PASS_BYTES, Pending
@@ -48,7 +48,7 @@ class Background:
         executor: Executor,
         clock: Clock,
         config: EngineConfig,
-        tail: Sequence[StepDecisions],
+        tail: Sequence[Step],
     ) -> None:
         """tail: the steps that landed after the last watermark, in order."""
         self._store, self._journal, self._pending = store, journal, pending
@@ -59,7 +59,7 @@ class Background:
         self._in_pass = 0
         self._begun_at_ms = clock.steady_ms()
 
-    def landed(self, step: StepDecisions) -> None:
+    def landed(self, step: Step) -> None:
         """A step to be projected."""
         self._tail.append(step)
 

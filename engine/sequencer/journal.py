@@ -15,7 +15,7 @@ from lakemq.tables.storage.store import Store, TableHandle
 from ..namespace import crash
 from ..protocol.codec import steps_after
 from ..protocol.errors import NotLeader
-from ..protocol.values.decisions import StepDecisions
+from ..protocol.values.journal import Step
 
 
 class Journal:
@@ -56,7 +56,7 @@ class Journal:
         stay = self.files if not gone else (file for file in self.files if file.path not in gone)
         self.files = (*stay, *(file.stored() for file in add))
 
-    def steps_after(self, step: int) -> list[StepDecisions]:
+    def steps_after(self, step: int) -> list[Step]:
         """All later steps of the version at which this was opened, in order.
 
         Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again).

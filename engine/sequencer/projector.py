@@ -26,7 +26,7 @@ from ..namespace import crash
 from ..namespace.data_file import file_name
 from ..protocol.errors import NotLeader
 from ..protocol.projection import JournaledRows, files_added, project, rows_journaled, watermark
-from ..protocol.values.decisions import StepDecisions
+from ..protocol.values.journal import Step
 from ..protocol.values.log import DataFile
 from ..protocol.values.state import State
 from .journaled_rows import write_journaled_rows
@@ -44,7 +44,7 @@ class Projection:
     now: Living
 
 
-def plan_projection(state: State, steps: Sequence[StepDecisions], floor: int, journal_start: int) -> Projection:
+def plan_projection(state: State, steps: Sequence[Step], floor: int, journal_start: int) -> Projection:
     """What to write so that the tables hold all of `steps`, the last of which is the state's."""
     mark = watermark(state, floor, journal_start)
     return Projection(state.step, files_added(steps), rows_journaled(steps), project(state, steps), mark, living(state))

@@ -33,8 +33,8 @@ from ..protocol.rules import leader
 from ..protocol.rules.patience import Patience
 from ..protocol.rules.tables import Time
 from ..protocol.values.clients import Answered, ClientRemoved
-from ..protocol.values.decisions import Decided, StepDecisions
-from ..protocol.values.given import Given, InlineRows
+from ..protocol.values.deciding import Given, InlineRows
+from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from .aside import Aside
@@ -240,11 +240,11 @@ class Sequencer:
         self._reached("sequencer.letters_taken")
         due = self._due(term, letters)
         renewal = self._renewal(term)
-        decided = self._decide(term, letters, renewal, due) if letters.taken or renewal or due else []
-        self._reply(term, letters, decided)
+        entries = self._decide(term, letters, renewal, due) if letters.taken or renewal or due else []
+        self._reply(term, letters, entries)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
-        return StepReport(term.state.step, len(letters.taken), len(decided), letters.backlog)
+        return StepReport(term.state.step, len(letters.taken), len(entries), letters.backlog)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""
@@ -263,28 +263,28 @@ class Sequencer:
     def _time(self, term: _Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
 
-    def _renewal(self, term: _Term) -> list[Decided]:
+    def _renewal(self, term: _Term) -> list[JournalEntry]:
         """A sign of life when the lease is a third gone."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def _decide(
-        self, term: _Term, letters: StepLetters, lease: Sequence[Decided], due: Sequence[machine.Due] = ()
-    ) -> list[Decided]:
+        self, term: _Term, letters: StepLetters, lease: Sequence[JournalEntry], due: Sequence[machine.Due] = ()
+    ) -> list[JournalEntry]:
         """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
         prepared = self._prepared(term, letters)
         state = term.state
         machine.begin_step(state, term.time.now_ms())
-        decided = [Decided(prepared.added)] if prepared.added else []
+        entries = [JournalEntry(prepared.added)] if prepared.added else []
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
-            decided += self._decide_letter(state, one, first_row, prepared)
-        decided += machine.fold(state, lease)
-        decided += machine.fold_time(state, due, self._time(term, state.now_ms))
+            entries += self._decide_letter(state, one, first_row, prepared)
+        entries += machine.fold(state, lease)
+        entries += machine.fold_time(state, due, self._time(term, state.now_ms))
         term.patience.look(machine.watched(state), self._clock.steady_ms())
-        self._land(term, decided, prepared.rows)
-        return decided
+        self._land(term, entries, prepared.rows)
+        return entries
 
-    def _decide_letter(self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared) -> list[Decided]:
+    def _decide_letter(self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared) -> list[JournalEntry]:
         refusal = one.refusal or self._aside.refusal(one.name)
         if refusal is not None:
             return machine.refuse_letter(state, one.name.client_id, one.name.number, refusal)
@@ -315,34 +315,34 @@ class Sequencer:
         if renewal := self._renewal(term):
             self._decide(term, StepLetters(), renewal)
 
-    def _land(self, term: _Term, decided: list[Decided], rows: bytes | None) -> None:
-        """Append the step; from here on it is decided. Raises NotLeader."""
+    def _land(self, term: _Term, entries: list[JournalEntry], rows: bytes | None) -> None:
+        """Append the step; from here on it is entries. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
-        step = StepDecisions(state.step, state.now_ms, state.leader_epoch, decided, rows)
+        step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
         term.journal.append(step.step, self._encoded(step))
         term.current_at_ms = begun_at_ms
         term.background.landed(step)
         self._reached("sequencer.journal_appended")
 
-    def _encoded(self, step: StepDecisions) -> pa.Table:
+    def _encoded(self, step: Step) -> pa.Table:
         try:
             return encode_step(step)
         except Exception:
-            for one in step.decisions:
+            for one in step.entries:
                 self._poison_unless_encodable(step, one)
             raise
 
-    def _poison_unless_encodable(self, step: StepDecisions, one: Decided) -> None:
+    def _poison_unless_encodable(self, step: Step, one: JournalEntry) -> None:
         try:
-            encode_step(StepDecisions(step.step, step.decided_at_ms, step.leader_epoch, [one]))
+            encode_step(Step(step.step, step.decided_at_ms, step.leader_epoch, [one]))
         except Exception as error:
             log.error("What was decided for %s cannot be journaled: %s", one.request_id or "time", error)
             if one.request_id is not None:
                 client_id, _, number = one.request_id.rpartition("/")
                 self._aside.poison(client_id, int(number))
 
-    def _reply(self, term: _Term, letters: StepLetters, decided: Sequence[Decided]) -> None:
-        state, records = term.state, [one.record for one in decided]
+    def _reply(self, term: _Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
+        state, records = term.state, [one.record for one in entries]
         replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
         for name in letters.repeated:
             client = state.clients.get(name.client_id)
@@ -350,7 +350,7 @@ class Sequencer:
                 replies.append((name.client_id, name.number, client.results))
         self._replies.give(state.step, self._living(term, replies))
         self._replies.again(state)
-        expired = [one.record for one in decided if isinstance(one.record, ClientRemoved) and one.request_id is None]
+        expired = [one.record for one in entries if isinstance(one.record, ClientRemoved) and one.request_id is None]
         self._replies.forget([record.client_id for record in expired])
         self._reached("sequencer.answered")
         done: list[LetterName] = [one.name for one in letters.taken] + letters.repeated

@@ -30,7 +30,7 @@ LEASE_MS = 500
 def leaders(mq: Connection) -> list[tuple[int, str]]:
     """Epoch and name of each term, in order; steps that renew or end one are left out."""
     steps = Journal(mq.namespace.store).steps_after(0)
-    elected = [one.record for step in steps for one in step.decisions if isinstance(one.record, LeaderElected)]
+    elected = [one.record for step in steps for one in step.entries if isinstance(one.record, LeaderElected)]
     terms = [(record.epoch, record.leader) for record in elected if record.leader]
     return [term for term, _ in itertools.groupby(terms)]
 

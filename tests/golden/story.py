@@ -11,8 +11,8 @@ from protocol_reader import Reader
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.decisions import Decided
 from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
@@ -113,14 +113,14 @@ class Story:
         assert producer
         producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
         moved = TransactionMoved(*msgspec.structs.astuple(producer.ref), TransactionStatus.EMPTY, 60_000)
-        machine.fold(self.mq.state, [Decided(moved)])
+        machine.fold(self.mq.state, [JournalEntry(moved)])
 
     def _pretend_appended(
         self, topic: str, partition: int, producer: int, sequence: int, records: int, offset: int
     ) -> None:
         """As if the producer had got so far."""
         unit = UnitAppended(self.mq.state.topic(topic).topic_id, partition, sequence, records, offset)
-        machine.fold(self.mq.state, [Decided(Produced(topic, producer, 0, [unit]))])
+        machine.fold(self.mq.state, [JournalEntry(Produced(topic, producer, 0, [unit]))])
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Story:
 
     def see_moves(self, _: Any) -> list[str]:
         """Rows of the transaction log."""
-        records = [one.record for step in self.mq.steps for one in step.decisions]
+        records = [one.record for step in self.mq.steps for one in step.entries]
         return [record.status for record in records if isinstance(record, TransactionMoved)]
 
     def see_log_ends(self, expected: dict[str, int]) -> dict[str, int]:

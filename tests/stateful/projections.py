@@ -12,7 +12,7 @@ from lakemq.engine.maintenance.trimming import living, trimmed
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, files_added, project, watermark
-from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem
@@ -36,7 +36,7 @@ def plain(state: State) -> dict[str, Any]:
     return fields
 
 
-def assert_projections_are_the_replay(store: Store, history: list[StepDecisions]) -> None:
+def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None:
     """Holds when everything is projected. history: every step from the first."""
     state = machine.replay(State(), history)
     expected = project(state, history)
@@ -53,7 +53,7 @@ def assert_projections_are_the_replay(store: Store, history: list[StepDecisions]
     assert plain(load_state(store, found, with_clients=True)) == plain(state)
     registered = sorted((f.path, f.record_count) for f in store.open(MESSAGES).files())
     named = {f.file_id: f.record_count for f in files_added(history)}
-    for journaled in (one.record for step in history for one in step.decisions):
+    for journaled in (one.record for step in history for one in step.entries):
         if isinstance(journaled, RowsJournaled):
             # each step's rows follow those of the one before it that names the file
             assert named.get(journaled.file_id, 0) == journaled.first_row

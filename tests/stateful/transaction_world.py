@@ -131,7 +131,7 @@ class TransactionWorld:
     def check_transitions(self) -> None:
         now: dict[str, str] = {}
         for step in self.mq.steps:
-            for one in step.decisions:
+            for one in step.entries:
                 if isinstance(one.record, TransactionMoved):
                     name, status = one.record.transactional_id, one.record.status
                     TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)

@@ -25,7 +25,7 @@ from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.codec import decode_answer, decode_steps
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.decisions import StepDecisions
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import DataFile
 from lakemq.engine.protocol.values.topics import Topic
@@ -129,7 +129,7 @@ class World:
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
         self.reader = Reader(self.namespace.store, self.clock)
-        self.history: list[StepDecisions] = []
+        self.history: list[Step] = []
         self._journal = self.namespace.store.open(JOURNAL)
         self.doomed = ""
         """The point at which the next sequencer to arrive is killed."""

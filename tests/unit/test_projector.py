@@ -12,7 +12,7 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import DataFile, FilesAdded
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.projector import Projector, plan_projection
@@ -28,7 +28,7 @@ def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING, SystemClock().now_ms)
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
-    step = StepDecisions(1, 0, 1, [Decided(FilesAdded([file]))])
+    step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])
     Projector(namespace.store, housekeeping).write(plan_projection(State(step=1), [step], 0, 1))
     (stored,) = namespace.store.open(MESSAGES).files()
     return stored

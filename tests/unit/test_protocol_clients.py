@@ -10,7 +10,7 @@ from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.clients import Turn, turn_of
 from lakemq.engine.protocol.rules.tables import Time
-from lakemq.engine.protocol.values.given import Limits
+from lakemq.engine.protocol.values.deciding import Limits
 from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
@@ -63,7 +63,7 @@ def test_the_last_answer_is_kept_for_a_repeat(mq: Harness) -> None:
 
 def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
     mq.ask(InitProducer(), CreateTopic("t", 1), client="c", number=1)
-    assert [(one.record.kind, one.request_id) for one in mq.steps[-1].decisions] == [
+    assert [(one.record.kind, one.request_id) for one in mq.steps[-1].entries] == [
         ("producer_initialized", "c/1"),
         ("topic_created", "c/1"),
         ("answered", "c/1"),
@@ -77,8 +77,8 @@ def test_a_letter_without_requests_has_its_turn_too(mq: Harness) -> None:
 
 def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:
     machine.begin_step(mq.state, 5)
-    decided = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
-    assert [one.record.kind for one in decided] == ["answered"]
+    entries = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
+    assert [one.record.kind for one in entries] == ["answered"]
     assert mq.state.clients["c"].results == [Refusal("INVALID_REQUEST", "unreadable")]
     assert turn_of(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
@@ -86,8 +86,8 @@ def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness)
 def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
     mq.ask(client="c", number=1)
     machine.begin_step(mq.state, 5)
-    decided = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
-    assert [one.record.kind for one in decided] == ["answered", "client_removed"]
+    entries = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
+    assert [one.record.kind for one in entries] == ["answered", "client_removed"]
     assert [turn_of(mq.state, "c", n, 101, 100) for n in (2, 3, 4)] == [Turn.REFUSE] * 3
 
 

@@ -17,7 +17,6 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Answered, Letter, Unreadable
-from lakemq.engine.protocol.values.decisions import AnyRecord, Decided, StepDecisions
 from lakemq.engine.protocol.values.groups import (
     CommitOffsets,
     FetchOffsets,
@@ -25,6 +24,7 @@ from lakemq.engine.protocol.values.groups import (
     OffsetsCommitted,
     OffsetsFetched,
 )
+from lakemq.engine.protocol.values.journal import AnyRecord, JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Produced, Ranges, RefusedRows
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
@@ -248,8 +248,8 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
     letter, _ = codec.decode_letter(codec.enclose("c", 1, [(0, text) for text in texts], 5))
     assert [letter.requests[0], letter.requests[2]] == good
     mq = Harness()
-    decided = machine.decide_letter(mq.state, letter)
-    results = decided[-1].record.results  # type: ignore[union-attr]
+    entries = machine.decide_letter(mq.state, letter)
+    results = entries[-1].record.results  # type: ignore[union-attr]
     assert [type(result).__name__ for result in results] == ["TopicDone", "Refusal", "TopicDone", "Refusal"]
     assert {results[1].error, results[3].error} == {"INVALID_REQUEST"}
     assert sorted(mq.state.topic_ids) == ["a", "b"]
@@ -377,13 +377,13 @@ records: st.SearchStrategy[AnyRecord] = (
     | st.builds(RecordsDeleted, small, texts, st.dictionaries(small, counts))
     | st.builds(Answered, texts, small, st.lists(some_results, max_size=2))
 )
-decisions = st.builds(Decided, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
-steps = st.builds(StepDecisions, counts, counts, counts, st.lists(decisions, min_size=1, max_size=4))
+entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
+steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, max_size=4))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
-def test_steps_come_out_of_the_journal_as_they_went_in(written: list[StepDecisions]) -> None:
+def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
     rows = pa.concat_tables([codec.encode_step(step) for step in written])
     assert rows.schema == JOURNAL.stored_schema
     in_order = sorted(written, key=lambda one: one.step)
@@ -397,13 +397,13 @@ def test_steps_come_out_of_the_journal_as_they_went_in(written: list[StepDecisio
     [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
 )
 def test_steps_that_follow_leave_no_gap(found: list[int], known: int, follow: bool) -> None:
-    made = [StepDecisions(step, 0, 1, [Decided(MarkersWritten("x"))]) for step in found]
+    made = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in found]
     rows = pa.concat_tables([JOURNAL.empty(), *map(codec.encode_step, made)])
     assert codec.steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
 
 
 def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
-    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(MarkersWritten("x"))]))
+    rows = codec.encode_step(Step(1, 0, 1, [JournalEntry(MarkersWritten("x"))]))
     at = rows.column_names.index("decision")
     with pytest.raises(ValueError, match=r"journal\.decision is null"):
         codec.decode_steps(rows.set_column(at, rows.schema.field(at), pa.array([None], pa.string())))
@@ -414,7 +414,7 @@ def test_no_rows_are_no_steps() -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(Produced("t"))]))
+    rows = codec.encode_step(Step(1, 0, 1, [JournalEntry(Produced("t"))]))
     index = rows.column_names.index("format_version")
     newer = rows.set_column(index, "format_version", pa.array([99], pa.int32()))
     with pytest.raises(errors.NewerFormat, match="journal format 99"):
@@ -422,7 +422,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 def test_a_decision_of_a_newer_version_is_refused_as_such() -> None:
-    rows = codec.encode_step(StepDecisions(1, 0, 1, [Decided(Produced("t"))]))
+    rows = codec.encode_step(Step(1, 0, 1, [JournalEntry(Produced("t"))]))
     index = rows.column_names.index("decision")
     for text, error in (
         ('{"record":"topic_paused","topic_id":1}', errors.NewerFormat),

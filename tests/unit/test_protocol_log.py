@@ -14,7 +14,7 @@ from stateful.model import Model
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.log import decide_produce
-from lakemq.engine.protocol.values.given import Given
+from lakemq.engine.protocol.values.deciding import Given
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
     DataFile,
@@ -40,12 +40,12 @@ def mq() -> Harness:
 
 def segments_of(mq: Harness) -> Segments:
     """Those of the last step."""
-    (found,) = [one.segments for one in mq.steps[-1].decisions if one.record.kind == "produced"]
+    (found,) = [one.segments for one in mq.steps[-1].entries if one.record.kind == "produced"]
     return found
 
 
 def kinds_of(mq: Harness) -> list[str]:
-    return [one.record.kind for one in mq.steps[-1].decisions]
+    return [one.record.kind for one in mq.steps[-1].entries]
 
 
 # -- offsets ------------------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> Non
     second = msgspec.structs.replace(first, first_row=4)
     results = mq.ask(first, second, inline_rows=8)
     assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], refused_count=1)
-    produced = [one for one in mq.steps[-1].decisions if one.record.kind == "produced"]
+    produced = [one for one in mq.steps[-1].entries if one.record.kind == "produced"]
     assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
     assert set(produced[0].segments.column("file_id")) == {inline_file(3, 8).file.file_id}
-    dead = [one.record for one in mq.steps[-1].decisions if one.record.kind == "dead_lettered"]
+    dead = [one.record for one in mq.steps[-1].entries if one.record.kind == "dead_lettered"]
     assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
         (13, 1, "INVALID_TIMESTAMP"),
         (17, 1, "INVALID_TIMESTAMP"),
@@ -233,7 +233,7 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
         decision = machine.decide_request(mq.state, request, Given(facts=facts))
         assert isinstance(decision.result, Refusal)
         assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
-        assert decision.decided == ()
+        assert decision.entries == ()
 
 
 @pytest.mark.parametrize("file_id", [SEQUENCERS_FILES, SEQUENCERS_FILES | F, FILE_IDS - 1])
@@ -292,7 +292,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
     found: dict[tuple[int, int], dict[int, str]] = {}
-    for segment in table_of([one.segments for step in mq.steps for one in step.decisions]).to_pylist():
+    for segment in table_of([one.segments for step in mq.steps for one in step.entries]).to_pylist():
         log = found.setdefault((segment["topic_id"], segment["partition"]), {})
         for i in range(segment["record_count"]):
             offset = segment["base_offset"] + i

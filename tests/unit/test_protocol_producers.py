@@ -7,7 +7,7 @@ from protocol_harness import HOUR_MS, F, Harness
 
 from lakemq.engine.protocol.machine import fold
 from lakemq.engine.protocol.rules.producers import next_sequence
-from lakemq.engine.protocol.values.decisions import Decided
+from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Produced, Published, Unit
 from lakemq.engine.protocol.values.producers import UnitAppended
 from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
@@ -107,7 +107,7 @@ def test_refused_rows_are_dead_letters_once(mq: Harness) -> None:
     request = mq.produce({0: 2}, producer=(mq.producer(), 0), refused=3)
     assert mq.one(request) == Published([Unit("t", 0, 0, 2)], refused_count=3)
     assert mq.one(request) == Published([Unit("t", 0, 0, 2)], refused_count=3, duplicate=True)
-    kinds = [one.record.kind for step in mq.steps for one in step.decisions]
+    kinds = [one.record.kind for step in mq.steps for one in step.entries]
     assert kinds.count("dead_lettered") == 1
 
 
@@ -115,10 +115,10 @@ def test_after_the_last_sequence_comes_zero(mq: Harness) -> None:
     pid = mq.producer()
     topic_id = mq.state.topic("t").topic_id
     # as if two thousand million records had come before
-    fold(mq.state, [Decided(Produced("t", pid, 0, [UnitAppended(topic_id, 0, MAX - 4, 3, 0)]))])
+    fold(mq.state, [JournalEntry(Produced("t", pid, 0, [UnitAppended(topic_id, 0, MAX - 4, 3, 0)]))])
     result = mq.one(mq.produce({0: 5}, producer=(pid, 0), sequence=MAX - 1))
     assert isinstance(result, Published)
-    (segments,) = [one.segments for one in mq.steps[-1].decisions if one.record.kind == "produced"]
+    (segments,) = [one.segments for one in mq.steps[-1].entries if one.record.kind == "produced"]
     assert segments.column("base_sequence") == [MAX - 1]
     assert mq.refused(mq.produce({0: 1}, producer=(pid, 0), sequence=4)).expected == 3
     assert isinstance(mq.one(mq.produce({0: 1}, producer=(pid, 0), sequence=3)), Published)

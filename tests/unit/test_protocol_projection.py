@@ -17,8 +17,8 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.decisions import StepDecisions
 from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
@@ -99,7 +99,7 @@ def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: 
         mq.ask(mq.produce({partition: 2, 0: 1}, topic.topic, producer, transaction=ref))
 
 
-def passes(steps: list[StepDecisions], sizes: list[int]) -> tuple[State, Tables]:
+def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
     """The state, and the tables as passes over so many steps each leave them."""
     state, tables, todo = State(), dict[str, pa.Table](), list(steps)
     for size in [*sizes, len(steps)]:
@@ -163,13 +163,13 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     """Else the tests above would prove less than they say."""
-    kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.decisions}
+    kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.entries}
     assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
     moves = [
         one.record
         for seed in range(SEEDS)
         for step in busy(seed).steps
-        for one in step.decisions
+        for one in step.entries
         if isinstance(one.record, TransactionMoved)
     ]
     assert {move.status for move in moves} == set(TransactionStatus)

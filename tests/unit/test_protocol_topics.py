@@ -111,11 +111,11 @@ def test_records_are_deleted_up_to_an_offset_and_never_come_back(mq: Harness) ->
     mq.one(mq.produce({0: 5, 1: 3}, "a"))
     assert mq.one(DeleteRecords("a", {0: 2, 1: -1})) == Done()
     assert mq.state.topic("a").log_starts.tolist() == [2, 3]
-    before = len(mq.steps[-1].decisions)
+    before = len(mq.steps[-1].entries)
     assert mq.one(DeleteRecords("a", {0: 1, 1: 0})) == Done()
     assert mq.state.topic("a").log_starts.tolist() == [2, 3]
     assert before == 2
-    assert [one.record.kind for one in mq.steps[-1].decisions] == ["answered"]
+    assert [one.record.kind for one in mq.steps[-1].entries] == ["answered"]
 
 
 def test_requests_of_a_letter_are_decided_in_order_each_on_its_own(mq: Harness) -> None:

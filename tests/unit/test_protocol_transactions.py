@@ -13,9 +13,9 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
-from lakemq.engine.protocol.values.given import Given, Limits
+from lakemq.engine.protocol.values.deciding import Given, Limits
 from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit, OffsetsCommitted
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Published, Unit
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -51,9 +51,9 @@ def commit_offsets(mq: Harness, group: str, offset: int, ref: TransactionRef | N
     assert mq.one(CommitOffsets(group, [OffsetCommit(topic, 0, offset, "note")], ref)) == Done()
 
 
-def decided(mq: Harness) -> list[Decided]:
+def decided(mq: Harness) -> list[JournalEntry]:
     """In the last step."""
-    return list(mq.steps[-1].decisions)
+    return list(mq.steps[-1].entries)
 
 
 def rows(mq: Harness, name: str, steps: int = 1) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def test_the_producer_of_an_id_lives_as_long_as_the_id(mq: Harness) -> None:
 
 def test_a_producer_id_that_is_used_up_is_forgotten_as_any_other(mq: Harness) -> None:
     mq.begin("etl")
-    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
+    machine.fold(mq.state, [JournalEntry(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
     assert mq.begin("etl") == TransactionRef("etl", 1, 0)
     assert {i: (p.epoch, p.transactional_id) for i, p in mq.state.producers.items()} == {
         0: (32_767, None),
@@ -351,7 +351,7 @@ def test_partitions_say_where_they_are_stable_and_who_is_open(mq: Harness) -> No
 
 def test_producers_say_who_has_an_id_and_who_had_it(mq: Harness) -> None:
     mq.begin("etl")
-    machine.fold(mq.state, [Decided(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
+    machine.fold(mq.state, [JournalEntry(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
     mq.begin("etl")
     assert {row["producer_id"]: row["producer_epoch"] for row in rows(mq, "producers")} == {0: 32_767, 1: 0}
     (row,) = rows(mq, "transactional_ids")
@@ -389,7 +389,7 @@ def test_a_restart_after_any_step_finds_the_transaction_as_it_was(mq: Harness) -
 def test_a_transaction_is_the_same_row_however_it_came_about() -> None:
     places = [(topic, partition) for topic in range(40) for partition in (1, 0)]
     moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
-    steps = [StepDecisions(1, 0, 1, [Decided(moved)])]
+    steps = [Step(1, 0, 1, [JournalEntry(moved)])]
     one, other = (
         State(transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
         for order in (places, places[::-1])

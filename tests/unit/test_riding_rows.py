@@ -18,7 +18,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import held
 from lakemq.engine.namespace.data_file import look, write_data_file
 from lakemq.engine.protocol.projection import rows_journaled
-from lakemq.engine.protocol.values.decisions import Decided, StepDecisions
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.sequencer import pending
 from lakemq.engine.sequencer.journal import Journal
@@ -79,7 +79,7 @@ def data_files(mq: Connection) -> list[Path]:
     return sorted(Path(mq.namespace.files.root, MESSAGES.name).glob("*.parquet"))
 
 
-def steps(mq: Connection) -> list[StepDecisions]:
+def steps(mq: Connection) -> list[Step]:
     return Journal(mq.namespace.store).steps_after(0)
 
 
@@ -211,8 +211,8 @@ def held_table(stream: bytes) -> pa.Table:
 
 
 def test_rows_without_those_before_them_make_no_file() -> None:
-    def step(number: int, first_row: int, rows: bytes | None = b"") -> StepDecisions:
-        return StepDecisions(number, 0, 1, [Decided(RowsJournaled(7, first_row, 2))], rows)
+    def step(number: int, first_row: int, rows: bytes | None = b"") -> Step:
+        return Step(number, 0, 1, [JournalEntry(RowsJournaled(7, first_row, 2))], rows)
 
     assert rows_journaled([step(1, 0), step(2, 2)])[0].record_count == 4
     for wrong in ([step(2, 2)], [step(1, 0), step(3, 4)], [step(1, 0), step(1, 0)], [step(1, 0, None)]):

@@ -25,8 +25,8 @@ from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
-from lakemq.engine.protocol.values.decisions import Decided, Decision
-from lakemq.engine.protocol.values.given import Given
+from lakemq.engine.protocol.values.deciding import Decision, Given
+from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.segments import Segments
@@ -117,7 +117,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
     renewals = [
         one.record
         for step in Journal(mq.namespace.store).steps_after(0)
-        for one in step.decisions
+        for one in step.entries
         if isinstance(one.record, LeaderElected) and (one.record.leader, one.record.epoch) == ("slow", epoch)
     ]
     assert len(renewals) >= 3, "signs of life within the step"
@@ -183,7 +183,7 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
     def decide(state: State, request: CreateTopic, given: Given) -> Decision:
         if what == "journaled" and request.topic == "odd":
             record = TopicCreated(state.next_topic_id, "\ud800", 1, {}, [])
-            return Decision(TopicDone(record.topic_id, 1), (Decided(record),))
+            return Decision(TopicDone(record.topic_id, 1), (JournalEntry(record),))
         return real_decide(state, request, given)
 
     def fold(state: State, record: TopicCreated, segments: Segments) -> None:

@@ -15,7 +15,7 @@ from lakemq.tables.storage.files import Files
 
 from ...namespace.data_file import file_name
 from ...protocol.bodies import decode_rows
-from ...protocol.values.decisions import StepDecisions
+from ...protocol.values.journal import Step
 from ...protocol.values.log import RowsJournaled
 
 MOST_BYTES = 32 << 20
@@ -42,10 +42,10 @@ class HeldRows:
         self._parts: dict[int, list[HeldPart]] = {}
         self._size_bytes = 0
 
-    def add(self, steps: Iterable[StepDecisions]) -> None:
+    def add(self, steps: Iterable[Step]) -> None:
         """Steps of the journal, in order. OSError: the store does not say what is there."""
         for step in steps:
-            for record in (one.record for one in step.decisions):
+            for record in (one.record for one in step.entries):
                 if isinstance(record, RowsJournaled) and step.rows is not None:
                     part = HeldPart(record.first_row, record.record_count, step.rows)
                     self._parts.setdefault(record.file_id, []).append(part)

@@ -23,7 +23,7 @@ from ...namespace.store_errors import store_errors
 from ...protocol import machine
 from ...protocol.codec import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
-from ...protocol.values.decisions import StepDecisions
+from ...protocol.values.journal import Step
 from ...protocol.values.segments import table_of
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
@@ -233,8 +233,8 @@ class _View:
         return pa.concat_tables(self._overlay)
 
 
-def _segments_of(step: StepDecisions) -> pa.Table:
-    return table_of(one.segments for one in step.decisions)
+def _segments_of(step: Step) -> pa.Table:
+    return table_of(one.segments for one in step.entries)
 
 
 def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:

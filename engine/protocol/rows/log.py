@@ -48,10 +48,10 @@ def rows_journaled(steps: Steps) -> list[JournaledRows]:
 def _segments(state: State, steps: Steps) -> pa.Table:
     tables = [SEGMENTS.empty()]
     for step in steps:
-        table = table_of(one.segments for one in step.decisions)
+        table = table_of(one.segments for one in step.entries)
         if table.num_rows:
             tables.append(table.add_column(0, "step", pa.repeat(step.step, table.num_rows)))
-        cuts = [row for one in step.decisions for row in _cuts(step.step, one.record)]
+        cuts = [row for one in step.entries for row in _cuts(step.step, one.record)]
         if cuts:
             tables.append(SEGMENTS.table(cuts))
     return pa.concat_tables(tables)

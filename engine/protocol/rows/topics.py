@@ -64,7 +64,7 @@ def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
 def _partitions(state: State, steps: Steps) -> pa.Table:
     changed: dict[int, set[int]] = {}
     for step in steps:
-        for one in step.decisions:
+        for one in step.entries:
             record = one.record
             if isinstance(record, TopicCreated | TopicAltered):
                 changed.setdefault(record.topic_id, set()).update(range(record.partitions))

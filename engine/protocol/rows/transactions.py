@@ -133,7 +133,7 @@ def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
     names = {topic_id: topic.topic for topic_id, topic in state.topics.items()}
     names |= {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
     for step in steps:
-        for position, one in enumerate(step.decisions):
+        for position, one in enumerate(step.entries):
             record = one.record
             if not isinstance(record, TransactionMoved):
                 continue
@@ -158,7 +158,7 @@ def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
 def _control_markers(state: State, steps: Steps) -> pa.Table:
     tables = [CONTROL_MARKERS.empty()]
     for step in steps:
-        ended = [one for one in step.decisions if isinstance(one.record, MarkersWritten)]
+        ended = [one for one in step.entries if isinstance(one.record, MarkersWritten)]
         if not ended:
             continue
         markers = table_of(one.segments for one in ended)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from ..values.clients import Answered, Client, ClientRemoved, Unreadable
-from ..values.decisions import Decided, Decision
-from ..values.given import Given
+from ..values.deciding import Decision, Given
+from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from .tables import Folds, Rules, Time, Timer, Timers
@@ -42,9 +42,9 @@ def _is_silent(state: State, client_id: str, time: Time) -> bool:
     return known is not None and time.is_over(known.seen_at_ms, time.limits.client_expiration_ms)
 
 
-def decide_expiry(state: State, client_id: str) -> list[Decided]:
+def decide_expiry(state: State, client_id: str) -> list[JournalEntry]:
     """Clients that were silent for `client.expiration.ms` are forgotten."""
-    return [Decided(ClientRemoved(client_id, "expired"))]
+    return [JournalEntry(ClientRemoved(client_id, "expired"))]
 
 
 def evolve_answered(state: State, record: Answered, segments: Segments) -> None:

@@ -15,9 +15,9 @@ from ..errors import (
 )
 from ..names import shown
 from ..values.base import Done
-from ..values.decisions import Decided, Decision
-from ..values.given import Given
+from ..values.deciding import Decision, Given
 from ..values.groups import OffsetsCommitted
+from ..values.journal import JournalEntry
 from ..values.segments import Segments, marker_segments
 from ..values.state import State
 from ..values.transactions import (
@@ -68,11 +68,11 @@ def decide_end(state: State, request: EndTransaction, given: Given) -> Decision:
     if request.commit:
         _check_complete(transaction, request)
     committed = request.commit and not repeated
-    decided = end(state, name, transaction, committed, EndReason.PRODUCER, request.batch_id if committed else None)
+    entries = end(state, name, transaction, committed, EndReason.PRODUCER, request.batch_id if committed else None)
     result = TransactionEnded(
         *next_identity(state, transaction.producer_id, transaction.producer_epoch), duplicate=repeated
     )
-    return Decision(result, tuple(decided))
+    return Decision(result, tuple(entries))
 
 
 def decide_abort(state: State, request: AbortTransaction, given: Given) -> Decision:
@@ -101,7 +101,7 @@ def _key(state: State, name: str) -> _Key:
     return name, transaction.producer_id, transaction.producer_epoch
 
 
-def decide_timeout(state: State, key: _Key) -> list[Decided]:
+def decide_timeout(state: State, key: _Key) -> list[JournalEntry]:
     return end(state, key[0], state.transactions[key[0]], False, EndReason.TIMEOUT)
 
 
@@ -149,7 +149,7 @@ def _ended_before(transaction: Transaction, request: EndTransaction) -> Transact
 
 def end(
     state: State, name: str, transaction: Transaction, committed: bool, reason: EndReason, batch_id: int | None = None
-) -> list[Decided]:
+) -> list[JournalEntry]:
     """All that a commit or an abort does, in one step; nothing of it is to be seen before the others."""
     prepare, complete, kind = _COMMIT if committed else _ABORT
     partitions, groups = state.there(transaction.partitions), sorted(transaction.offsets)
@@ -165,15 +165,15 @@ def end(
         reason,
         batch_id,
     )
-    decided = [Decided(prepared)]
+    entries = [JournalEntry(prepared)]
     markers = _markers(state, transaction, kind)
     if len(markers):
-        decided.append(Decided(MarkersWritten(name), markers))
+        entries.append(JournalEntry(MarkersWritten(name), markers))
     if committed:
         for group in groups:
             offsets = [(topic_id, one) for topic_id, one in transaction.offsets[group] if topic_id in state.topics]
             record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
-            decided.append(Decided(record))
+            entries.append(JournalEntry(record))
     producer_id, epoch = next_identity(state, transaction.producer_id, transaction.producer_epoch)
     ended = msgspec.structs.replace(
         prepared,
@@ -182,8 +182,8 @@ def end(
         producer_epoch=epoch,
         used_up=transaction.producer_id if producer_id != transaction.producer_id else None,
     )
-    decided.append(Decided(ended))
-    return decided
+    entries.append(JournalEntry(ended))
+    return entries
 
 
 def _markers(state: State, transaction: Transaction, kind: str) -> Segments:

@@ -15,8 +15,7 @@ from ..errors import (
 )
 from ..names import check_group, shown
 from ..values.base import Done
-from ..values.decisions import Decided, Decision
-from ..values.given import Given
+from ..values.deciding import Decision, Given
 from ..values.groups import (
     CommitOffsets,
     CommittedOffset,
@@ -26,6 +25,7 @@ from ..values.groups import (
     OffsetsFetched,
     OffsetsRemoved,
 )
+from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import Topic
@@ -53,7 +53,7 @@ def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decisio
         return Decision(Done())
     record = OffsetsCommitted(request.group, topic_ids, request.offsets, None if ref is None else ref.transactional_id)
     begun = [] if ref is None else joined(state, ref, groups=[request.group])
-    return Decision(Done(), (*begun, Decided(record)))
+    return Decision(Done(), (*begun, JournalEntry(record)))
 
 
 def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from ..values.decisions import Decided
+from ..values.journal import JournalEntry
 from ..values.leader import LeaderElected
 from ..values.segments import Segments
 from ..values.state import State
 from .tables import Folds, Rules, Timers
 
 
-def decide_take_over(state: State, leader: str, lease_ms: int) -> Decided:
+def decide_take_over(state: State, leader: str, lease_ms: int) -> JournalEntry:
     """`leader` leads under the next epoch. Legal at any time: the journal's compare-and-append is the fence."""
-    return Decided(LeaderElected(leader, state.leader_epoch + 1, lease_ms))
+    return JournalEntry(LeaderElected(leader, state.leader_epoch + 1, lease_ms))
 
 
-def decide_renew(state: State) -> Decided:
+def decide_renew(state: State) -> JournalEntry:
     """The leader is alive though it has nothing to decide."""
-    return Decided(LeaderElected(state.leader, state.leader_epoch, state.lease_ms))
+    return JournalEntry(LeaderElected(state.leader, state.leader_epoch, state.lease_ms))
 
 
-def decide_resign(state: State) -> Decided:
+def decide_resign(state: State) -> JournalEntry:
     """Nobody leads: a standby need not wait for the lease to run out."""
-    return Decided(LeaderElected("", state.leader_epoch, state.lease_ms))
+    return JournalEntry(LeaderElected("", state.leader_epoch, state.lease_ms))
 
 
 def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> bool:

@@ -21,8 +21,8 @@ from ..errors import (
 )
 from ..names import MAX_LENGTH, check_destination, shown
 from ..values.base import MAX_SEQUENCE
-from ..values.decisions import Decided, Decision
-from ..values.given import Given, InlineRows
+from ..values.deciding import Decision, Given, InlineRows
+from ..values.journal import JournalEntry
 from ..values.log import (
     Application,
     ApplicationVersion,
@@ -76,21 +76,21 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     _check_files(request, given.facts)
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
-    decided: list[Decided] = []
+    entries: list[JournalEntry] = []
     if request.transaction is not None:
         places = zip(units.topic.tolist(), units.partition.tolist(), strict=True)
         touched = {(topics[t].topic_id, p) for unit, (t, p) in enumerate(places) if unit not in appended}
-        decided += joined(state, request.transaction, touched)
+        entries += joined(state, request.transaction, touched)
     if request.files and (len(fresh) or dead):
-        decided.append(Decided(FilesAdded(request.files)))
+        entries.append(JournalEntry(FilesAdded(request.files)))
     if len(fresh) or request.application or request.transaction or refused:
         added = _segments(request, topics, fresh, units, base_offsets, source.files, state.now_ms)
-        decided.append(Decided(_produced(request, units, base_offsets, appended, refused), added))
-    decided += [Decided(record) for record in dead]
+        entries.append(JournalEntry(_produced(request, units, base_offsets, appended, refused), added))
+    entries += [JournalEntry(record) for record in dead]
     first = [
         appended[unit].base_offset if unit in appended else offset for unit, offset in enumerate(base_offsets.tolist())
     ]
-    return Decision(Published(named_units(request, units, first), refused_count), tuple(decided))
+    return Decision(Published(named_units(request, units, first), refused_count), tuple(entries))
 
 
 def _check_transaction(state: State, request: Produce) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from ..errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
 from ..values.base import MAX_SEQUENCE
-from ..values.decisions import Decided, Decision
+from ..values.deciding import Decision
+from ..values.journal import JournalEntry
 from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended
 from ..values.segments import Segments
 from ..values.state import State
@@ -22,7 +23,7 @@ REMEMBERED = 5
 def decide_init(state: State) -> Decision:
     """A producer id never given out before, epoch 0."""
     record = ProducerInitialized(state.next_producer_id, 0)
-    return Decision(ProducerDone(record.producer_id, record.producer_epoch), (Decided(record),))
+    return Decision(ProducerDone(record.producer_id, record.producer_epoch), (JournalEntry(record),))
 
 
 def check_producer(state: State, producer_id: int, epoch: int) -> Producer:
@@ -73,9 +74,9 @@ def _is_silent(state: State, producer_id: int, time: Time) -> bool:
     )
 
 
-def decide_expiry(state: State, producer_id: int) -> list[Decided]:
+def decide_expiry(state: State, producer_id: int) -> list[JournalEntry]:
     """Producers that were silent for `producer.id.expiration.ms` are forgotten."""
-    return [Decided(ProducerExpired(producer_id))]
+    return [JournalEntry(ProducerExpired(producer_id))]
 
 
 def evolve_initialized(state: State, record: ProducerInitialized, segments: Segments) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..values.base import Record
-from ..values.decisions import Decided, Decision
-from ..values.given import Given, Limits
+from ..values.deciding import Decision, Given, Limits
+from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from .patience import Patience
@@ -47,7 +47,7 @@ class Timer(NamedTuple):
 
     waiting: Callable[[State], Iterable[Any]]
     is_due: Callable[[State, Any, Time], bool]
-    decide: Callable[[State, Any], list[Decided]]
+    decide: Callable[[State, Any], list[JournalEntry]]
     watched: bool = False
     forgets: bool = False
 

@@ -17,9 +17,9 @@ from ..errors import (
 from ..names import check_subscription, check_topic_name, clashes
 from ..parameters import TOPIC
 from ..values.base import Done
-from ..values.decisions import Decided, Decision
-from ..values.given import Given
+from ..values.deciding import Decision, Given
 from ..values.groups import OffsetsRemoved
+from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import (
@@ -63,7 +63,7 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
         dict(TOPIC.parse(request.config)),
         request.subscriptions,
     )
-    return Decision(TopicDone(record.topic_id, record.partitions), (Decided(record),))
+    return Decision(TopicDone(record.topic_id, record.partitions), (JournalEntry(record),))
 
 
 def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
@@ -86,7 +86,7 @@ def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
     record = TopicAltered(
         topic.topic_id, topic.topic, partitions, _altered_config(topic, request.config), list(subscriptions)
     )
-    return Decision(TopicDone(topic.topic_id, partitions), (Decided(record),))
+    return Decision(TopicDone(topic.topic_id, partitions), (JournalEntry(record),))
 
 
 def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
     """
     topic = state.topic(request.topic)
     removed = [
-        Decided(OffsetsRemoved(group, topic.topic_id, topic.topic, sorted(partitions)))
+        JournalEntry(OffsetsRemoved(group, topic.topic_id, topic.topic, sorted(partitions)))
         for group, committed in sorted(state.offsets.items())
         if (partitions := [p for topic_id, p in committed if topic_id == topic.topic_id])
     ]
-    return Decision(Done(), (*removed, Decided(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
+    return Decision(Done(), (*removed, JournalEntry(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
 
 
 def decide_delete_records(state: State, request: DeleteRecords, given: Given) -> Decision:
@@ -144,7 +144,7 @@ def decide_delete_records(state: State, request: DeleteRecords, given: Given) ->
             log_starts[partition] = offset
     if not log_starts:
         return Decision(Done())
-    return Decision(Done(), (Decided(RecordsDeleted(topic.topic_id, topic.topic, log_starts)),))
+    return Decision(Done(), (JournalEntry(RecordsDeleted(topic.topic_id, topic.topic, log_starts)),))
 
 
 def _check_partition_count(partitions: int) -> None:

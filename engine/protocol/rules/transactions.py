@@ -16,9 +16,9 @@ from ..errors import (
     TransactionAbortable,
 )
 from ..names import MAX_LENGTH, shown
-from ..values.decisions import Decided, Decision
-from ..values.given import Given
+from ..values.deciding import Decision, Given
 from ..values.groups import CommitOffsets
+from ..values.journal import JournalEntry
 from ..values.log import Produce
 from ..values.producers import InitProducer, ProducerDone, TransactionRef
 from ..values.segments import Segments
@@ -76,7 +76,7 @@ def decide_init(state: State, request: InitProducer, given: Given) -> Decision:
         producer_id, epoch = next_identity(state, before, epoch)
     used_up = before if before != producer_id else None
     moved = TransactionMoved(name, producer_id, epoch, TransactionStatus.EMPTY, request.timeout_ms, used_up=used_up)
-    return Decision(ProducerDone(producer_id, epoch, known.batch_id if known else -1), (*ended, Decided(moved)))
+    return Decision(ProducerDone(producer_id, epoch, known.batch_id if known else -1), (*ended, JournalEntry(moved)))
 
 
 def open_transaction(state: State, ref: TransactionRef) -> Transaction:
@@ -101,7 +101,7 @@ def open_transaction(state: State, ref: TransactionRef) -> Transaction:
 
 def joined(
     state: State, ref: TransactionRef, partitions: Iterable[tuple[int, int]] = (), groups: Iterable[str] = ()
-) -> list[Decided]:
+) -> list[JournalEntry]:
     """What the transaction touches from now on; nothing when it does so already."""
     transaction = state.transactions[ref.transactional_id]
     all_partitions, all_groups = transaction.partitions.union(partitions), set(transaction.offsets).union(groups)
@@ -121,10 +121,10 @@ def joined(
         state.there(all_partitions),
         sorted(all_groups),
     )
-    return [Decided(moved)]
+    return [JournalEntry(moved)]
 
 
-def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Decided]:
+def decide_failure(state: State, request: Any, error: LakeMQError) -> list[JournalEntry]:
     """A refusal inside a transaction leaves it to be aborted, unless the same may be asked again and succeed."""
     if not isinstance(request, Produce | CommitOffsets) or request.transaction is None or error.retriable:
         return []
@@ -132,7 +132,8 @@ def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Decid
     transaction = state.transactions.get(ref.transactional_id)
     if transaction is None or not is_current(transaction, ref) or transaction.error is not None:
         return []
-    return [*joined(state, ref), Decided(TransactionFailed(ref.transactional_id, error.name, error.refusal().message))]
+    failed = TransactionFailed(ref.transactional_id, error.name, error.refusal().message)
+    return [*joined(state, ref), JournalEntry(failed)]
 
 
 def _is_silent(state: State, name: str, time: Time) -> bool:
@@ -144,11 +145,11 @@ def _is_silent(state: State, name: str, time: Time) -> bool:
     )
 
 
-def decide_expiry(state: State, name: str) -> list[Decided]:
+def decide_expiry(state: State, name: str) -> list[JournalEntry]:
     """Ids without a transaction that were silent for `transactional.id.expiration.ms` are forgotten."""
     known = state.transactions[name]
     dead = TransactionMoved(name, known.producer_id, known.producer_epoch, TransactionStatus.DEAD, known.timeout_ms)
-    return [Decided(dead)]
+    return [JournalEntry(dead)]
 
 
 # -- folding --------------------------------------------------------------------------------------------

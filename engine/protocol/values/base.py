@@ -37,7 +37,7 @@ class Done(Result, frozen=True, tag="done"):
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="record"):
-    """Base of all decisions. `tag` is the journal's kind."""
+    """Base of all records: one thing that was decided, in the past tense. `tag` is the journal's kind."""
 
     @property
     def kind(self) -> str:

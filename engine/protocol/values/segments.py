@@ -1,4 +1,4 @@
-"""The segments of a decision: equally long columns of SEGMENT_SCHEMA.
+"""The segments of an entry of the journal: equally long columns of SEGMENT_SCHEMA.
 
 They are held as they come, as lists from a decision and as Arrow batches from the journal. Most requests have a few
 segments, for which making Arrow arrays costs more than deciding them: a step makes them once, for all its requests.

@@ -1,15 +1,14 @@
-"""Decisions: what the journal holds, step by step, and what deciding one request is given and gives."""
+"""What the journal holds: steps, each of them a list of entries, each of them a record and what belongs to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
 import msgspec
 
 from . import clients, leader
 from .base import Record
-from .kinds import SUBJECTS, AnyResult
+from .kinds import SUBJECTS
 from .segments import NO_SEGMENTS, Segments
 
 RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)
@@ -23,16 +22,16 @@ else:
 FORMAT_VERSION = 1
 
 
-class Decided(msgspec.Struct, frozen=True):
-    """A record with the segments that belong to it."""
+class JournalEntry(msgspec.Struct, frozen=True):
+    """One row of the journal: a record, its segments, and the request it was decided for; None: time brought it."""
 
     record: AnyRecord
     segments: Segments = NO_SEGMENTS
     request_id: str | None = None
 
 
-class StepDecisions(msgspec.Struct, frozen=True):
-    """All that one step decided: one commit of the journal.
+class Step(msgspec.Struct, frozen=True):
+    """One commit of the journal: all that a sequencer decided in one turn, in order. `step`: its number.
 
     rows: an Arrow stream of the message rows that ride in it, of which its `rows_journaled` tells; None where it has
     none, or where they were not read.
@@ -41,13 +40,5 @@ class StepDecisions(msgspec.Struct, frozen=True):
     step: int
     decided_at_ms: int
     leader_epoch: int
-    decisions: list[Decided]
+    entries: list[JournalEntry]
     rows: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """No record means that nothing changes."""
-
-    result: AnyResult
-    decided: tuple[Decided, ...] = ()

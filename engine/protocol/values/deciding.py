@@ -1,4 +1,4 @@
-"""What deciding is given beside the state and the request."""
+"""What deciding one request is given, beside the state and the request, and what it gives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from lakemq.tables.specs.messages import FileFacts
 
+from .journal import JournalEntry
+from .kinds import AnyResult
 from .log import DataFile, PendingFile
 
 
@@ -41,3 +43,11 @@ class Given:
 
 
 NOTHING = Given()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result, for who asked, and the entries, for the journal: none means that nothing changes."""
+
+    result: AnyResult
+    entries: tuple[JournalEntry, ...] = ()
