@@ -18,7 +18,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec import decode_letter, decode_steps, enclose, encode_step
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.patience import Patience
-from lakemq.engine.protocol.rules.tables import Time
+from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry, Step

@@ -1,7 +1,7 @@
 """The machine: requests and time in, decisions out; decisions folded into the state. No I/O, no clock, no chance.
 
 `decide_request` only reads the state, `evolve` only writes it, `decide_letter` and `fold_time` do both in turn. What
-may happen stands in the tables of the subjects; another subject takes its place in the list of them.
+may happen stands in the registries of the subjects; another subject takes its place in the list of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from .errors import ClientEnded, LakeMQError, UnknownServerError
 from .rules import clients, groups, leader, log, producers, topics, transactions
-from .rules.tables import Folds, Rules, Time, Timer, Timers
+from .rules.registries import Folds, Rules
+from .rules.timers import Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
 from .values.deciding import NOTHING, Decision, Given

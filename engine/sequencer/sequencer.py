@@ -31,7 +31,7 @@ from ..protocol.codec import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.patience import Patience
-from ..protocol.rules.tables import Time
+from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
 from ..protocol.values.deciding import Given, InlineRows
 from ..protocol.values.journal import JournalEntry, Step

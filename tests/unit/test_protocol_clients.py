@@ -9,7 +9,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.clients import Turn, turn_of
-from lakemq.engine.protocol.rules.tables import Time
+from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.deciding import Limits
 from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone

@@ -22,7 +22,7 @@ from lakemq.tables.specs.registry import TABLES
 RULES = [
     module
     for info in pkgutil.iter_modules(rules.__path__)
-    if info.name != "ending"  # whose tables are those of transactions
+    if info.name != "ending"  # whose registries are those of transactions
     and hasattr(module := importlib.import_module(f"{rules.__name__}.{info.name}"), "EVOLVE")
 ]
 
@@ -48,10 +48,10 @@ def test_every_record_is_listed_and_has_a_fold() -> None:
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
 
 
-@pytest.mark.parametrize("table", ["DECIDE", "EVOLVE", "TIMERS"])
-def test_no_rule_stands_twice_and_none_is_left_out(table: str) -> None:
-    count = sum(len(getattr(subject, table, ())) for subject in RULES)
-    assert count == len(getattr(machine, table))
+@pytest.mark.parametrize("registry", ["DECIDE", "EVOLVE", "TIMERS"])
+def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
+    count = sum(len(getattr(subject, registry, ())) for subject in RULES)
+    assert count == len(getattr(machine, registry))
 
 
 def test_every_table_but_a_few_is_projected() -> None:

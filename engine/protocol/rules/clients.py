@@ -9,7 +9,8 @@ from ..values.deciding import Decision, Given
 from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds, Rules, Time, Timer, Timers
+from .registries import Folds, Rules
+from .timers import Time, Timer, Timers
 
 
 class Turn(Enum):

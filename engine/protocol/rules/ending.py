@@ -39,7 +39,8 @@ from .identities import (
     other_producer,
     raise_if_timed_out,
 )
-from .tables import Rules, Time, Timer, Timers
+from .registries import Rules
+from .timers import Time, Timer, Timers
 
 _COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "commit"
 _ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"

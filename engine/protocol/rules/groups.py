@@ -29,7 +29,8 @@ from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import Topic
-from .tables import Folds, Rules, Timers
+from .registries import Folds, Rules
+from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096

@@ -6,7 +6,8 @@ from ..values.journal import JournalEntry
 from ..values.leader import LeaderElected
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds, Rules, Timers
+from .registries import Folds, Rules
+from .timers import Timers
 
 
 def decide_take_over(state: State, leader: str, lease_ms: int) -> JournalEntry:

@@ -41,7 +41,8 @@ from ..values.state import State
 from ..values.topics import Topic, TopicRef
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
-from .tables import Folds, Rules, Timers
+from .registries import Folds, Rules
+from .timers import Timers
 from .transactions import joined, open_transaction
 from .units import Units, appended_before, named_units, refused_unit, units_of, was_refused_before
 

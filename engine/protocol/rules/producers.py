@@ -15,7 +15,8 @@ from ..values.journal import JournalEntry
 from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended
 from ..values.segments import Segments
 from ..values.state import State
-from .tables import Folds, Rules, Time, Timer, Timers
+from .registries import Folds, Rules
+from .timers import Time, Timer, Timers
 
 REMEMBERED = 5
 

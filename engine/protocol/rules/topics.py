@@ -34,7 +34,8 @@ from ..values.topics import (
     TopicDeleted,
     TopicDone,
 )
-from .tables import Folds, Rules, Timers
+from .registries import Folds, Rules
+from .timers import Timers
 
 MAX_PARTITIONS = 100_000
 

@@ -44,7 +44,8 @@ from .identities import (
     raise_if_timed_out,
     take_over,
 )
-from .tables import Folds, Rules, Time, Timer, Timers
+from .registries import Folds, Rules
+from .timers import Time, Timer, Timers
 
 # -- who may write --------------------------------------------------------------------------------------
 

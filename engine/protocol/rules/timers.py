@@ -1,23 +1,15 @@
-"""The shape of the tables in which each subject lists its rules: what is asked, what was decided, what time brings."""
+"""What time alone brings about: each subject lists its timers, and the machine asks them once a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..values.base import Record
-from ..values.deciding import Decision, Given, Limits
+from ..values.deciding import Limits
 from ..values.journal import JournalEntry
-from ..values.segments import Segments
 from ..values.state import State
 from .patience import Patience
-
-Rules = Mapping[type[Any], Callable[[State, Any, Given], Decision]]
-"""Kind of request -> rule. It reads the state only, and raises the refusal."""
-
-Folds = Mapping[type[Record], Callable[[State, Any, Segments], None]]
-"""Kind of record -> fold. Total: what was decided is never refused here."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +45,4 @@ class Timer(NamedTuple):
 
 
 Timers = tuple[Timer, ...]
+"""A subject's `TIMERS`."""
