@@ -15,7 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec import decode_letter, decode_steps, enclose, encode_step
+from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
+from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.patience import Patience
 from lakemq.engine.protocol.rules.timers import Time
@@ -43,11 +44,11 @@ F, G, H = 1, 2, 3
 """Ids of data files that publishers wrote; a request names F where nothing else is said."""
 
 
-def encode_letter(letter: Letter, rows: pa.Table | None = None) -> bytes:
+def letter_bytes(letter: Letter, rows: pa.Table | None = None) -> bytes:
     """A letter of requests that nobody has to check."""
     rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
     requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))
-    return enclose(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
+    return encode_letter(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
 
 
 class Harness:
@@ -63,7 +64,7 @@ class Harness:
         """Results of a letter with these requests, decided in a step of its own."""
         self._letters += 1
         sent = Letter(client or f"client-{self._letters}", number or 1, list(requests), self.now_ms)
-        letter = decode_letter(encode_letter(sent))[0]
+        letter = decode_letter(letter_bytes(sent))[0]
         named = [f for r in letter.requests if isinstance(r, Produce) for f in r.files]
         facts = {f.file_id: None if f.file_id in self.missing else facts_of(f) for f in named}
         machine.begin_step(self.state, self.now_ms)
@@ -93,7 +94,7 @@ class Harness:
         before, count = plain(self.state), len(self.steps)
         result = self.one(request, **how)
         assert isinstance(result, Refusal), result
-        kinds = [one.record.kind for step in self.steps[entries:] for one in step.entries]
+        kinds = [one.record.kind for step in self.steps[count:] for one in step.entries]
         # rows ride before anybody knows what becomes of them
         assert [kind for kind in kinds if kind != "rows_journaled"] == ["answered"]
         after = plain(self.state)

@@ -23,7 +23,8 @@ from lakemq.tables.storage.objects import MaybeThere
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.process import same_process, started_thread
-from ..protocol.codec import decode_answer, enclose
+from ..protocol.codec.letter import decode_answer, encode_letter
+from ..protocol.codec.request import encode_request
 from ..protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -34,7 +35,6 @@ from ..protocol.errors import (
     StorageError,
     error_of,
 )
-from ..protocol.letters import encode_request
 from ..protocol.values.kinds import AnyRequest, AnyResult
 
 MAX_REQUESTS = 5000
@@ -258,4 +258,4 @@ def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int
     for one in batch:
         requests.append((first_row if one.rows is not None else 0, one.request))
         first_row += 0 if one.rows is None else one.rows.num_rows
-    return enclose(client_id, number, requests, now_ms, pa.concat_tables(tables) if tables else None)
+    return encode_letter(client_id, number, requests, now_ms, pa.concat_tables(tables) if tables else None)

@@ -16,7 +16,7 @@ from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from ..protocol.codec import decode_letter
+from ..protocol.codec.letter import decode_letter
 from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
 from ..protocol.rules.clients import Turn, turn_of
 from ..protocol.values.clients import Letter

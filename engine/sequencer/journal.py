@@ -13,7 +13,7 @@ from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..namespace import crash
-from ..protocol.codec import steps_after
+from ..protocol.codec.journal import steps_after
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import Step
 

@@ -20,7 +20,7 @@ from ..namespace.data_file import (
     new_data_file,
     read_footer,
 )
-from ..protocol.bodies import decode_rows
+from ..protocol.codec.letter_rows import decode_rows
 from ..protocol.errors import FileTruncated
 from ..protocol.projection import JournaledRows
 from ..protocol.values.log import DataFile

@@ -19,7 +19,7 @@ from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import look, write_data_file
-from ..protocol.bodies import encode_rows
+from ..protocol.codec.letter_rows import encode_rows
 from ..protocol.errors import StorageError
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
 from .intake import OpenedLetter

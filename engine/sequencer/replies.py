@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lakemq.tables.storage.mailbox import Mailbox
 
 from ..namespace.clock import Clock
-from ..protocol.codec import encode_answer
+from ..protocol.codec.letter import encode_answer
 from ..protocol.values.clients import Answer
 from ..protocol.values.kinds import AnyResult
 from ..protocol.values.state import State

@@ -27,7 +27,7 @@ from ..namespace.load import damage_told, load_state, read_watermark
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
-from ..protocol.codec import encode_step
+from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.patience import Patience

@@ -12,7 +12,7 @@ from lakemq.tables.storage.store import Store
 from ..namespace.clock import Clock
 from ..namespace.load import read_watermark
 from ..protocol import machine
-from ..protocol.codec import decode_steps
+from ..protocol.codec.journal import decode_steps
 from ..protocol.rules import leader
 from ..protocol.values.state import State
 

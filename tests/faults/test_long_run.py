@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from faults.checks import check_all, value_of
 from faults.processes import TOPIC
-from protocol_harness import encode_letter
+from protocol_harness import letter_bytes
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -23,7 +23,7 @@ from lakemq.engine.client.publish.request import body_of
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.protocol.codec import decode_answer
+from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published, Ranges
@@ -71,7 +71,7 @@ class Client:
         body, _ = body_of(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
-        self._mailbox.put("c", number, encode_letter(Letter("c", number, [request], now_ms), body), now_ms)
+        self._mailbox.put("c", number, letter_bytes(Letter("c", number, [request], now_ms), body), now_ms)
         begun_s = time.perf_counter()
         assert self._sequencer.step().letters == 1
         took_s = time.perf_counter() - begun_s

@@ -10,13 +10,13 @@ import time
 import pytest
 from faults.checks import check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, on_the_way_to, terminate, until
-from protocol_harness import encode_letter
+from protocol_harness import letter_bytes
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.protocol.codec import decode_answer
+from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.leader import LeaderElected
@@ -71,7 +71,7 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
         first = sequencer_of(mq, "first", rival)
         assert first.try_lead()
         rival.armed = True
-        mailbox.put("c", 1, encode_letter(Letter("c", 1, [CreateTopic("made-once", 3)], now_ms)), now_ms)
+        mailbox.put("c", 1, letter_bytes(Letter("c", 1, [CreateTopic("made-once", 3)], now_ms)), now_ms)
         with pytest.raises(NotLeader):  # at the latest by the sign of life that was due before it answers
             first.step()
         assert rival.letters == (1 if point == "sequencer.letters_taken" else 0), "decided once, by one of the two"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from clocks import ManualClock
-from protocol_harness import encode_letter
+from protocol_harness import letter_bytes
 
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
@@ -23,7 +23,8 @@ from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.protocol.codec import decode_answer, decode_steps
+from lakemq.engine.protocol.codec.journal import decode_steps
+from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
@@ -195,7 +196,7 @@ class World:
     def put(self, client_id: str, number: int, requests: list[AnyRequest], inline: list[str]) -> None:
         rows = self.body(inline) if inline else None
         letter = Letter(client_id, number, requests, self.clock.now_ms())
-        self.namespace.mailbox.put(client_id, number, encode_letter(letter, rows), self.clock.now_ms())
+        self.namespace.mailbox.put(client_id, number, letter_bytes(letter, rows), self.clock.now_ms())
 
     def take_reply(self, client_id: str, number: int) -> list[Any] | None:
         """The results of a letter, None where there is no reply; a reply is taken once."""

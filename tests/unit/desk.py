@@ -10,7 +10,7 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requester import Requester
-from lakemq.engine.protocol.codec import decode_letter, encode_answer
+from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone

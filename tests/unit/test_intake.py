@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
-from protocol_harness import encode_letter
+from protocol_harness import letter_bytes
 
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
@@ -37,7 +37,7 @@ class Office:
     def put(self, client_id: str, number: int, coarse_s: int = 0) -> LetterName:
         letter = Letter(client_id, number, [InitProducer()], 0)
         name = LetterName.of(client_id, number, 1_000 * coarse_s)
-        self.files.put(f"mailbox/{name.name}", encode_letter(letter), durable=False)
+        self.files.put(f"mailbox/{name.name}", letter_bytes(letter), durable=False)
         return name
 
     def take(self) -> StepLetters:

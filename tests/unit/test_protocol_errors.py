@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.protocol import codec, errors
+from lakemq.engine.protocol import errors
+from lakemq.engine.protocol.codec.letter import decode_answer, encode_answer
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.topics import CreateTopic
@@ -16,7 +17,7 @@ from lakemq.engine.protocol.values.topics import CreateTopic
 @pytest.mark.parametrize("error", errors.all_errors(), ids=lambda e: e.name)
 def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]) -> None:
     refusal = error("detail", found={"a": [1, 2]}, expected="b").refusal()
-    (read,) = codec.decode_answer(codec.encode_answer(Answer("c", 1, 1, [refusal]))).results
+    (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert isinstance(read, Refusal)
     raised = errors.error_of(read)
     assert type(raised) is error
@@ -72,12 +73,12 @@ def test_of_transactions_only_an_unstable_offset_is_worth_asking_again() -> None
 def test_a_refusal_repeats_little_of_what_was_sent() -> None:
     mq = Harness()
     refusal = mq.refused(CreateTopic("t", 1, {"retention.ms": "9" * 10_000_000}))
-    assert len(codec.encode_answer(Answer("c", 1, 1, [refusal]))) < 5_000
+    assert len(encode_answer(Answer("c", 1, 1, [refusal]))) < 5_000
     assert str(refusal.found).startswith("999")
 
 
 @pytest.mark.parametrize("found", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
 def test_whatever_was_found_can_travel(found: Any) -> None:
     refusal = errors.InvalidRequest("d", found=found).refusal()
-    (read,) = codec.decode_answer(codec.encode_answer(Answer("c", 1, 1, [refusal]))).results
+    (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert read == refusal

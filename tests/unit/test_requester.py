@@ -14,7 +14,7 @@ from unit.desk import Desk
 
 from lakemq.engine.client import requester as requester_module
 from lakemq.engine.client.requester import Waiting, letter_of
-from lakemq.engine.protocol.codec import decode_letter
+from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.errors import (
     IllegalState,
     InvalidRequest,

@@ -13,8 +13,8 @@ import pytest
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.codec import decode_answer, enclose
-from lakemq.engine.protocol.letters import encode_request
+from lakemq.engine.protocol.codec.letter import decode_answer, encode_letter
+from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import AlterTopic, TopicDone
 from lakemq.errors import LakeMQError
@@ -72,7 +72,7 @@ def test_a_request_of_a_newer_client_is_refused_and_its_neighbours_are_decided(m
         b'{"request":"time_travel","to":"1955"}',
         encode_request(AlterTopic(topic)),
     ]
-    mq.namespace.mailbox.put(client, 1, enclose(client, 1, [(0, text) for text in texts], 0), 0)
+    mq.namespace.mailbox.put(client, 1, encode_letter(client, 1, [(0, text) for text in texts], 0), 0)
     until(lambda: mq.namespace.mailbox.poll_reply(client, 1) is not None)
     first, second, third = decode_answer(mq.namespace.mailbox.poll_reply(client, 1) or b"").results
     assert isinstance(first, ProducerDone)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from protocol_harness import F, G, Harness, encode_letter
+from protocol_harness import F, G, Harness, letter_bytes
 from stateful.world import World
 
 from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
@@ -126,7 +126,7 @@ def test_a_leader_trims_as_it_merges(world: World) -> None:
 
     def ask(*requests: AnyRequest) -> Any:
         client_id, now_ms = world.new_id(), world.clock.now_ms()
-        letter = encode_letter(Letter(client_id, 1, list(requests), now_ms), None)
+        letter = letter_bytes(Letter(client_id, 1, list(requests), now_ms), None)
         world.namespace.mailbox.put(client_id, 1, letter, now_ms)
         leader.step()
         background.run()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from lakemq.tables.storage.files import Files
 
 from ...namespace.data_file import file_name
-from ...protocol.bodies import decode_rows
+from ...protocol.codec.letter_rows import decode_rows
 from ...protocol.values.journal import Step
 from ...protocol.values.log import RowsJournaled
 

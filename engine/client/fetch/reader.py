@@ -21,7 +21,7 @@ from ...namespace.clock import Clock
 from ...namespace.load import damage_told, load_state, read_watermark
 from ...namespace.store_errors import store_errors
 from ...protocol import machine
-from ...protocol.codec import steps_after
+from ...protocol.codec.journal import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
 from ...protocol.values.journal import Step
 from ...protocol.values.segments import table_of

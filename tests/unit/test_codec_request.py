@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.errors import InvalidRequest
-from lakemq.engine.protocol.letters import encode_request
 from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.producers import InitProducer

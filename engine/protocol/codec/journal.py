@@ -1,14 +1,7 @@
-"""How requests, answers and steps look on the wire and in the journal.
-
-A letter is a JSON head and, after it, the rows that ride with it as an Arrow stream. In its head each request stands on
-its own: it was encoded, and found right, before it met the others. A step is a table of the journal's schema: one row
-per entry, JSON but for the segments, which stay columns.
-"""
+"""A step as rows of the journal: one row per entry, JSON but for the segments, which stay columns."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from itertools import groupby, repeat
 
 import msgspec
@@ -18,20 +11,13 @@ import pyarrow as pa
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
-from .bodies import decode_rows, encode_rows
-from .errors import InvalidRequest, NewerFormat
-from .values.base import Count, Record
-from .values.clients import Answer, Letter, Unreadable
-from .values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
-from .values.kinds import AnyRequest
-from .values.log import Produce, RowsJournaled
-from .values.segments import NO_SEGMENTS, Segments, table_of
+from ..errors import NewerFormat
+from ..values.base import Record
+from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
+from ..values.log import RowsJournaled
+from ..values.segments import NO_SEGMENTS, Segments, table_of
 
-_HEAD = struct.Struct("<4sI")
-_MAGIC = b"LMQ1"
 _json = msgspec.json.Encoder()
-_requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
-_answers = msgspec.json.Decoder(Answer)
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
@@ -41,84 +27,6 @@ class _Tag(msgspec.Struct):
 
 
 _tags = msgspec.json.Decoder(_Tag)
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """Requests: for each the row of the letter at which its own begin, and its JSON."""
-
-    client_id: str
-    number: int
-    requests: Sequence[tuple[Count, msgspec.Raw]]
-    sent_at_ms: int
-
-
-class _ReadHead(msgspec.Struct, frozen=True):
-    """The same, where every request is one we know."""
-
-    client_id: str
-    number: int
-    requests: list[tuple[Count, AnyRequest]]
-    sent_at_ms: int
-
-
-_heads = msgspec.json.Decoder(_Head)
-_read_heads = msgspec.json.Decoder(_ReadHead)
-
-
-def enclose(
-    client_id: str,
-    number: int,
-    requests: Sequence[tuple[int, bytes]],
-    sent_at_ms: int,
-    rows: pa.Table | None = None,
-) -> bytes:
-    """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
-    head = _json.encode(_Head(client_id, number, [(row, msgspec.Raw(text)) for row, text in requests], sent_at_ms))
-    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)])
-
-
-def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
-    """The letter and its rows, which are message bodies. Raises ValueError for anything that is not a letter."""
-    if len(body) < _HEAD.size or body[:4] != _MAGIC:
-        raise ValueError("not a letter: it does not begin as one")
-    _, length = _HEAD.unpack_from(body)
-    head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
-    try:
-        return _decode_head(head), decode_rows(rest) if len(rest) else None
-    except (pa.ArrowException, OSError, RecursionError) as error:
-        raise ValueError(f"not a letter: {error}") from error
-
-
-def _decode_head(head: bytes) -> Letter:
-    try:
-        read = _read_heads.decode(head)
-    except (msgspec.ValidationError, RecursionError):  # one by one, so that those we know are decided
-        found = _heads.decode(head)
-        requests = [_decode_request(row, text) for row, text in found.requests]
-        return Letter(found.client_id, found.number, requests, found.sent_at_ms)
-    return Letter(read.client_id, read.number, [_placed(*one) for one in read.requests], read.sent_at_ms)
-
-
-def _decode_request(first_row: int, text: msgspec.Raw) -> AnyRequest | Unreadable:
-    try:
-        return _placed(first_row, _requests.decode(text))
-    except (ValueError, RecursionError) as error:
-        return Unreadable(InvalidRequest(f"The request cannot be read: {error}").refusal())
-
-
-def _placed(first_row: int, request: AnyRequest) -> AnyRequest:
-    """Where its rows begin is the letter's to say."""
-    if isinstance(request, Produce) and request.first_row != first_row:
-        return msgspec.structs.replace(request, first_row=first_row)
-    return request
-
-
-def encode_answer(answer: Answer) -> bytes:
-    return _json.encode(answer)
-
-
-def decode_answer(body: bytes) -> Answer:
-    return _answers.decode(body)
 
 
 def encode_step(step: Step) -> pa.Table:

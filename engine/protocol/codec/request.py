@@ -1,4 +1,4 @@
-"""What may be put into a letter: a request is encoded, and found right, in the call that makes it.
+"""One request as JSON: it is encoded, and found right, in the call that makes it.
 
 So a bad value is its caller's alone, and never that of others whose requests travel in the same letter.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from .errors import MAX_SHOWN, InvalidRequest
-from .values.kinds import AnyRequest
+from ..errors import MAX_SHOWN, InvalidRequest
+from ..values.kinds import AnyRequest
 
 _JSON_HAS = "what JSON has: text in Unicode, numbers, true, false, null"
 _SAID = re.compile(r"Expected (?P<expected>.*), got .* - at (?:`key` in )?`\$\.(?P<field>.*)`", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The rows of a letter: an Arrow stream of message bodies.
+"""The rows in a letter as bytes: an Arrow stream of message bodies.
 
 Anybody may have written them, so no more memory is taken for them than they have bytes, and all that a message must
 have is there.

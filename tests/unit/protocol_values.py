@@ -1,0 +1,225 @@
+"""Values of every kind that is asked, answered or decided, for tests to draw. A kind that is missing here fails
+`tests/unit/test_protocol_subjects.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.groups import (
+    CommitOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsCommitted,
+    OffsetsFetched,
+    OffsetsRemoved,
+)
+from lakemq.engine.protocol.values.journal import AnyRecord
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.values.log import (
+    ApplicationVersion,
+    DataFile,
+    DeadLettered,
+    FilesAdded,
+    Produce,
+    Produced,
+    Published,
+    Ranges,
+    RefusedRows,
+    Unit,
+)
+from lakemq.engine.protocol.values.producers import (
+    InitProducer,
+    ProducerDone,
+    ProducerExpired,
+    ProducerInitialized,
+    ProducerSequences,
+    TransactionRef,
+    UnitAppended,
+)
+from lakemq.engine.protocol.values.segments import Segments
+from lakemq.engine.protocol.values.topics import (
+    AlterTopic,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    RecordsDeleted,
+    TopicAltered,
+    TopicCreated,
+    TopicDeleted,
+    TopicDone,
+    TopicRef,
+)
+from lakemq.engine.protocol.values.transactions import (
+    AbortTransaction,
+    EndReason,
+    EndTransaction,
+    MarkersWritten,
+    TransactionEnded,
+    TransactionFailed,
+    TransactionMoved,
+    TransactionStatus,
+)
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+
+Kinds = dict[type[Any], st.SearchStrategy[Any]]
+
+file_ids = st.integers(0, 2**62 - 1)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+small = st.integers(0, 3)
+counts = small | st.integers(0, 2**40)
+millis = st.integers(-(2**54), 2**54)
+sequences = small | st.integers(0, 2**31 - 1)
+segment_rows = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["data", "commit", "abort"]),
+        "topic_id": st.integers(0, 2**62),
+        "topic": texts,
+        "partition": st.integers(0, 2**31 - 1),
+        "base_offset": st.integers(0, 2**62),
+        "record_count": counts,
+        "last_offset": st.integers(0, 2**62),
+        "file_id": file_ids | st.none(),
+        "first_row": counts | st.none(),
+        "file_partition": st.none(),
+        "footer_hash": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "min_timestamp_ms": millis | st.none(),
+        "max_timestamp_ms": millis,
+        "append_time_ms": st.none() | millis,
+        "producer_id": st.none() | small,
+        "producer_epoch": st.none() | small,
+        "base_sequence": st.none() | sequences,
+        "transactional": st.booleans(),
+        "origin": st.just("publish"),
+        "first_offset": st.none() | st.integers(0, 2**62),
+    }
+)
+segments = st.lists(segment_rows, max_size=4).map(
+    lambda rows: Segments([[row[name] for row in rows] for name in SEGMENT_SCHEMA.names])
+)
+
+
+def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(of, max_size=3)
+
+
+RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis)
+
+
+def even_ranges(length: int) -> st.SearchStrategy[Ranges]:
+    return st.builds(Ranges, *(st.lists(column, min_size=length, max_size=length) for column in RANGE))
+
+
+epochs = small | st.integers(0, 2**15 - 1)
+transactional_ids = st.sampled_from(["etl", "etl", "other", ""]) | texts
+transaction_refs = st.builds(TransactionRef, transactional_ids, small | st.integers(0, 2**62), epochs)
+files = st.builds(DataFile, file_ids, counts, counts, millis, millis, st.integers(-(2**63), 2**63 - 1))
+produces = st.builds(
+    Produce,
+    topics=st.lists(st.builds(TopicRef, st.sampled_from(["t", "u"]), small, small), max_size=3),
+    ranges=st.builds(Ranges, *map(columns, RANGE)) | st.integers(0, 3).flatmap(even_ranges),
+    metadata_step=counts,
+    files=st.lists(files, max_size=2),
+    refused=st.lists(st.builds(RefusedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
+    producer=st.none()
+    | st.builds(ProducerSequences, small, epochs, columns(small), columns(small), columns(sequences)),
+    application=st.none() | st.builds(ApplicationVersion, texts, st.integers(), st.sampled_from(["t", "x/y", "", ":"])),
+    transaction=st.none() | transaction_refs,
+    first_row=counts,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=2), max_leaves=4
+)
+configs = st.dictionaries(st.sampled_from(["retention.ms", "partitioner", "x"]), json_values, max_size=2)
+names = st.sampled_from(["t", "u", "..", "t/u", ">"]) | texts
+offsets = st.lists(
+    st.builds(
+        OffsetCommit, names, st.integers(-1, 2) | st.integers(), st.integers(-1, 3) | st.integers(), st.none() | texts
+    ),
+    max_size=3,
+)
+places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
+REQUESTS: Kinds = {
+    CreateTopic: st.builds(
+        CreateTopic, names, st.integers(-1, 4) | st.integers(), configs, st.lists(names, max_size=2)
+    ),
+    AlterTopic: st.builds(
+        AlterTopic, names, configs, st.none() | st.integers(-1, 5), st.none() | st.lists(names, max_size=2)
+    ),
+    DeleteTopic: st.builds(DeleteTopic, names),
+    DeleteRecords: st.builds(
+        DeleteRecords, names, st.dictionaries(st.integers(), st.integers(-2, 3) | st.integers(), max_size=2)
+    ),
+    InitProducer: st.builds(InitProducer, st.none() | transactional_ids, st.integers(-1, 9) | st.integers()),
+    CommitOffsets: st.builds(CommitOffsets, names, offsets, st.none() | transaction_refs),
+    FetchOffsets: st.builds(FetchOffsets, names, st.none() | places, st.booleans()),
+    EndTransaction: st.builds(
+        EndTransaction, transaction_refs, st.booleans(), small | counts, st.none() | small | st.integers(0, 2**62)
+    ),
+    AbortTransaction: st.builds(AbortTransaction, transactional_ids),
+    Produce: produces,
+}
+
+RESULTS: Kinds = {
+    Done: st.just(Done()),
+    TopicDone: st.builds(TopicDone, small, small),
+    ProducerDone: st.builds(ProducerDone, small, epochs, st.integers(-1, 3)),
+    Published: st.builds(Published, columns(st.builds(Unit, texts, small, counts, counts)), counts, st.booleans()),
+    OffsetsFetched: st.builds(OffsetsFetched, offsets),
+    TransactionEnded: st.builds(TransactionEnded, small, epochs, st.booleans()),
+    Refusal: st.builds(
+        Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
+    ),
+}
+
+RECORDS: Kinds = {
+    TopicCreated: st.builds(TopicCreated, small, texts, small, configs, columns(texts)),
+    TopicAltered: st.builds(TopicAltered, small, texts, small, configs, columns(texts)),
+    TopicDeleted: st.builds(TopicDeleted, small, texts, small),
+    RecordsDeleted: st.builds(RecordsDeleted, small, texts, st.dictionaries(small, counts)),
+    ProducerInitialized: st.builds(ProducerInitialized, small, epochs),
+    ProducerExpired: st.builds(ProducerExpired, small),
+    FilesAdded: st.builds(FilesAdded, columns(files)),
+    Produced: st.builds(
+        Produced,
+        texts,
+        st.none() | small,
+        st.none() | small,
+        columns(st.builds(UnitAppended, small, small, sequences, counts, counts)),
+        st.none() | texts,
+        st.none() | counts,
+        st.none() | texts,
+    ),
+    DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
+    OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts),
+    OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),
+    TransactionMoved: st.builds(
+        TransactionMoved,
+        texts,
+        small,
+        epochs,
+        st.sampled_from(TransactionStatus),
+        counts,
+        st.none() | counts,
+        columns(st.tuples(small, small)),
+        columns(texts),
+        st.none() | st.sampled_from(EndReason),
+        st.none() | counts,
+        st.none() | counts,
+    ),
+    TransactionFailed: st.builds(TransactionFailed, texts, texts, texts),
+    MarkersWritten: st.builds(MarkersWritten, texts),
+    Answered: st.builds(Answered, texts, small, st.lists(st.one_of(*RESULTS.values()), max_size=2)),
+    ClientRemoved: st.builds(ClientRemoved, texts, texts),
+    LeaderElected: st.builds(LeaderElected, texts, small, counts),
+}
+
+requests: st.SearchStrategy[AnyRequest] = st.one_of(*REQUESTS.values())
+results: st.SearchStrategy[AnyResult] = st.one_of(*RESULTS.values())
+records: st.SearchStrategy[AnyRecord] = st.one_of(*RECORDS.values())

@@ -1,0 +1,73 @@
+"""Steps as rows of the journal: they come out as they went in; what is newer than this version is refused as such."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from unit.protocol_values import counts, records, segments, texts
+
+from lakemq.engine.protocol import errors
+from lakemq.engine.protocol.codec.journal import decode_steps, encode_step, steps_after
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
+from lakemq.engine.protocol.values.log import Produced
+from lakemq.engine.protocol.values.segments import NO_SEGMENTS
+from lakemq.engine.protocol.values.transactions import MarkersWritten
+from lakemq.tables.specs.journal import JOURNAL
+
+entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
+steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, max_size=4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
+def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
+    rows = pa.concat_tables([encode_step(step) for step in written])
+    assert rows.schema == JOURNAL.stored_schema
+    in_order = sorted(written, key=lambda one: one.step)
+    assert decode_steps(rows) == in_order
+    assert decode_steps(rows.combine_chunks()) == in_order
+    assert decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "follow"),
+    [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
+)
+def test_steps_that_follow_leave_no_gap(found: list[int], known: int, follow: bool) -> None:
+    made = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in found]
+    rows = pa.concat_tables([JOURNAL.empty(), *map(encode_step, made)])
+    assert steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
+
+
+def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
+    rows = encode_step(Step(1, 0, 1, [JournalEntry(MarkersWritten("x"))]))
+    at = rows.column_names.index("decision")
+    with pytest.raises(ValueError, match=r"journal\.decision is null"):
+        decode_steps(rows.set_column(at, rows.schema.field(at), pa.array([None], pa.string())))
+
+
+def test_no_rows_are_no_steps() -> None:
+    assert decode_steps(JOURNAL.empty()) == []
+
+
+def test_a_newer_format_is_refused() -> None:
+    rows = encode_step(Step(1, 0, 1, [JournalEntry(Produced("t"))]))
+    index = rows.column_names.index("format_version")
+    newer = rows.set_column(index, "format_version", pa.array([99], pa.int32()))
+    with pytest.raises(errors.NewerFormat, match="journal format 99"):
+        decode_steps(newer)
+
+
+def test_a_decision_of_a_newer_version_is_refused_as_such() -> None:
+    rows = encode_step(Step(1, 0, 1, [JournalEntry(Produced("t"))]))
+    index = rows.column_names.index("decision")
+    for text, error in (
+        ('{"record":"topic_paused","topic_id":1}', errors.NewerFormat),
+        ('{"record":"produced","target":5}', msgspec.ValidationError),
+        ('{"record":5}', msgspec.ValidationError),
+    ):
+        with pytest.raises(error, match="topic_paused" if error is errors.NewerFormat else None):
+            decode_steps(rows.set_column(index, "decision", pa.array([text])))

@@ -1,0 +1,229 @@
+"""What travels: letters and answers; and what alien bytes do, which is nothing but a ValueError."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from protocol_harness import Harness, inline_file, letter_bytes, plain
+from unit.protocol_values import requests, results
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.letter import decode_answer, decode_letter, encode_answer, encode_letter
+from lakemq.engine.protocol.codec.request import encode_request
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import Produce, Ranges
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import CreateTopic
+from lakemq.tables.specs.messages import BODY_SCHEMA
+
+
+def body(values: list[bytes | None]) -> pa.Table:
+    filled: dict[str, Any] = {"topic": "t", "partition": 0, "timestamp": 5}
+    columns = [values if f.name == "value" else [filled.get(f.name)] * len(values) for f in BODY_SCHEMA]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
+
+
+@settings(deadline=None)
+@given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
+def test_a_letter_comes_out_as_it_went_in(asked: list[AnyRequest], values: list[bytes | None] | None) -> None:
+    letter, rows = Letter("c", 7, asked, 5), None if values is None else body(values)
+    assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
+
+
+def test_rows_of_many_requests_come_out_in_order() -> None:
+    rows = pa.concat_tables([body([b"a"]), body([b"b", b"c"])])
+    _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
+    assert found is not None
+    assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
+
+
+GOOD = letter_bytes(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"LMQ1")
+@example(b"LMQ1\xff\xff\xff\xff{}")
+@example(b"LMQ1\x02\x00\x00\x00{}")
+@example(b"LMQ1\x04\x00\x00\x00null")
+@example(b"LMQ2" + GOOD[4:])
+def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
+    for whole in (alien, b"LMQ1" + alien):
+        with pytest.raises(ValueError, match=r"\w"):
+            decode_letter(whole)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.booleans())
+def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(at: int, byte: int, cut: bool) -> None:
+    damaged = GOOD[:at] if cut else GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
+    try:
+        _, rows = decode_letter(damaged)
+    except ValueError:
+        return
+    if rows is not None:
+        rows.validate(full=True)
+        assert rows.schema.equals(BODY_SCHEMA)
+
+
+def letter_json(request: dict[str, Any]) -> bytes:
+    head = msgspec.json.encode({"client_id": "c", "number": 1, "requests": [[0, request]], "sent_at_ms": 0})
+    return b"LMQ1" + len(head).to_bytes(4, "little") + head
+
+
+PRODUCE: dict[str, Any] = {"request": "produce", "topics": [], "ranges": {}, "metadata_step": 0}
+NUMBERS = ("size_bytes", "record_count", "min_timestamp_ms", "max_timestamp_ms")
+FILE: dict[str, Any] = {"file_id": 0, **dict.fromkeys(NUMBERS, 1), "footer_hash": 1}
+SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [], "partition": [], "base_sequence": []}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"request": "launch"},
+        {"request": "create_topic", "topic": 5, "partitions": 1},
+        {"request": "create_topic", "topic": "a", "partitions": "1"},
+        {**PRODUCE, "files": [{**FILE, "file_id": "../../etc/passwd"}]},
+        {**PRODUCE, "files": [{**FILE, "file_id": "0000000000000001"}]},
+        {**PRODUCE, "files": [{**FILE, "file_id": -1}]},
+        {**PRODUCE, "files": [{**FILE, "file_id": 2**62}]},
+        {**PRODUCE, "files": [{**FILE, "file_id": None}]},
+        {**PRODUCE, "files": [{**FILE, "record_count": -1}]},
+        {**PRODUCE, "files": [{**FILE, "record_count": 2**62}]},
+        {**PRODUCE, "files": [{**FILE, "min_timestamp_ms": 2**63}]},
+        {**PRODUCE, "files": [{**FILE, "footer_hash": 2**63}]},
+        {**PRODUCE, "ranges": {"topic": [-1]}},
+        {**PRODUCE, "ranges": {"file": [-2]}},
+        {**PRODUCE, "ranges": {"first_row": [2**63]}},
+        {**PRODUCE, "ranges": {"record_count": [1.5]}},
+        {**PRODUCE, "first_row": -1},
+        {**PRODUCE, "producer": {**SEQUENCES, "producer_epoch": 2**15}},
+        {**PRODUCE, "producer": {**SEQUENCES, "base_sequence": [2**31]}},
+    ],
+)
+def test_what_no_client_of_ours_would_say_is_refused_on_reading(request_: dict[str, Any]) -> None:
+    (good,) = decode_letter(letter_json({**PRODUCE, "files": [FILE], "producer": SEQUENCES}))[0].requests
+    assert isinstance(good, Produce)
+    (bad,) = decode_letter(letter_json(request_))[0].requests
+    assert isinstance(bad, Unreadable)
+    assert bad.refusal.error == "INVALID_REQUEST"
+    assert "at `$" in bad.refusal.message
+
+
+def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
+    """One of a newer client, or a bad value: the others are decided, in order, and answered in their places."""
+    good = [CreateTopic("a", 1), CreateTopic("b", 2)]
+    texts = [encode_request(good[0]), b'{"request":"launch"}', encode_request(good[1]), b'{"request":"delete_topic"}']
+    letter, _ = decode_letter(encode_letter("c", 1, [(0, text) for text in texts], 5))
+    assert [letter.requests[0], letter.requests[2]] == good
+    mq = Harness()
+    entries = machine.decide_letter(mq.state, letter)
+    results = entries[-1].record.results  # type: ignore[union-attr]
+    assert [type(result).__name__ for result in results] == ["TopicDone", "Refusal", "TopicDone", "Refusal"]
+    assert {results[1].error, results[3].error} == {"INVALID_REQUEST"}
+    assert sorted(mq.state.topic_ids) == ["a", "b"]
+
+
+def test_a_letter_says_where_the_rows_of_a_request_begin() -> None:
+    asked = Produce([], Ranges(), 0)
+    letter, _ = decode_letter(encode_letter("c", 1, [(row, encode_request(asked)) for row in (0, 7)], 5))
+    assert [one.first_row for one in letter.requests] == [0, 7]  # type: ignore[union-attr]
+
+
+def test_deep_nesting_is_a_value_error() -> None:
+    head = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[[0,{"request":"create_topic","config":{"a":'
+    deep = head + b"[" * 100_000
+    with pytest.raises(ValueError, match="not a letter"):
+        decode_letter(b"LMQ1" + len(deep).to_bytes(4, "little") + deep)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"value": [b"x"]}),
+        body([b"x"]).set_column(5, "timestamp", pa.nulls(1, BODY_SCHEMA.field("timestamp").type)),
+        body([b"x"]).set_column(0, "topic", pa.nulls(1, BODY_SCHEMA.field("topic").type)),
+        body([b"x"]).set_column(1, "partition", pa.nulls(1, BODY_SCHEMA.field("partition").type)),
+        body([b"x"]).drop_columns("headers"),
+        body([b"x"]).set_column(1, "partition", pa.array([1], pa.int64())),
+    ],
+)
+def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> None:
+    assert BODY_SCHEMA.names[5] == "timestamp"
+    with pytest.raises(ValueError, match="message bod"):
+        decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"compression": "zstd"}, "compressed"),
+        ({"compression": "lz4"}, "compressed"),
+        ({"compression": "zstd", "metadata_version": pa.ipc.MetadataVersion.V4}, "V4"),
+        ({"metadata_version": pa.ipc.MetadataVersion.V4}, "V4"),
+    ],
+)
+def test_rows_that_are_more_than_their_bytes_are_refused_before_they_are_read(
+    options: dict[str, Any], told: str
+) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(body([b"x"]))
+        writer.write_table(body([bytes(8 << 20)]))
+    letter = letter_bytes(Letter("c", 1, [], 0)) + bytes(sink.getvalue())
+    with pytest.raises(ValueError, match=told):
+        decode_letter(letter)
+
+
+def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
+    good = body([b"abc"])
+    head = letter_bytes(Letter("c", 1, [], 0))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
+        writer.write_table(good)
+    stream = bytes(sink.getvalue())
+    at = stream.rindex(struct.pack("<ii", 0, 3))  # where the value begins and ends in the batch's bytes
+    damaged = stream[:at] + struct.pack("<ii", 0, 1 << 30) + stream[at + 8 :]
+    assert decode_letter(head + stream)[1] is not None
+    with pytest.raises(ValueError, match="offsets"):
+        decode_letter(head + damaged)
+
+
+# -- a letter never stops the sequencer ---------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(requests, max_size=3), max_size=4), st.integers(0, 6))
+def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]], inline_rows: int) -> None:
+    """And what was decided can be journaled, replayed, projected: one bad letter must not end every sequencer."""
+    mq = Harness()
+    mq.create("t", 2)
+    mq.producer()
+    mq.one(InitProducer("etl"))
+    for asked in letters:
+        results = mq.ask(*asked, inline_rows=inline_rows)
+        assert len(results) == len(asked)
+        decode_answer(encode_answer(Answer("c", 1, 1, results)))
+    replayed = machine.replay(type(mq.state)(), mq.steps)
+    assert plain(replayed) == plain(mq.state)
+    project(mq.state, mq.steps)
+
+
+@given(st.lists(results, max_size=3))
+def test_an_answer_comes_out_as_it_went_in(told: list[AnyResult]) -> None:
+    answer = Answer("c", 7, 5, told)
+    assert decode_answer(encode_answer(answer)) == answer
+
+
+def test_inline_rows_of_the_harness_lie_within_their_file() -> None:
+    inline = inline_file(1, 5)
+    assert inline.first_row + inline.record_count < inline.file.record_count
