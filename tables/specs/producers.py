@@ -1,4 +1,4 @@
-"""`producers` and `applications`: what makes a repeat of a publish harmless."""
+"""`producers`: the sequences by which a repeat of a publish is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TableSpec, column
 
 UNITS = pa.list_(
     pa.struct(
@@ -38,23 +38,4 @@ PRODUCERS = TableSpec(
     shape="changelog",
     keys=("producer_id",),
     comment="Idempotent producers, with the sequences by which a repeat is known.",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApplicationRow:
-    step: int = column(INT64, "The step that decided it.")
-    txn_app_id: str = column(TEXT, "Application, as in Delta's txnAppId.")
-    target: str = column(TEXT, "Destination it publishes to.")
-    version: int = column(INT64, "The last txn_version published; one not above it is not published again.")
-    seen_at_ms: int = column(INT64, "When.")
-    removed: bool = column(BOOL, "Forgotten.")
-
-
-APPLICATIONS = TableSpec(
-    name="applications",
-    row=ApplicationRow,
-    shape="changelog",
-    keys=("txn_app_id", "target"),
-    comment="Applications that publish numbered batches, each batch once.",
 )

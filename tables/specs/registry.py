@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .applications import APPLICATIONS
 from .clients import CLIENTS
 from .dead_letters import DEAD_LETTERS
 from .delayed import DELAYED
@@ -9,7 +10,7 @@ from .groups import ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
 from .inbox import INBOX
 from .journal import JOURNAL
 from .messages import MESSAGES
-from .producers import APPLICATIONS, PRODUCERS
+from .producers import PRODUCERS
 from .segments import SEGMENTS
 from .spec import TableSpec
 from .topics import PARTITIONS, TOPICS

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from lakemq.tables.specs.applications import APPLICATIONS
 from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.specs.producers import APPLICATIONS
 from lakemq.tables.storage.catalog import columns_ddl
 from lakemq.tables.storage.commits import CommitConflict
 from lakemq.tables.storage.insertions import Insertion, insertion

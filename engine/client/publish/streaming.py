@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from lakemq.tables.specs.producers import APPLICATIONS
+from lakemq.tables.specs.applications import APPLICATIONS
 from lakemq.tables.storage.files import LocalFiles, open_files
 
 from ...namespace import crash

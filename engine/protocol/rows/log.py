@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from lakemq.tables.specs.applications import APPLICATIONS, ApplicationRow
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
-from lakemq.tables.specs.producers import APPLICATIONS, ApplicationRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
