@@ -38,7 +38,7 @@ BEGINNING = WatermarkRow(
     lease_ms=0,
     next_topic_id=1,
     next_producer_id=0,
-    subscriptions_step=0,
+    routing_step=0,
 )
 """The watermark of a namespace in which nothing was projected yet."""
 

@@ -18,7 +18,7 @@ class WatermarkRow:
     lease_ms: int = column(INT64, "How long the lease holds without a new step.")
     next_topic_id: int = column(INT64, "Id the next topic gets.")
     next_producer_id: int = column(INT64, "Id the next producer gets.")
-    subscriptions_step: int = column(INT64, "Last step that changed which topics a destination reaches.")
+    routing_step: int = column(INT64, "Last step that changed which topics a destination reaches.")
 
 
 WATERMARKS = TableSpec(

@@ -21,7 +21,7 @@ def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
         lease_ms=state.lease_ms,
         next_topic_id=state.next_topic_id,
         next_producer_id=state.next_producer_id,
-        subscriptions_step=state.subscriptions_step,
+        routing_step=state.routing_step,
     )
     return WATERMARKS.table([row])
 
@@ -36,5 +36,5 @@ def state_at(watermark: WatermarkRow) -> State:
         lease_ms=watermark.lease_ms,
         next_topic_id=watermark.next_topic_id,
         next_producer_id=watermark.next_producer_id,
-        subscriptions_step=watermark.subscriptions_step,
+        routing_step=watermark.routing_step,
     )

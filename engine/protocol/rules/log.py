@@ -148,11 +148,11 @@ def _partition_counts(refs: Sequence[TopicRef]) -> list[int]:
 
 
 def _current_topics(state: State, request: Produce) -> list[Topic]:
-    if state.subscriptions_step > request.metadata_step:
+    if state.routing_step > request.metadata_step:
         raise StaleTopicMetadata(
             "Subscriptions have changed since.",
             found=f"step {request.metadata_step}",
-            expected=f"step {state.subscriptions_step} or later",
+            expected=f"step {state.routing_step} or later",
         )
     return [_current_topic(state, ref) for ref in request.topics]
 

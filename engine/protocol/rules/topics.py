@@ -164,7 +164,7 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
     # its name is a destination now, which others may have reached by their subscriptions
     if any(topic.subscriptions for topic in state.topics.values()):
-        state.subscriptions_step = state.step
+        state.routing_step = state.step
 
 
 def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
@@ -173,7 +173,7 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
     if topic.subscriptions != record.subscriptions:
-        state.subscriptions_step = state.step
+        state.routing_step = state.step
     topic.config, topic.subscriptions = record.config, record.subscriptions
 
 

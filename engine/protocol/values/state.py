@@ -35,7 +35,7 @@ class State:
     lease_ms: int = 0
     next_topic_id: int = 1
     next_producer_id: int = 0
-    subscriptions_step: int = 0
+    routing_step: int = 0
     topics: dict[int, Topic] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
     producers: dict[int, Producer] = field(default_factory=dict)
