@@ -31,12 +31,12 @@ from ..values.transactions import (
     TransactionStatus,
 )
 from .identities import (
-    fenced,
+    fenced_error,
     has_ended,
     holder_of,
     is_current,
     next_identity,
-    other_producer,
+    other_producer_error,
     raise_if_timed_out,
 )
 from .registries import Rules
@@ -62,7 +62,7 @@ def decide_end(state: State, request: EndTransaction, given: Given) -> Decision:
         return Decision(_ended_before(transaction, request))
     if transaction.status is not TransactionStatus.ONGOING:
         if request.part_count:
-            raise _none_open(transaction)
+            raise _none_open_error(transaction)
         # nothing was published: neither a marker nor an epoch is spent on it
         return Decision(TransactionEnded(transaction.producer_id, transaction.producer_epoch))
     repeated = _is_repeated(transaction, request)
@@ -82,7 +82,7 @@ def decide_abort(state: State, request: AbortTransaction, given: Given) -> Decis
     if transaction is None:
         raise TransactionalIdNotFound(found=shown(request.transactional_id))
     if transaction.status is not TransactionStatus.ONGOING:
-        raise _none_open(transaction)
+        raise _none_open_error(transaction)
     return Decision(Done(), tuple(end(state, request.transactional_id, transaction, False, EndReason.OPERATOR)))
 
 
@@ -106,7 +106,7 @@ def decide_timeout(state: State, key: _Key) -> list[JournalEntry]:
     return end(state, key[0], state.transactions[key[0]], False, EndReason.TIMEOUT)
 
 
-def _none_open(transaction: Transaction) -> InvalidTxnState:
+def _none_open_error(transaction: Transaction) -> InvalidTxnState:
     expected = TransactionStatus.ONGOING.value
     return InvalidTxnState("No transaction is open.", found=transaction.status.value, expected=expected)
 
@@ -132,13 +132,13 @@ def _ended_before(transaction: Transaction, request: EndTransaction) -> Transact
     ref, ended = request.transaction, transaction.ended
     if ended is None or not has_ended(transaction, ref) or transaction.status not in COMPLETE:
         if ref.producer_id != transaction.producer_id:
-            raise other_producer(transaction, ref)
-        raise fenced(transaction, ref)
+            raise other_producer_error(transaction, ref)
+        raise fenced_error(transaction, ref)
     if ended.reason is EndReason.TIMEOUT:
         if request.commit:
             raise_if_timed_out(transaction, ref)
     elif ended.reason is not EndReason.PRODUCER:
-        raise fenced(transaction, ref)
+        raise fenced_error(transaction, ref)
     elif request.commit != ended.committed and not _is_repeated(transaction, request):
         raise InvalidTxnState(
             "The transaction has ended the other way.",

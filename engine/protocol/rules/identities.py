@@ -58,7 +58,7 @@ def raise_if_timed_out(transaction: Transaction, ref: TransactionRef) -> None:
         )
 
 
-def other_producer(transaction: Transaction, ref: TransactionRef) -> InvalidProducerIdMapping:
+def other_producer_error(transaction: Transaction, ref: TransactionRef) -> InvalidProducerIdMapping:
     return InvalidProducerIdMapping(
         f"Another producer has the transactional id {shown(ref.transactional_id)}.",
         found=ref.producer_id,
@@ -66,7 +66,7 @@ def other_producer(transaction: Transaction, ref: TransactionRef) -> InvalidProd
     )
 
 
-def fenced(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
+def fenced_error(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
     return ProducerFenced(
         f"The producer of {shown(ref.transactional_id)} is fenced, or the transaction is over.",
         found=f"epoch {ref.producer_epoch}",

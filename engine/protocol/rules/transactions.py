@@ -40,7 +40,7 @@ from .identities import (
     holder_of,
     is_current,
     next_identity,
-    other_producer,
+    other_producer_error,
     raise_if_timed_out,
     take_over,
 )
@@ -89,7 +89,7 @@ def open_transaction(state: State, ref: TransactionRef) -> Transaction:
     if not is_current(transaction, ref):
         raise_if_timed_out(transaction, ref)
         if ref.producer_id != transaction.producer_id and not has_ended(transaction, ref):
-            raise other_producer(transaction, ref)
+            raise other_producer_error(transaction, ref)
         raise InvalidProducerEpoch(
             f"The transaction of {shown(ref.transactional_id)} under this epoch is over.",
             found=ref.producer_epoch,
