@@ -45,7 +45,6 @@ from lakemq.engine.protocol.errors import (
     TransactionAbortable,
     error_of,
 )
-from lakemq.engine.protocol.rules.producers import next_sequence
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, Topic
 from lakemq.engine.protocol.values.transactions import AbortTransaction
@@ -274,7 +273,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     def begun(self, client: Client) -> ModelTransaction:
         if not client.manager.is_open:
             ref = client.manager.begin()
-            client.sequences = Sequences(ref.producer_id, ref.producer_epoch, next_sequence)
+            client.sequences = Sequences(ref.producer_id, ref.producer_epoch)
             client.transaction = ModelTransaction()
         assert client.transaction is not None
         return client.transaction

@@ -6,10 +6,9 @@ import pytest
 from protocol_harness import HOUR_MS, F, Harness
 
 from lakemq.engine.protocol.machine import fold
-from lakemq.engine.protocol.rules.producers import next_sequence
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Produced, Published, Unit
-from lakemq.engine.protocol.values.producers import UnitAppended
+from lakemq.engine.protocol.values.producers import UnitAppended, next_sequence
 from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 
 MAX = 2**31 - 1

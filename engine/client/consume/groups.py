@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.hashing import shard
 from ...protocol.names import shown
-from ...protocol.rules.groups import pending_offsets
 from ...protocol.values.state import State
 from ..arguments import group_name
 
@@ -74,7 +73,7 @@ class Groups:
 
 
 def _rows(state: State, group: str) -> list[PartitionLag]:
-    committed, pending = state.offsets.get(group, {}), pending_offsets(state, group)
+    committed, pending = state.offsets.get(group, {}), state.pending_offsets(group)
     if not committed and not pending:
         raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
     rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]

@@ -22,7 +22,6 @@ from ...protocol.errors import (
     UnknownServerError,
     UnsupportedVersion,
 )
-from ...protocol.rules.producers import next_sequence
 from ...protocol.values.log import Published
 from ...protocol.values.producers import InitProducer, ProducerDone
 from ..attempts import until_answered
@@ -306,7 +305,7 @@ class Producer:
     def _ready(self, deadline_ms: int) -> Sequences | None:
         if self._options.idempotent and self._sequences is None:
             done = self._initialized(deadline_ms)
-            self._sequences = Sequences(done.producer_id, done.producer_epoch, next_sequence)
+            self._sequences = Sequences(done.producer_id, done.producer_epoch)
         return self._sequences
 
     def _initialized(self, deadline_ms: int) -> ProducerDone:

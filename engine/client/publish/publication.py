@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ...protocol.values.log import ApplicationVersion, Ranges, RefusedRows
-from ...protocol.values.producers import ProducerSequences, TransactionRef
+from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence
 from .routing import Route
 
 OnError = Literal["dead_letter", "fail"]
@@ -18,9 +18,8 @@ ON_ERROR = ("dead_letter", "fail")
 class Sequences:
     """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
 
-    def __init__(self, producer_id: int, producer_epoch: int, next_sequence: Callable[[int, int], int]) -> None:
+    def __init__(self, producer_id: int, producer_epoch: int) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
-        self._advance = next_sequence
         self._next: dict[tuple[int, int], int] = {}
         self._next_refused = 0
 
@@ -38,10 +37,10 @@ class Sequences:
 
     def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
         """The request was accepted: the next one goes on after it."""
-        self._next_refused = self._advance(self._next_refused, sum(rows.record_count for rows in refused))
+        self._next_refused = next_sequence(self._next_refused, sum(rows.record_count for rows in refused))
         for (topic, partition), count in self._units(ranges).items():
             key = (route.topics[topic].topic_id, partition)
-            self._next[key] = self._advance(self._next.get(key, 0), count)
+            self._next[key] = next_sequence(self._next.get(key, 0), count)
 
     @staticmethod
     def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from ...namespace.clock import Clock
 from ...protocol.errors import LakeMQError, TransactionAborted, UnknownServerError
-from ...protocol.rules.producers import next_sequence
 from ...protocol.values.log import Published
 from ..requester import Requester
 from ..transactions.manager import TransactionManager
@@ -65,7 +64,7 @@ class TransactionalProducer(Producer):
             self._acknowledged.take()
             self._travelling = None
             # they begin anew with every epoch
-            self._sequences = Sequences(ref.producer_id, ref.producer_epoch, next_sequence)
+            self._sequences = Sequences(ref.producer_id, ref.producer_epoch)
         self._settle_with(left, lambda batch: batch.failure or _UNKNOWN)
 
     def send_offsets_to_transaction(

@@ -60,7 +60,7 @@ def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decisio
 def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
     """What the group has committed. Raises InvalidGroupId, UnknownTopicOrPartition, UnstableOffsetCommit."""
     check_group(request.group)
-    committed, pending = state.offsets.get(request.group, {}), pending_offsets(state, request.group)
+    committed, pending = state.offsets.get(request.group, {}), state.pending_offsets(request.group)
     if request.partitions is None:
         wanted = sorted({*committed, *pending})
     else:
@@ -71,16 +71,6 @@ def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
         raise UnstableOffsetCommit(found=f"{state.topics[topic_id].topic}-{partition}")
     offsets = [_as_told(state, place, committed[place]) for place in wanted if place in committed]
     return Decision(OffsetsFetched(offsets))
-
-
-def pending_offsets(state: State, group: str) -> dict[Place, str]:
-    """What open transactions hold back for the group: the place, and the transactional id."""
-    return {
-        (topic_id, one.partition): name
-        for name in sorted(state.ongoing)
-        for topic_id, one in state.transactions[name].offsets.get(group, ())
-        if topic_id in state.topics
-    }
 
 
 def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:

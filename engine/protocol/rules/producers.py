@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
-from ..values.base import MAX_SEQUENCE
 from ..values.deciding import Decision
 from ..values.journal import JournalEntry
-from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended
+from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended, next_sequence
 from ..values.segments import Segments
 from ..values.state import State
 from .registries import Folds, Rules
@@ -58,11 +57,6 @@ def find_duplicate(
             expected=expected,
         )
     return None
-
-
-def next_sequence(base_sequence: int, record_count: int) -> int:
-    """The sequence after `record_count` records from `base_sequence` on."""
-    return (base_sequence + record_count) % (MAX_SEQUENCE + 1)
 
 
 def _is_silent(state: State, producer_id: int, time: Time) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from .base import Count, Epoch, Number, Record, Request, Result, Sequence
+from .base import MAX_SEQUENCE, Count, Epoch, Number, Record, Request, Result, Sequence
 
 
 class InitProducer(Request, frozen=True, tag="init_producer"):
@@ -39,6 +39,11 @@ class ProducerSequences(msgspec.Struct, frozen=True):
     partition: list[Count]
     base_sequence: list[Sequence]
     refused_sequence: Sequence | None = None
+
+
+def next_sequence(base_sequence: int, record_count: int) -> int:
+    """The sequence after `record_count` records from `base_sequence` on."""
+    return (base_sequence + record_count) % (MAX_SEQUENCE + 1)
 
 
 class ProducerDone(Result, frozen=True, tag="producer"):

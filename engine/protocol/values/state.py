@@ -69,6 +69,15 @@ class State:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)
 
+    def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
+        """What open transactions hold back for the group: (topic_id, partition) -> the transactional id."""
+        return {
+            (topic_id, one.partition): name
+            for name in sorted(self.ongoing)
+            for topic_id, one in self.transactions[name].offsets.get(group, ())
+            if topic_id in self.topics
+        }
+
     def subscriptions(self) -> dict[str, list[str]]:
         """Topic name -> subscriptions, for every topic."""
         return {topic.topic: topic.subscriptions for topic in self.topics.values()}
