@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..fetch.arrow import FETCHED
 from ..fetch.fetched import Fetched, Message
-from .offsets import ConsumedOffsets
+from ..offsets import ConsumedOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

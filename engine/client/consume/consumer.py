@@ -21,9 +21,9 @@ from ...protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit,
 from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
 from ..fetch.fetched import Fetched
 from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..offsets import ConsumedOffsets, Place, offset_commits
 from ..requester import Requester
 from .batch import ConsumerBatch
-from .offsets import ConsumedOffsets, Place, offset_commits
 from .poll_sizes import poll_sizes
 
 Reset = Literal["earliest", "latest", "none"]

@@ -39,7 +39,7 @@ from ...protocol.values.producers import InitProducer, ProducerDone, Transaction
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import group_name, place_offsets, text
 from ..attempts import NOT_DECIDED, until_answered
-from ..consume.offsets import ConsumedOffsets, offset_commits
+from ..offsets import ConsumedOffsets, offset_commits
 from ..requester import Requester
 
 Offsets = Mapping[tuple[str, int], int]
