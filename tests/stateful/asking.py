@@ -95,7 +95,7 @@ class Publisher:
         known = self.model.producers.get(producer_id)
         epoch = max(0, (known.epoch if known else 0) + data.draw(now_and_then(1, 0) | now_and_then(-1, 0)))
         gap = data.draw(now_and_then(1, 0), label="gap")
-        units = sorted(set(zip(request.ranges.topic, request.ranges.partition, strict=True)))
+        units = sorted(set(zip(request.ranges.topic_index, request.ranges.partition, strict=True)))
         bases = []
         for topic, partition in units:
             key = (request.topics[topic].topic_id, partition)

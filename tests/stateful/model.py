@@ -162,7 +162,7 @@ class Model:
         found: dict[tuple[int, int], list[str]] = {}
         r = request.ranges
         for topic, partition, file, first, count in zip(
-            r.topic, r.partition, r.file, r.first_row, r.record_count, strict=True
+            r.topic_index, r.partition, r.file, r.first_row, r.record_count, strict=True
         ):
             for row in range(first, first + count):
                 found.setdefault((topic, partition), []).append(rows[file][row])
@@ -171,7 +171,7 @@ class Model:
     def _sequence(self, request: Produce, unit: tuple[int, int]) -> int:
         named = request.producer
         assert named
-        units = list(zip(named.topic, named.partition, strict=True))
+        units = list(zip(named.topic_index, named.partition, strict=True))
         return named.base_sequence[units.index(unit)]
 
     def _appended_before(

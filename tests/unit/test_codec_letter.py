@@ -83,7 +83,13 @@ def letter_json(request: dict[str, Any]) -> bytes:
 PRODUCE: dict[str, Any] = {"request": "produce", "topics": [], "ranges": {}, "metadata_step": 0}
 NUMBERS = ("size_bytes", "record_count", "min_timestamp_ms", "max_timestamp_ms")
 FILE: dict[str, Any] = {"file_id": 0, **dict.fromkeys(NUMBERS, 1), "footer_hash": 1}
-SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [], "partition": [], "base_sequence": []}
+SEQUENCES: dict[str, Any] = {
+    "producer_id": 0,
+    "producer_epoch": 0,
+    "topic_index": [],
+    "partition": [],
+    "base_sequence": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ SEQUENCES: dict[str, Any] = {"producer_id": 0, "producer_epoch": 0, "topic": [],
         {**PRODUCE, "files": [{**FILE, "record_count": 2**62}]},
         {**PRODUCE, "files": [{**FILE, "min_timestamp_ms": 2**63}]},
         {**PRODUCE, "files": [{**FILE, "footer_hash": 2**63}]},
-        {**PRODUCE, "ranges": {"topic": [-1]}},
+        {**PRODUCE, "ranges": {"topic_index": [-1]}},
         {**PRODUCE, "ranges": {"file": [-2]}},
         {**PRODUCE, "ranges": {"first_row": [2**63]}},
         {**PRODUCE, "ranges": {"record_count": [1.5]}},

@@ -271,7 +271,7 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
             getattr(ranges, name).append(value)
     if not draw(st.booleans()):
         return ranges, topics, None
-    units = sorted(set(zip(ranges.topic, ranges.partition, strict=True)), reverse=draw(st.booleans()))
+    units = sorted(set(zip(ranges.topic_index, ranges.partition, strict=True)), reverse=draw(st.booleans()))
     bases = [draw(st.sampled_from([0, 0, 0, 1, 2, 3])) for _ in units]
     if not units:
         return ranges, topics, None

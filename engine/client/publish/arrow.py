@@ -141,7 +141,7 @@ class ArrowPublisher:
     def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
         request, sequences = prepared.request, publication.sequences
-        if not (request.ranges.topic or request.refused or request.application or request.transaction):
+        if not (request.ranges.topic_index or request.refused or request.application or request.transaction):
             return Published([])
 
         def ask() -> Published:

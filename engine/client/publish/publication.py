@@ -29,24 +29,24 @@ class Sequences:
         return ProducerSequences(
             self.producer_id,
             self.producer_epoch,
-            [topic for topic, _ in units],
+            [index for index, _ in units],
             [partition for _, partition in units],
-            [self._next.get((route.topics[topic].topic_id, partition), 0) for topic, partition in units],
+            [self._next.get((route.topics[index].topic_id, partition), 0) for index, partition in units],
             self._next_refused if refused else None,
         )
 
     def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
         """The request was accepted: the next one goes on after it."""
         self._next_refused = next_sequence(self._next_refused, sum(rows.record_count for rows in refused))
-        for (topic, partition), count in self._units(ranges).items():
-            key = (route.topics[topic].topic_id, partition)
+        for (index, partition), count in self._units(ranges).items():
+            key = (route.topics[index].topic_id, partition)
             self._next[key] = next_sequence(self._next.get(key, 0), count)
 
     @staticmethod
     def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
         counts: dict[tuple[int, int], int] = {}
-        for topic, partition, count in zip(ranges.topic, ranges.partition, ranges.record_count, strict=True):
-            counts[topic, partition] = counts.get((topic, partition), 0) + count
+        for index, partition, count in zip(ranges.topic_index, ranges.partition, ranges.record_count, strict=True):
+            counts[index, partition] = counts.get((index, partition), 0) + count
         return counts
 
 

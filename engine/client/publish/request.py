@@ -126,8 +126,8 @@ def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) ->
                 error, reason = REFUSALS[-1 - run.partition]
                 refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
-            for topic in copy.topics:
-                ranges.topic.append(topic)
+            for index in copy.topics:
+                ranges.topic_index.append(index)
                 ranges.partition.append(run.partition)
                 ranges.file.append(file)
                 ranges.first_row.append(run.first_row)

@@ -79,7 +79,7 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
     entries: list[JournalEntry] = []
     if request.transaction is not None:
-        places = zip(units.topic.tolist(), units.partition.tolist(), strict=True)
+        places = zip(units.topic_index.tolist(), units.partition.tolist(), strict=True)
         touched = {(topics[t].topic_id, p) for unit, (t, p) in enumerate(places) if unit not in appended}
         entries += joined(state, request.transaction, touched)
     if request.files and (len(fresh) or dead):
@@ -197,10 +197,10 @@ def _produced(
 ) -> Produced:
     producer, application = request.producer, request.application
     author = producer or request.transaction
-    columns = (units.topic, units.partition, units.sequence, units.record_count, base_offsets)
+    columns = (units.topic_index, units.partition, units.sequence, units.record_count, base_offsets)
     added = [
-        UnitAppended(request.topics[topic].topic_id, partition, sequence, count, offset)
-        for unit, (topic, partition, sequence, count, offset) in enumerate(
+        UnitAppended(request.topics[index].topic_id, partition, sequence, count, offset)
+        for unit, (index, partition, sequence, count, offset) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         )
         if producer is not None and unit not in appended
@@ -232,13 +232,13 @@ def _segments(
     # within a unit the sequence runs along with the offset
     sequences = (units.sequence[ranges.unit] + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
     stamped = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
-    by_sequencer = [stamped[t] for t in ranges.topic.tolist()]
+    by_sequencer = [stamped[t] for t in ranges.topic_index.tolist()]
     partition, author = ranges.partition.tolist(), request.producer or request.transaction
     return segments(
         n,
         kind=["data"] * n,
-        topic_id=[topics[t].topic_id for t in ranges.topic.tolist()],
-        topic=[topics[t].topic for t in ranges.topic.tolist()],
+        topic_id=[topics[t].topic_id for t in ranges.topic_index.tolist()],
+        topic=[topics[t].topic for t in ranges.topic_index.tolist()],
         partition=partition,
         base_offset=base_offsets.tolist(),
         record_count=ranges.record_count.tolist(),

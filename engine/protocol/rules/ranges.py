@@ -38,11 +38,11 @@ class RowSource:
 class RangeColumns:
     """Columns of equal length, one entry per range.
 
-    topic: index into the request's topics; file: into the files of its rows; unit: number of the range's (topic,
+    topic_index: into the request's topics; file: into the files of its rows; unit: number of the range's (topic,
     partition) pair among those of the request, in order.
     """
 
-    topic: Column
+    topic_index: Column
     partition: Column
     file: Column
     first_row: Column
@@ -58,7 +58,7 @@ class RangeColumns:
         partition_counts: per topic.
         """
         lists = [
-            ranges.topic,
+            ranges.topic_index,
             ranges.partition,
             ranges.file,
             ranges.first_row,
@@ -68,28 +68,28 @@ class RangeColumns:
         ]
         if len({len(column) for column in lists}) != 1:
             raise InvalidRequest("The columns of the ranges differ in length.", found=[len(c) for c in lists])
-        topic, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
+        topic_index, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
         file, first_row = source.place(file, first_row)
         counts = np.array(partition_counts, np.int64)
-        _check(topic, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
-        unit = _ONE if len(topic) == 1 else _units(topic, partition, counts)
-        return cls(topic, partition, file, first_row, record_count, low, high, unit)
+        _check(topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
+        unit = _ONE if len(topic_index) == 1 else _units(topic_index, partition, counts)
+        return cls(topic_index, partition, file, first_row, record_count, low, high, unit)
 
     def where(self, mask: Mask) -> RangeColumns:
         """The ranges selected by the mask."""
         return RangeColumns(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
-        return len(self.topic)
+        return len(self.topic_index)
 
 
 # Most requests of small clients have one range: numpy's price per call would be most of what deciding them costs.
 _ONE: Column = np.zeros(1, np.int64)
 
 
-def _units(topic: Column, partition: Column, partition_counts: Column) -> Column:
+def _units(topic_index: Column, partition: Column, partition_counts: Column) -> Column:
     starts = np.cumsum(partition_counts) - partition_counts
-    unit: Column = np.unique(starts[topic] + partition, return_inverse=True)[1]
+    unit: Column = np.unique(starts[topic_index] + partition, return_inverse=True)[1]
     return unit
 
 
@@ -110,7 +110,7 @@ def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -
 
 
 def _check(
-    topic: Column,
+    topic_index: Column,
     partition: Column,
     file: Column,
     first_row: Column,
@@ -118,14 +118,14 @@ def _check(
     file_rows: Column,
     partition_counts: Column,
 ) -> None:
-    known = (topic >= 0) & (topic < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
+    known = (topic_index >= 0) & (topic_index < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
     if known.all():
-        known = (partition >= 0) & (partition < partition_counts[topic])
+        known = (partition >= 0) & (partition < partition_counts[topic_index])
         known &= (first_row >= 0) & (record_count > 0) & (first_row + record_count <= file_rows[file])
     if not known.all():
         bad = int(np.argmin(known))
         named = {
-            "topic": topic,
+            "topic": topic_index,
             "partition": partition,
             "file": file,
             "first_row": first_row,

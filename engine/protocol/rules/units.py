@@ -20,21 +20,21 @@ from .ranges import Column, RangeColumns
 class Units:
     """The units of a request as columns, in order of topic and partition; a range's `unit` is an index into them.
 
-    topic: index into the request's topics; sequence: the producer's for the first record, -1 for a request without.
+    topic_index: into the request's topics; sequence: the producer's for the first record, -1 for a request without.
     """
 
-    topic: Column
+    topic_index: Column
     partition: Column
     record_count: Column
     sequence: Column
 
     def __len__(self) -> int:
-        return len(self.topic)
+        return len(self.topic_index)
 
     def high_watermarks(self, topics: Sequence[Topic]) -> Column:
         """Per unit the offset its first record gets. topics: those of the request."""
         found = np.empty(len(self), np.int64)
-        bounds = np.searchsorted(self.topic, np.arange(len(topics) + 1)).tolist()
+        bounds = np.searchsorted(self.topic_index, np.arange(len(topics) + 1)).tolist()
         for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
             found[low:high] = topic.high_watermarks[self.partition[low:high]]
         return found
@@ -42,22 +42,22 @@ class Units:
 
 def units_of(request: Produce, ranges: RangeColumns) -> Units:
     """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
-    topic, partition, record_count = ranges.topic, ranges.partition, ranges.record_count
+    topic_index, partition, record_count = ranges.topic_index, ranges.partition, ranges.record_count
     if len(ranges) > 1:
         first = np.unique(ranges.unit, return_index=True)[1]
-        topic, partition = topic[first], partition[first]
+        topic_index, partition = topic_index[first], partition[first]
         record_count = np.zeros(len(first), np.int64)
         np.add.at(record_count, ranges.unit, ranges.record_count)
     if request.producer is None:
-        sequence = np.full(len(topic), -1, np.int64)
+        sequence = np.full(len(topic_index), -1, np.int64)
     else:
-        sequence = _sequences(request.producer, list(zip(topic.tolist(), partition.tolist(), strict=True)))
-    return Units(topic, partition, record_count, sequence)
+        sequence = _sequences(request.producer, list(zip(topic_index.tolist(), partition.tolist(), strict=True)))
+    return Units(topic_index, partition, record_count, sequence)
 
 
 def _sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> Column:
-    by_unit = dict(zip(zip(named.topic, named.partition, strict=False), named.base_sequence, strict=False))
-    lengths = {len(named.topic), len(named.partition), len(named.base_sequence)}
+    by_unit = dict(zip(zip(named.topic_index, named.partition, strict=False), named.base_sequence, strict=False))
+    lengths = {len(named.topic_index), len(named.partition), len(named.base_sequence)}
     if lengths != {len(units)} or by_unit.keys() != set(units):
         raise InvalidRequest("The sequences and the ranges do not name the same partitions, each once.")
     return np.array([by_unit[unit] for unit in units], np.int64)
@@ -72,10 +72,10 @@ def appended_before(state: State, request: Produce, units: Units) -> dict[int, U
         return {}
     epoch = request.producer.producer_epoch
     producer = check_producer(state, request.producer.producer_id, epoch)
-    columns = (units.topic, units.partition, units.sequence, units.record_count)
+    columns = (units.topic_index, units.partition, units.sequence, units.record_count)
     again = {}
-    for unit, (topic, partition, sequence, count) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-        topic_id = request.topics[topic].topic_id
+    for unit, (index, partition, sequence, count) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        topic_id = request.topics[index].topic_id
         if found := find_duplicate(producer, epoch, topic_id, partition, sequence, count):
             again[unit] = found
     return again
@@ -109,8 +109,8 @@ def was_refused_before(state: State, request: Produce, unit: UnitAppended | None
 
 def named_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
     """The units as a result tells them. base_offsets: per unit."""
-    columns = (units.topic.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
+    columns = (units.topic_index.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
     return [
-        Unit(request.topics[topic].topic, partition, base_offset, count)
-        for topic, partition, base_offset, count in zip(*columns, strict=True)
+        Unit(request.topics[index].topic, partition, base_offset, count)
+        for index, partition, base_offset, count in zip(*columns, strict=True)
     ]

@@ -38,10 +38,10 @@ class PendingFile(msgspec.Struct, frozen=True):
 class Ranges(msgspec.Struct, frozen=True):
     """Ranges of rows as columns of equal length, in the order in which they take their offsets.
 
-    topic: index into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
+    topic_index: into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
     """
 
-    topic: list[Count] = []
+    topic_index: list[Count] = []
     partition: list[Count] = []
     file: list[FileIndex] = []
     first_row: list[Count] = []

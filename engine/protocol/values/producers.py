@@ -30,12 +30,13 @@ class TransactionRef(msgspec.Struct, frozen=True, array_like=True):
 class ProducerSequences(msgspec.Struct, frozen=True):
     """Sequence of the first record per unit, a unit being all a request puts into one (topic, partition).
 
-    refused_sequence: of the first of its refused rows, which are a unit of their own; None: it has none.
+    topic_index: into the request's topics; refused_sequence: of the first of its refused rows, which are a unit of
+    their own; None: it has none.
     """
 
     producer_id: Number
     producer_epoch: Epoch
-    topic: list[Count]
+    topic_index: list[Count]
     partition: list[Count]
     base_sequence: list[Sequence]
     refused_sequence: Sequence | None = None
