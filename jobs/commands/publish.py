@@ -16,6 +16,7 @@ from lakemq.jobs.output import note, show
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.publish.producer import Producer
     from lakemq.engine.client.publish.told import Flushed, Span
 
@@ -82,16 +83,8 @@ def publish(
         # before the producer ends: it waits for its answers, and who waits for them says so
         stack.enter_context(answered(mq))
         tell = stack.enter_context(progress("published", fraction))
-        try:
-            _send_all(producer, topic, read(stream, chosen, columns, counts), sent, tell)
-        except BaseException as error:
-            # who is interrupted waits for no answer any more
-            if isinstance(error, Exception) or mq.requester.waited_ms() is None:
-                with suppress(Exception):
-                    sent.add(producer.flush())
-            if sent.count:
-                note(f"messages published before it ended: {sent.count}")
-            raise
+        stack.enter_context(_noted_where_it_ends(mq, producer, sent))
+        _send_all(producer, topic, read(stream, chosen, columns, counts), sent, tell)
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
     for field, count in counts.lacking().items():
         note(f"lines without a field {field!r}: {count}; they were published without it")
@@ -178,6 +171,21 @@ def _send_all(
         producer.send_arrow(topic, table)
     sent.add(producer.flush())
     tell(sent.count)
+
+
+@contextmanager
+def _noted_where_it_ends(mq: Connection, producer: Producer, sent: _Sent) -> Iterator[None]:
+    """Of what ends too early: how much was published until then."""
+    try:
+        yield
+    except BaseException as error:
+        # who is interrupted waits for no answer any more
+        if isinstance(error, Exception) or mq.requester.waited_ms() is None:
+            with suppress(Exception):
+                sent.add(producer.flush())
+        if sent.count:
+            note(f"messages published before it ended: {sent.count}")
+        raise
 
 
 @contextmanager
