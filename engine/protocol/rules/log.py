@@ -71,27 +71,21 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     if was_refused_before(state, request, refused):
         dead, refused = [], None
     if len(appended) == len(units) and not dead and (appended or refused_count):
-        first = [appended[unit].base_offset for unit in range(len(units))]
-        return Decision(Published(named_units(request, units, first), refused_count, duplicate=True))
+        told = [appended[unit].base_offset for unit in range(len(units))]
+        return Decision(Published(named_units(request, units, told), refused_count, duplicate=True))
     topics = _current_topics(state, request)
     _check_files(request, given.facts)
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
-    entries: list[JournalEntry] = []
-    if request.transaction is not None:
-        places = zip(units.topic_index.tolist(), units.partition.tolist(), strict=True)
-        touched = {(topics[t].topic_id, p) for unit, (t, p) in enumerate(places) if unit not in appended}
-        entries += joined(state, request.transaction, touched)
+    entries = _joined(state, request, topics, units, appended)
     if request.files and (len(fresh) or dead):
         entries.append(JournalEntry(FilesAdded(request.files)))
     if len(fresh) or request.application or request.transaction or refused:
         added = _segments(request, topics, fresh, units, base_offsets, source.files, state.now_ms)
         entries.append(JournalEntry(_produced(request, units, base_offsets, appended, refused), added))
     entries += [JournalEntry(record) for record in dead]
-    first = [
-        appended[unit].base_offset if unit in appended else offset for unit, offset in enumerate(base_offsets.tolist())
-    ]
-    return Decision(Published(named_units(request, units, first), refused_count), tuple(entries))
+    told = [appended[u].base_offset if u in appended else offset for u, offset in enumerate(base_offsets.tolist())]
+    return Decision(Published(named_units(request, units, told), refused_count), tuple(entries))
 
 
 def _check_transaction(state: State, request: Produce) -> None:
@@ -186,6 +180,17 @@ def _check_files(request: Produce, facts: Mapping[int, FileFacts | None]) -> Non
 
 def _told(file: FileFacts) -> str:
     return f"{file.size_bytes} bytes, {file.flaw or f'{file.record_count} rows, footer {file.footer_hash}'}"
+
+
+def _joined(
+    state: State, request: Produce, topics: Sequence[Topic], units: Units, appended: Mapping[int, UnitAppended]
+) -> list[JournalEntry]:
+    """What its transaction touches from now on; nothing outside of one."""
+    if request.transaction is None:
+        return []
+    places = zip(units.topic_index.tolist(), units.partition.tolist(), strict=True)
+    touched = {(topics[index].topic_id, p) for unit, (index, p) in enumerate(places) if unit not in appended}
+    return joined(state, request.transaction, touched)
 
 
 def _produced(
