@@ -48,19 +48,19 @@ def text_of(case: dict[str, Any]) -> str:
     return of["repeat"] * of["times"] if isinstance(of, dict) else of
 
 
-@pytest.mark.parametrize("case", cases("names.yaml")["names"], ids=named)
+@pytest.mark.parametrize("case", cases("names.yaml"), ids=named)
 def test_a_name_is_valid_or_not(case: dict[str, Any]) -> None:
     assert is_name(text_of(case)) is case["valid"]
 
 
-@pytest.mark.parametrize("case", cases("names.yaml")["murmur2"], ids=named)
+@pytest.mark.parametrize("case", cases("hashes.yaml")["murmur2"], ids=named)
 def test_murmur2_is_kafkas(case: dict[str, Any]) -> None:
     key = text_of(case).encode()
     assert murmur2(key) == case["hash"]
     assert murmur2_partition(key, case["partitions"]) == case["partition"]
 
 
-@pytest.mark.parametrize("case", cases("names.yaml")["shards"], ids=named)
+@pytest.mark.parametrize("case", cases("hashes.yaml")["shards"], ids=named)
 def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
     assert shard(text_of(case)) == case["shard"]
 

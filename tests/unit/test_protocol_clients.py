@@ -1,19 +1,16 @@
-"""Clients and their turns; letters; time; the lease."""
+"""Clients and their turns; letters; time."""
 
 from __future__ import annotations
 
 import pytest
-from protocol_harness import HOUR_MS, Harness, plain
+from protocol_harness import HOUR_MS, Harness
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
-from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.clients import Turn, turn_of
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.deciding import Limits
-from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
-from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic
 
 
@@ -124,33 +121,3 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients
     assert {one.record.subject for one in folded} == {"late", "client-1"}
-
-
-# -- the lease ----------------------------------------------------------------------------------------------
-
-
-def test_the_lease_is_taken_kept_and_given_back() -> None:
-    state = State()
-    assert leader.may_lead(state, "a", 0)
-    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
-    assert (state.leader, state.leader_epoch, state.lease_ms) == ("a", 1, 500)
-    assert not leader.may_lead(state, "b", 500)
-    assert leader.may_lead(state, "b", 501)
-    assert leader.may_lead(state, "a", 0)
-    machine.fold(state, [leader.decide_renew(state)])
-    assert (state.leader, state.leader_epoch) == ("a", 1)
-    machine.fold(state, [leader.decide_take_over(state, "b", 700)])
-    assert (state.leader, state.leader_epoch, state.lease_ms) == ("b", 2, 700)
-    machine.fold(state, [leader.decide_resign(state)])
-    assert leader.may_lead(state, "a", 0)
-    assert state.leader_epoch == 2
-
-
-def test_renewing_changes_nothing_but_says_so() -> None:
-    state = State()
-    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
-    before = plain(state)
-    renewed = leader.decide_renew(state)
-    assert renewed.record == LeaderElected("a", 1, 500)
-    machine.fold(state, [renewed])
-    assert plain(state) == before

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import duckdb
 import pyarrow as pa
 import pytest
 from unit.served import CONFIG, committed, served, until
@@ -14,7 +16,7 @@ from unit.served import CONFIG, committed, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.jobs.sql import run_query
+from lakemq.jobs.sql import connected, run_query
 
 TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
@@ -131,8 +133,8 @@ def test_open_transactions(mixed: Mixed):
     assert [row["topics"] for row in rows] == [["a-0"], ["b-0"]]
 
 
-def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+def _ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 def test_the_history_of_an_id_is_its_transitions(mixed: Mixed):
@@ -173,3 +175,72 @@ def test_the_views_follow_a_commit(mixed: Mixed):
         ]
         assert values == [m.value for m in mq.fetch("a")]
         assert values[-2:] == [b"open", b"behind it"]
+
+
+# -- a namespace that a process left with a transaction open ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
+    """A process has gone, and left a transaction open."""
+    path = str(tmp_path_factory.mktemp("views") / "mq")
+    gone = lakemq.connect(path, create=True)  # never closed: what it has open stays so
+    with lakemq.connect(path) as mq, mq.serving():
+        for topic in ("kept", "deleted"):
+            mq.topics.create(topic)
+            mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+        with mq.consumer("reading", topics=["kept", "deleted"]) as consumer:
+            consumer.commit({("kept", 0): 1, ("deleted", 0): 1})
+            consumer.commit({("kept", 0): 2}, metadata="so far")
+        mq.topics.delete("deleted")
+        producer = gone.producer("gone")
+        producer.begin_transaction()
+        producer.send("kept", value="open")
+        producer.flush()
+        with mq.consumer("eager", topics=["kept"], isolation="read_uncommitted") as consumer:
+            consumer.commit(consumer.poll())
+        with mq.transaction("done", batch_id=3) as txn:
+            txn.publish("kept", pa.table({"value": ["d"]}))
+            txn.send_offsets({("kept", 0): 0}, "slow")
+    time.sleep(0.2)
+    return connected(mq.namespace)
+
+
+def test_lag_is_up_to_what_is_stable_and_never_negative(left_open: duckdb.DuckDBPyConnection) -> None:
+    columns = "c.group, topic, committed_offset, last_stable_offset, high_watermark, lag, metadata"
+    assert left_open.execute(f"SELECT {columns} FROM consumer_lag AS c ORDER BY 1").fetchall() == [
+        ("eager", "kept", 4, 3, 6, 0, None),
+        ("reading", "kept", 2, 3, 6, 1, "so far"),
+        ("slow", "kept", 0, 3, 6, 3, None),
+    ]
+
+
+def test_an_open_transaction_grows_older(left_open: duckdb.DuckDBPyConnection) -> None:
+    ((name, open_ms, topics, groups),) = left_open.execute(
+        "SELECT transactional_id, open_ms, topics, o.groups FROM open_transactions AS o"
+    ).fetchall()
+    assert (name, topics, groups) == ("gone", ["kept-0"], [])
+    assert 200 <= open_ms < 60_000
+
+
+def test_history_says_how_each_one_went(left_open: duckdb.DuckDBPyConnection) -> None:
+    found = left_open.execute(
+        "SELECT state, reason, batch_id, topics, h.groups, open_ms >= 0 FROM transaction_history AS h"
+        " WHERE transactional_id = 'done' ORDER BY step, position"
+    ).fetchall()
+    assert [(state, reason, batch_id) for state, reason, batch_id, *_ in found] == [
+        ("Empty", None, None),
+        ("Ongoing", None, None),
+        ("Ongoing", None, None),
+        ("PrepareCommit", "producer", 3),
+        ("CompleteCommit", "producer", 3),
+    ]
+    assert found[-1][3:] == (["kept-0"], ["slow"], True)
+
+
+def test_log_committed_ends_where_the_open_transaction_begins(left_open: duckdb.DuckDBPyConnection) -> None:
+    def offsets(view: str) -> list[tuple[int]]:
+        return left_open.execute(f'SELECT "offset" FROM {view} ORDER BY 1').fetchall()
+
+    assert offsets("log_committed") == [(0,), (1,), (2,)]
+    assert offsets("log") == [(0,), (1,), (2,), (3,), (4,)]

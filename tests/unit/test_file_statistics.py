@@ -1,4 +1,4 @@
-"""What a projector says of a data file must be true of every row in it, and readable by everybody."""
+"""What Delta's log says of a file must be true of every row in it, and readable by everybody."""
 
 from __future__ import annotations
 
