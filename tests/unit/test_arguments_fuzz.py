@@ -5,6 +5,7 @@ Longer: HYPOTHESIS_PROFILE=long.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from hypothesis import strategies as st
 from unit.served import served
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.client.consume.groups import Groups
+from lakemq.engine.client.topics import Topics
+from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError
 
 pytestmark = pytest.mark.slow
@@ -136,7 +141,10 @@ def calls(mq: Connection) -> list[Call]:
     def seek(**given: Any) -> None:
         with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
             consumer.seek(**given)
-            consumer.position(given["topic"], given["partition"])
+
+    def position(**given: Any) -> None:
+        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+            consumer.position(**given)
 
     def commit(**given: Any) -> None:
         with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
@@ -209,7 +217,9 @@ def calls(mq: Connection) -> list[Call]:
         ),
         Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
         Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
+        Call("consumer.position", right(topic=TOPIC, partition=0), position),
         Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
+        Call("groups.describe", right(group=GROUP), mq.groups.describe),
         Call("groups.lag", right(group=GROUP), mq.groups.lag),
         Call("transactions.all", right(states=tuple), mq.transactions.all),
         Call("transactions.describe", right(transactional_id="x"), mq.transactions.describe),
@@ -218,6 +228,20 @@ def calls(mq: Connection) -> list[Call]:
         Call("transactions.abort", right(transactional_id="x"), mq.transactions.abort),
         Call("step_until_idle", right(wait_ms=0), wait),
     ]
+
+
+PUBLIC = {"": Connection, "topics.": Topics, "groups.": Groups, "transactions.": Transactions, "consumer.": Consumer}
+ELSEWHERE = {"producer", "transaction"}
+"""What opens something that writes: `test_producer.py` and `test_transaction_scope.py` have what these are given."""
+
+
+def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> None:
+    drawn = {call.name: call.right.keys() for call in calls(mq)}
+    for prefix, cls in PUBLIC.items():
+        for name, method in inspect.getmembers(cls, inspect.isfunction):
+            named = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
+            if not name.startswith("_") and named and prefix + name not in ELSEWHERE:
+                assert {p.name for p in named} <= drawn.get(prefix + name, set()), prefix + name
 
 
 def make_topics(mq: Connection) -> None:
