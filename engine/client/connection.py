@@ -55,7 +55,7 @@ from .requester import Requester
 from .topics import Topics
 from .transactions.ids import TRANSACTION_TIMEOUT_MS, TransactionalIds
 from .transactions.operations import Transactions
-from .transactions.scope import Transaction
+from .transactions.scope import TransactionScope
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -250,7 +250,7 @@ class Connection:
         *,
         batch_id: int | None = None,
         transaction_timeout_ms: int | None = None,
-    ) -> Transaction:
+    ) -> TransactionScope:
         """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
 
         The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
@@ -261,7 +261,7 @@ class Connection:
         transactional_id = text("transactional_id", transactional_id)
         batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
         timeout_ms = None if transaction_timeout_ms is None else _timeout_ms(transaction_timeout_ms)
-        return Transaction(self._ids.taken(transactional_id, timeout_ms), self._publish_inside, batch_id)
+        return TransactionScope(self._ids.taken(transactional_id, timeout_ms), self._publish_inside, batch_id)
 
     @cached_property
     def transactions(self) -> Transactions:

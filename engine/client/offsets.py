@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from ..protocol.values.groups import OffsetCommit
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """Topic and partition."""
 
 
-class ConsumedOffsets(dict[Place, int]):
+class ConsumedOffsets(dict[TopicPartition, int]):
     """(topic, partition) -> the next offset to read. topic_ids: by name, of the topics that were read."""
 
-    def __init__(self, offsets: Mapping[Place, int], topic_ids: Mapping[str, int]) -> None:
+    def __init__(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> None:
         super().__init__(offsets)
         self.topic_ids = dict(topic_ids)
 
@@ -23,7 +23,7 @@ class ConsumedOffsets(dict[Place, int]):
         return ConsumedOffsets({**same, **later}, later.topic_ids)
 
 
-def offset_commits(offsets: Mapping[Place, int], metadata: str | None = None) -> list[OffsetCommit]:
+def offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:
     """What to ask the sequencer to note; offsets of a plain mapping are those of whichever topic has the name."""
     topic_ids: Mapping[str, int] = offsets.topic_ids if isinstance(offsets, ConsumedOffsets) else {}
     return [

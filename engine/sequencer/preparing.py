@@ -30,7 +30,7 @@ _TURN_S = 0.1
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStep:
     """inline: the one data file for all rows that ride in letters; first_rows: per letter where its own begin in it.
 
     added: what the step says of that file; rows: those that ride on in the journal; facts: what the store has of the
@@ -52,7 +52,7 @@ class Preparing:
         self._files, self._new_file_id, self._timeout_ms = files, new_file_id, timeout_ms
         self._pool: Workers | None = None
 
-    def prepare(self, taken: Sequence[OpenedLetter], pending: Pending, alive: Callable[[], None]) -> Prepared:
+    def prepare(self, taken: Sequence[OpenedLetter], pending: Pending, alive: Callable[[], None]) -> PreparedStep:
         """Raises StorageError when the store does not answer in time, and what it fails with.
 
         alive: called again and again meanwhile; what it raises ends the wait.
@@ -72,11 +72,11 @@ class Preparing:
             rows = pa.concat_tables(tables)
             file, first = pending.add(rows.num_rows, size_bytes)
             journaled = RowsJournaled(file.file_id, first, rows.num_rows)
-            return Prepared(file, journaled, encode_rows(rows), _first_rows(taken, first), facts)
+            return PreparedStep(file, journaled, encode_rows(rows), _first_rows(taken, first), facts)
         if tables:
             written: Any = answers[-1]
-            return Prepared(written, FilesAdded([written]), None, _first_rows(taken, 0), facts)
-        return Prepared(first_rows=_first_rows(taken, 0), facts=facts)
+            return PreparedStep(written, FilesAdded([written]), None, _first_rows(taken, 0), facts)
+        return PreparedStep(first_rows=_first_rows(taken, 0), facts=facts)
 
     def _all(self, asked: Sequence[Callable[[], object]], alive: Callable[[], None]) -> list[object]:
         if not asked:

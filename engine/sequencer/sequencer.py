@@ -42,7 +42,7 @@ from .background import Background
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
 from .pending import Pending
-from .preparing import Prepared, Preparing
+from .preparing import PreparedStep, Preparing
 from .projector import Projector
 from .replies import Replies, Reply
 from .standby import Standby
@@ -284,7 +284,9 @@ class Sequencer:
         self._land(term, entries, prepared.rows)
         return entries
 
-    def _decide_letter(self, state: State, one: OpenedLetter, first_row: int, prepared: Prepared) -> list[JournalEntry]:
+    def _decide_letter(
+        self, state: State, one: OpenedLetter, first_row: int, prepared: PreparedStep
+    ) -> list[JournalEntry]:
         refusal = one.refusal or self._aside.refusal(one.name)
         if refusal is not None:
             return machine.refuse_letter(state, one.name.client_id, one.name.number, refusal)
@@ -304,7 +306,7 @@ class Sequencer:
             self._aside.poison(one.name.client_id, one.name.number)
             raise
 
-    def _prepared(self, term: _Term, letters: StepLetters) -> Prepared:
+    def _prepared(self, term: _Term, letters: StepLetters) -> PreparedStep:
         prepared = self._preparing.prepare(letters.taken, term.pending, lambda: self._give_sign_of_life(term))
         if isinstance(prepared.added, FilesAdded):
             self._reached("sequencer.rows_written")

@@ -20,7 +20,7 @@ from unit.served import new_name, new_topic, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
-from lakemq.engine.client.transactions.scope import Transaction
+from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.process import OwnLock, same_process
 from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
@@ -70,7 +70,7 @@ CALLS: dict[str, Callable[[Connection, str], Any]] = {
 }
 
 
-CALLS_OF_TRANSACTIONS: dict[str, Callable[[Transaction, Transaction, str], Any]] = {
+CALLS_OF_TRANSACTIONS: dict[str, Callable[[TransactionScope, TransactionScope, str], Any]] = {
     "enter": lambda mine, other, t: other.__enter__(),
     "publish": lambda mine, other, t: mine.publish(t, ROWS),
     "send_offsets": lambda mine, other, t: mine.send_offsets({(t, 0): 0}, "g"),
@@ -144,7 +144,7 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
 
 
 @contextmanager
-def transaction_left(transaction: Transaction) -> Iterator[None]:
+def transaction_left(transaction: TransactionScope) -> Iterator[None]:
     """The end of a block that was entered before the fork."""
     with ExitStack() as stack:
         stack.push(transaction)

@@ -22,7 +22,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.delivery import RecordFuture
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.engine.client.transactions.scope import Transaction
+from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published
 from lakemq.engine.protocol.values.transactions import EndTransaction
@@ -303,7 +303,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
         return mq._publish_inside(*given)
 
     manager = mq.transaction(new_name("id"))._manager
-    begun, before = Transaction(manager, slowly), Transaction(manager, slowly)
+    begun, before = TransactionScope(manager, slowly), TransactionScope(manager, slowly)
     with begun as transaction:
         thread = threading.Thread(target=lambda: transaction.publish(topic, pa.table({"value": ["a"]})))
         thread.start()
@@ -313,7 +313,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
     assert values(mq, topic) == ["a"]
     thread.join()
     with before:
-        for stale in (begun, Transaction(manager, slowly)):
+        for stale in (begun, TransactionScope(manager, slowly)):
             with pytest.raises(IllegalState):
                 stale.publish(topic, pa.table({"value": ["of the one before"]}))
             with pytest.raises(IllegalState):
@@ -739,7 +739,7 @@ def test_blocks_of_eight_threads(mq: Connection, topic: str):
         transaction = mq.transaction(f"{topic}-id")
         counted: list[str] = []
 
-        def publish(number: int, transaction: Transaction = transaction, counted: list[str] = counted) -> None:
+        def publish(number: int, transaction: TransactionScope = transaction, counted: list[str] = counted) -> None:
             for i in range(20):
                 value = f"{number}/{i}"
                 try:

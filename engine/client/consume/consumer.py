@@ -21,7 +21,7 @@ from ...protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit,
 from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
 from ..fetch.fetched import Fetched
 from ..fetch.plan import Bounds, Isolation, check_isolation
-from ..offsets import ConsumedOffsets, Place, offset_commits
+from ..offsets import ConsumedOffsets, TopicPartition, offset_commits
 from ..requester import Requester
 from .batch import ConsumerBatch
 from .poll_sizes import poll_sizes
@@ -55,12 +55,12 @@ class Consumer:
     def __init__(
         self,
         requester: Requester,
-        bounds: Callable[[Iterable[str], Isolation], Mapping[Place, Bounds]],
+        bounds: Callable[[Iterable[str], Isolation], Mapping[TopicPartition, Bounds]],
         fetch: Callable[..., Fetched],
         clock: Clock,
         group: str,
         topics: Sequence[str],
-        assign: Sequence[Place],
+        assign: Sequence[TopicPartition],
         auto_offset_reset: Reset = "earliest",
         isolation: Isolation = "read_committed",
         default_timeout_ms: int = 60_000,
@@ -77,7 +77,7 @@ class Consumer:
         self._timeout_ms = whole_number("default_timeout_ms", default_timeout_ms, 0)
         self._lock = OwnLock("This consumer", threading.RLock())
         self._topics, self._assigned = frozenset(topics), frozenset(assign)
-        self._positions: dict[Place, _Position] = {}
+        self._positions: dict[TopicPartition, _Position] = {}
         """The one that was read longest ago comes first."""
         self._begun = self._closed = False
         self._look()
@@ -133,7 +133,7 @@ class Consumer:
             return None
         return fetched if fetched.plan.topic_id == topic_id else None
 
-    def _look(self) -> dict[Place, Bounds]:
+    def _look(self) -> dict[TopicPartition, Bounds]:
         """The bounds of all partitions that are read, as of now; positions are of these partitions from here on."""
         known = self._topic_bounds(sorted({*self._topics, *(topic for topic, _ in self._assigned)}), self._isolation)
         for topic, partition in self._assigned - known.keys():
@@ -148,12 +148,14 @@ class Consumer:
         self._begun = True
         return bounds
 
-    def _settled(self, only: Place | None = None) -> tuple[dict[Place, Bounds], dict[Place, int]]:
+    def _settled(
+        self, only: TopicPartition | None = None
+    ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, int]]:
         """The bounds of all, and where to read on in all or one: at the start or reset if there is nothing (any more).
 
         Raises IllegalState: `only` is not assigned.
         """
-        bounds, asked = self._look(), dict[Place, int]()
+        bounds, asked = self._look(), dict[TopicPartition, int]()
         while any(asked.get(place) != self._positions[place].topic_id for place in self._unknown(only)):
             asked = {place: position.topic_id for place, position in self._positions.items()}
             for place, told in self.committed().items():
@@ -167,7 +169,7 @@ class Consumer:
             self._positions[place].offset = at
         return bounds, {place: settled[place] for place in self._positions if place in settled}
 
-    def _unknown(self, only: Place | None = None) -> list[Place]:
+    def _unknown(self, only: TopicPartition | None = None) -> list[TopicPartition]:
         """Those of all, or of one, in which it is not known yet where to read on."""
         if only is not None:
             self._check_assigned(only)
@@ -175,7 +177,7 @@ class Consumer:
             place for place in (self._positions if only is None else [only]) if self._positions[place].offset is None
         ]
 
-    def _start(self, place: Place, position: _Position, bounds: Bounds) -> int:
+    def _start(self, place: TopicPartition, position: _Position, bounds: Bounds) -> int:
         at = position.offset
         if at is None and position.is_new:
             return bounds.first
@@ -212,7 +214,7 @@ class Consumer:
                 )
             self._positions[topic, partition].offset = offset
 
-    def lag(self) -> dict[Place, int]:
+    def lag(self) -> dict[TopicPartition, int]:
         """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
         with self._lock.own:
             bounds, positions = self._settled()
@@ -221,7 +223,7 @@ class Consumer:
     # -- saying how far ---------------------------------------------------------------------------------
 
     def commit(
-        self, what: ConsumerBatch | Mapping[Place, int] | None = None, metadata: str | None = None
+        self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
     ) -> ConsumedOffsets:
         """Note for the group how far it has come: past a batch, at these offsets, or all positions. Returns them.
 
@@ -235,7 +237,7 @@ class Consumer:
             self._requester.ask(CommitOffsets(self.group, offset_commits(offsets, metadata)))
         return offsets
 
-    def _consumed(self, what: ConsumerBatch | Mapping[Place, int] | None) -> ConsumedOffsets:
+    def _consumed(self, what: ConsumerBatch | Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         given = what.offsets if isinstance(what, ConsumerBatch) else what
         if isinstance(given, ConsumedOffsets):
             return given
@@ -246,7 +248,7 @@ class Consumer:
         # names stand for the topics that this one has seen; of others the sequencer knows best
         return ConsumedOffsets(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
 
-    def committed(self) -> dict[Place, OffsetCommit]:
+    def committed(self) -> dict[TopicPartition, OffsetCommit]:
         """What the group has committed of the assigned partitions; waits while a transaction holds some back.
 
         Raises UnstableOffsetCommit when that takes too long.
@@ -274,7 +276,7 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_assigned(self, place: Place) -> None:
+    def _check_assigned(self, place: TopicPartition) -> None:
         topic_name("topic", place[0])
         partition_number(place[1])
         if place not in self._positions:

@@ -23,7 +23,7 @@ class Consumed(Protocol):
     def offsets(self) -> Mapping[tuple[str, int], int]: ...
 
 
-class Transaction:
+class TransactionScope:
     """One transaction. Leaving the block commits it, an exception aborts it and goes on.
 
     Thread-safe inside the block: leaving it waits for what other threads are publishing; what comes later is refused.
@@ -60,7 +60,7 @@ class Transaction:
         if not self.replayed:
             self._manager.add_offsets(named, offsets, metadata, self._entered())
 
-    def __enter__(self) -> Transaction:
+    def __enter__(self) -> TransactionScope:
         if not self.replayed:
             self._ref = self._manager.begin()
         return self

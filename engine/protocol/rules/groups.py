@@ -34,7 +34,7 @@ from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
-Place = tuple[int, int]
+TopicIdPartition = tuple[int, int]
 """topic_id and partition."""
 
 
@@ -73,15 +73,15 @@ def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
     return Decision(OffsetsFetched(offsets))
 
 
-def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
+def _as_told(state: State, place: TopicIdPartition, committed: CommittedOffset) -> OffsetCommit:
     return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
 
 
-def _place(state: State, topic: str, partition: int) -> Place:
+def _place(state: State, topic: str, partition: int) -> TopicIdPartition:
     return _partition_of(state.topic(topic), partition)
 
 
-def _partition_of(known: Topic, partition: int) -> Place:
+def _partition_of(known: Topic, partition: int) -> TopicIdPartition:
     if not 0 <= partition < known.partition_count:
         raise UnknownTopicOrPartition(
             f"{known.topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
