@@ -7,7 +7,7 @@ import pyarrow as pa
 from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
 
 from ..values.log import Produced
-from ..values.producers import Producer, ProducerExpired, ProducerInitialized, UnitAppended
+from ..values.producers import ProducerExpired, ProducerInitialized, ProducerState, UnitAppended
 from ..values.state import State
 from ..values.transactions import TransactionMoved
 from .steps import Project, Restore, Steps, records
@@ -39,7 +39,7 @@ def _row(state: State, producer_id: int, at_ms: int) -> ProducerRow:
 
 def _restore(state: State, rows: pa.Table) -> None:
     for row in PRODUCERS.rows(rows):
-        producer = Producer(row.producer_epoch, row.seen_at_ms)
+        producer = ProducerState(row.producer_epoch, row.seen_at_ms)
         for stored in row.units:
             unit = UnitAppended(**stored)
             key = (unit.topic_id, unit.partition)

@@ -19,7 +19,7 @@ from lakemq.tables.specs.transactions import (
 from ..hashing import shard
 from ..values.groups import OffsetCommit, OffsetsCommitted
 from ..values.log import Produced
-from ..values.producers import Producer
+from ..values.producers import ProducerState
 from ..values.segments import table_of
 from ..values.state import State
 from ..values.topics import TopicDeleted
@@ -95,7 +95,7 @@ def _restore(state: State, rows: pa.Table) -> None:
         state.transactions[row.transactional_id] = known
         if known.status is TransactionStatus.ONGOING:
             state.ongoing.add(row.transactional_id)
-        holder = Producer(known.producer_epoch, known.seen_at_ms)
+        holder = ProducerState(known.producer_epoch, known.seen_at_ms)
         state.producers.setdefault(known.producer_id, holder).transactional_id = row.transactional_id
 
 

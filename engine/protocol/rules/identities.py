@@ -9,7 +9,7 @@ from ..errors import (
 )
 from ..names import shown
 from ..values.base import MAX_EPOCH
-from ..values.producers import Producer, TransactionRef
+from ..values.producers import ProducerState, TransactionRef
 from ..values.state import State
 from ..values.transactions import (
     EndReason,
@@ -26,8 +26,8 @@ def next_identity(state: State, producer_id: int, epoch: int) -> tuple[int, int]
 def take_over(state: State, record: TransactionMoved) -> None:
     """The id's producer in its new epoch, with sequences from 0; a producer id that was used up stays fenced."""
     if record.used_up is not None:
-        state.producers[record.used_up] = Producer(MAX_EPOCH, state.now_ms)
-    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms, record.transactional_id)
+        state.producers[record.used_up] = ProducerState(MAX_EPOCH, state.now_ms)
+    state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms, record.transactional_id)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 

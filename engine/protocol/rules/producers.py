@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from ..errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
 from ..values.deciding import Decision
 from ..values.journal import JournalEntry
-from ..values.producers import Producer, ProducerDone, ProducerExpired, ProducerInitialized, UnitAppended, next_sequence
+from ..values.producers import (
+    ProducerDone,
+    ProducerExpired,
+    ProducerInitialized,
+    ProducerState,
+    UnitAppended,
+    next_sequence,
+)
 from ..values.segments import Segments
 from ..values.state import State
 from .registries import Folds, Rules
@@ -26,7 +33,7 @@ def decide_init(state: State) -> Decision:
     return Decision(ProducerDone(record.producer_id, record.producer_epoch), (JournalEntry(record),))
 
 
-def check_producer(state: State, producer_id: int, epoch: int) -> Producer:
+def check_producer(state: State, producer_id: int, epoch: int) -> ProducerState:
     """The producer; raises UnknownProducerId, InvalidProducerEpoch (a zombie). A newer epoch takes its place."""
     producer = state.producers.get(producer_id)
     if producer is None:
@@ -39,7 +46,7 @@ def check_producer(state: State, producer_id: int, epoch: int) -> Producer:
 
 
 def find_duplicate(
-    producer: Producer, epoch: int, topic_id: int, partition: int, base_sequence: int, record_count: int
+    producer: ProducerState, epoch: int, topic_id: int, partition: int, base_sequence: int, record_count: int
 ) -> UnitAppended | None:
     """The remembered unit of this epoch with the same range; None when the unit is the next one.
 
@@ -75,7 +82,7 @@ def decide_expiry(state: State, producer_id: int) -> list[JournalEntry]:
 
 
 def evolve_initialized(state: State, record: ProducerInitialized, segments: Segments) -> None:
-    state.producers[record.producer_id] = Producer(record.producer_epoch, state.now_ms)
+    state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
@@ -85,7 +92,7 @@ def evolve_expired(state: State, record: ProducerExpired, segments: Segments) ->
 
 def evolve_appended(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
     # total: a reader that follows the tail has no producers loaded
-    producer = state.producers.setdefault(producer_id, Producer(producer_epoch, state.now_ms))
+    producer = state.producers.setdefault(producer_id, ProducerState(producer_epoch, state.now_ms))
     producer.seen_at_ms = state.now_ms
     if producer_epoch > producer.epoch:
         producer.epoch, producer.units = producer_epoch, {}

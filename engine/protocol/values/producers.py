@@ -83,7 +83,7 @@ class ProducerExpired(Record, frozen=True, tag="producer_expired"):
 
 
 @dataclass
-class Producer:
+class ProducerState:
     """An idempotent producer: its last five appends per (topic_id, partition), oldest first.
 
     transactional_id: the id it belongs to, and with which it is forgotten.

@@ -14,7 +14,7 @@ from ..names import shown
 from .clients import Client
 from .groups import CommittedOffset
 from .log import Application
-from .producers import Producer
+from .producers import ProducerState
 from .topics import Topic
 from .transactions import Transaction
 
@@ -38,7 +38,7 @@ class State:
     routing_step: int = 0
     topics: dict[int, Topic] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
-    producers: dict[int, Producer] = field(default_factory=dict)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
     applications: dict[tuple[str, str], Application] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
     transactions: dict[str, Transaction] = field(default_factory=dict)
