@@ -32,6 +32,7 @@ from lakemq.engine.protocol.values.log import (
     Published,
     Ranges,
     RefusedRows,
+    RowsJournaled,
     Unit,
 )
 from lakemq.engine.protocol.values.producers import (
@@ -186,6 +187,7 @@ RECORDS: Kinds = {
     ProducerInitialized: st.builds(ProducerInitialized, small, epochs),
     ProducerExpired: st.builds(ProducerExpired, small),
     FilesAdded: st.builds(FilesAdded, columns(files)),
+    RowsJournaled: st.builds(RowsJournaled, small, counts, counts),
     Produced: st.builds(
         Produced,
         texts,

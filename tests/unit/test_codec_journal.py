@@ -12,7 +12,7 @@ from unit.protocol_values import counts, records, segments, texts
 from lakemq.engine.protocol import errors
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step, steps_after
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
-from lakemq.engine.protocol.values.log import Produced
+from lakemq.engine.protocol.values.log import Produced, RowsJournaled
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS
 from lakemq.engine.protocol.values.transactions import MarkersWritten
 from lakemq.tables.specs.journal import JOURNAL
@@ -30,6 +30,15 @@ def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> N
     assert decode_steps(rows) == in_order
     assert decode_steps(rows.combine_chunks()) == in_order
     assert decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
+
+
+def test_rows_ride_with_their_step_and_may_be_left_out() -> None:
+    riding = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2)), JournalEntry(Produced("t"))], b"two rows")
+    plain = Step(2, 0, 1, [JournalEntry(Produced("t"))])
+    rows = pa.concat_tables([encode_step(riding), encode_step(plain)])
+    assert rows.column("rows").to_pylist() == [b"two rows", None, None]
+    assert decode_steps(rows) == [riding, plain]
+    assert decode_steps(rows.drop_columns("rows")) == [msgspec.structs.replace(riding, rows=None), plain]
 
 
 @pytest.mark.parametrize(
