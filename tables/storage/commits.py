@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 LONGEST_BOUND = 32
 """Bytes of a text that is a bound in a file's statistics, as Delta's own writers cut it."""
 
-_STATISTICS_TYPES = (pa.types.is_integer, pa.types.is_string)
-
 
 class CommitConflict(Exception):
     """Somebody else committed to the table first: nothing was written."""
@@ -46,13 +44,12 @@ class NewFile:
         return StoredFile(self.path, self.size_bytes, said["numRecords"], bounds)
 
 
-def statistics_of(rows: pa.Table) -> dict[str, Any]:
-    """Delta's statistics of a file with these rows: exact bounds of numbers and of short texts."""
+def statistics_of(rows: pa.Table, texts: bool = True) -> dict[str, Any]:
+    """Delta's statistics of a file with these rows: exact bounds of numbers and, with `texts`, of short texts."""
     bounds = {
         name: pc.min_max(rows.column(name)).as_py()
-        for name in rows.column_names
-        if any(is_type(rows.schema.field(name).type) for is_type in _STATISTICS_TYPES)
-        and not _has_long_text(rows.column(name))
+        for name, type in zip(rows.schema.names, rows.schema.types, strict=True)
+        if pa.types.is_integer(type) or (texts and pa.types.is_string(type) and not _has_long_text(rows.column(name)))
     }
     known = {name: b for name, b in bounds.items() if b["min"] is not None}
     return {
@@ -65,4 +62,4 @@ def statistics_of(rows: pa.Table) -> dict[str, Any]:
 
 def _has_long_text(column: pa.ChunkedArray) -> bool:
     """Such as JSON: its bounds would stand in the log at full length, and help nobody."""
-    return pa.types.is_string(column.type) and (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_BOUND
+    return (pc.max(pc.binary_length(column)).as_py() or 0) > LONGEST_BOUND

@@ -61,11 +61,13 @@ class _Writer:
         path = f"part-{uuid.uuid4().hex}.parquet"
         sink = pa.BufferOutputStream()
         # few rows: what makes many small, or quick to pass over, only costs here
-        pq.write_table(rows, sink, compression="zstd", use_dictionary=False, write_statistics=False, store_schema=False)
+        pq.write_table(
+            rows, sink, compression="snappy", use_dictionary=False, write_statistics=False, store_schema=False
+        )
         body = sink.getvalue()
         name = f"{self._table}/{path}"
         self._files.put(name, body)
-        return NewFile(path, body.size, self._files.modified_ms(name) or 0, statistics_of(rows))
+        return NewFile(path, body.size, self._files.modified_ms(name) or 0, statistics_of(rows, texts=False))
 
 
 class PutCommitter(_Writer):

@@ -19,6 +19,11 @@ from ..values.segments import NO_SEGMENTS, Segments, table_of
 
 _json = msgspec.json.Encoder()
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
+_FEW = 1000
+"""Segments of a step for which rows make Arrow sooner than columns do: a tenth of the time for one, the same for some
+thousands."""
+
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
 
@@ -53,6 +58,8 @@ def encode_step(step: Step) -> pa.Table:
 
 def _segment_lists(parts: list[Segments]) -> pa.Array:
     """One list of segment structs per entry, null where it has none."""
+    if sum(map(len, parts)) <= _FEW:
+        return pa.array([part.rows() or None for part in parts], _SEGMENT_LIST)
     table = table_of(parts).combine_chunks()
     columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
     counts = np.array([len(part) for part in parts])

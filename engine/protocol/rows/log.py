@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.specs.applications import APPLICATIONS, ApplicationRow
@@ -12,7 +14,7 @@ from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced, RowsJournaled
-from ..values.segments import table_of
+from ..values.segments import Segments, table_of
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
 from .steps import Project, Restore, Steps, records
@@ -47,14 +49,20 @@ def rows_journaled(steps: Steps) -> list[JournaledRows]:
 
 def _segments(state: State, steps: Steps) -> pa.Table:
     tables = [SEGMENTS.empty()]
+    found: list[tuple[int, Segments]] = []
     for step in steps:
-        table = table_of(one.segments for one in step.entries)
-        if table.num_rows:
-            tables.append(table.add_column(0, "step", pa.repeat(step.step, table.num_rows)))
+        found += [(step.step, one.segments) for one in step.entries if len(one.segments)]
         cuts = [row for one in step.entries for row in _cuts(step.step, one.record)]
         if cuts:
-            tables.append(SEGMENTS.table(cuts))
-    return pa.concat_tables(tables)
+            tables += [_stepped(found), SEGMENTS.table(cuts)]
+            found = []
+    return pa.concat_tables([*tables, _stepped(found)])
+
+
+def _stepped(found: Sequence[tuple[int, Segments]]) -> pa.Table:
+    """Segments, each with the step that decided it."""
+    numbers = np.repeat(np.array([step for step, _ in found], np.int64), [len(part) for _, part in found])
+    return table_of(part for _, part in found).add_column(0, "step", pa.array(numbers))
 
 
 def _cuts(step: int, record: Record) -> list[SegmentRow]:

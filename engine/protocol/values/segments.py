@@ -34,6 +34,11 @@ class Segments:
         column = self._columns[_INDEX[name]]
         return column if isinstance(column, list) else column.to_pylist()
 
+    def rows(self) -> list[tuple[Any, ...]]:
+        """As rows, in the order of SEGMENT_SCHEMA."""
+        columns = [column if isinstance(column, list) else column.to_pylist() for column in self._columns]
+        return list(zip(*columns, strict=True))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Segments) and table_of([self]).equals(table_of([other]))
 
