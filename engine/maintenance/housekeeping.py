@@ -214,6 +214,8 @@ class Housekeeping:
     def _clean(self, handle: TableHandle, maintained: _Maintained) -> None:
         """Remove what nobody needs of a table that this leader has committed to, as far as it is time."""
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
+        if handle.spec.replaced_retention_ms is not None:
+            grace_ms = min(grace_ms, handle.spec.replaced_retention_ms)
         if maintained.cleaned_at_ms is not None and steady_ms - maintained.cleaned_at_ms < CLEAN_MS:
             return
         maintained.cleaned_at_ms = steady_ms

@@ -120,7 +120,7 @@ ENGINE = Parameters(
         Parameter(
             "reader.grace.ms",
             600_000,
-            "How long files that compaction replaced stay for running queries.",
+            "How long files that compaction replaced stay for running queries; the journal's a minute at most.",
             1000,
             _DAY_MS // 4,
         ),

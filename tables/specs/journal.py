@@ -38,8 +38,9 @@ JOURNAL = TableSpec(
     shape="log",
     keys=("step", "position"),
     sort_by=("step", "position"),
-    # tens of commits a second, and nobody holds on to a version of it for longer than seconds
+    # hundreds of commits a second, and nobody holds on to a version of it for longer than seconds
     log_retention_ms=60_000,
-    properties={"delta.deletedFileRetentionDuration": "interval 2 hours"},
+    replaced_retention_ms=60_000,
+    properties={"delta.deletedFileRetentionDuration": "interval 2 minutes"},
     comment="The decisions, in order. The one table whose commit decides; all others follow from it.",
 )

@@ -46,6 +46,8 @@ class TableSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
     """How long log entries stay that a checkpoint covers; the leader removes them, by the store's times."""
+    replaced_retention_ms: int | None = None
+    """How long files stay at most that a merge has replaced; None: for reader.grace.ms."""
 
     @cached_property
     def schema(self) -> pa.Schema:
