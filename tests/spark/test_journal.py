@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
+from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import HEADERS, MESSAGES
 
 CONFIG = {"checkpoint.interval": 7, "compact.min.files": 5, "project.interval.ms": 0}
 
@@ -38,3 +41,31 @@ def test_spark_reads_entries_and_the_checkpoints_over_them(spark: SparkSession, 
         half = handle.version - 3
         before = spark.read.format("delta").option("versionAsOf", half).load(mq.namespace.store.uri(JOURNAL))
         assert before.count() < expected.num_rows
+
+
+def test_a_dataframe_has_what_rides_in_the_journal_and_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
+    """What is in no file yet is taken along; the rest is read by Spark. Later passes change nothing of it."""
+    config = {"project.interval.ms": 3_600_000, "inline.max.bytes": 1000}
+    headers = pa.array([[("a", b"1")], None, [], [("b", None), ("c", b"3")]], HEADERS)
+    with lakemq.connect(str(tmp_path / "ns"), create=True, config=config, spark=spark) as mq:
+        with mq.serving():
+            mq.topics.create("t", partitions=2)
+            mq.publish("t", pa.table({"value": ["a", "b", "c", "d"], "key": ["1", "2", "3", "4"], "headers": headers}))
+            mq.publish("t", pa.table({"value": [f"{number}".ljust(200) for number in range(50)]}))
+            mq.publish("t", pa.table({"value": ["last"]}))
+            messages = mq.namespace.store.open(MESSAGES)
+            assert messages.files() == []
+            planned = mq.fetch("t")
+            expected, early = planned.to_arrow(), planned.to_spark()
+            part = mq.fetch("t", partitions=[1], start=1).to_spark()
+            assert expected.num_rows == 55
+            assert in_order(early) == expected
+        assert len(mq.namespace.store.open(MESSAGES).files()) == 2
+        assert in_order(early) == in_order(planned.to_spark()) == expected
+        of_one = expected.filter(pc.equal(expected["partition"], 1))
+        assert in_order(part) == of_one.slice(1)
+
+
+def in_order(messages: DataFrame) -> pa.Table:
+    table = messages.orderBy("partition", "offset").toArrow()
+    return table.cast(FETCHED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
@@ -49,7 +50,9 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
         is_unwritten = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
         riding = replace(plan, segments=plan.segments.filter(is_unwritten))
         rest = replace(plan, segments=plan.segments.filter(pc.invert(is_unwritten)))
-        rows = spark.createDataFrame(fetch_arrow(namespace.files, riding), FETCHED_DDL)
+        messages = fetch_arrow(namespace.files, riding)
+        # copied, as Spark takes no slices of lists
+        rows = spark.createDataFrame(messages.take(np.arange(messages.num_rows)), FETCHED_DDL)
         return rows.unionByName(_of_files(spark, namespace, rest)) if rest.segments.num_rows else rows
     return _of_files(spark, namespace, plan)
 
