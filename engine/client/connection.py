@@ -98,7 +98,7 @@ class Connection:
         self._fetching = Fetching(namespace, self._clock, spark)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         # also while the connection closes, for producers that send what they have
-        self._routes = RouteCache(self._fetching.state, self._clock)
+        self._routes = RouteCache(self._fetching.state)
         self._names = itertools.count(1)
         self._spread = Spread(int(new_id()[:6], 16))
 

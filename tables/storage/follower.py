@@ -47,8 +47,12 @@ class Follower:
         return rows
 
     def _rows(self, version: int) -> pa.Table:
-        tables = [
-            pq.read_table(self._files.open_input(path), columns=self._schema.names, schema=self._spec.stored_schema)
-            for path in self._log.added(version, moved=False)
-        ]
+        tables = [self._table(path) for path in self._log.added(version, moved=False)]
         return pa.concat_tables([self._schema.empty_table(), *tables])
+
+    def _table(self, path: str) -> pa.Table:
+        with self._files.open_input(path) as source, pq.ParquetFile(source) as file:
+            # half the time of read_table, which looks for more than a file of a few rows has
+            if file.schema_arrow.equals(self._spec.stored_schema):
+                return file.read(columns=self._schema.names, use_threads=False)
+            return pq.read_table(source, columns=self._schema.names, schema=self._spec.stored_schema)

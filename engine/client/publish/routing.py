@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...namespace.clock import Clock
 from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, reached
@@ -45,27 +44,21 @@ def find_route(state: State, destination: str) -> Route:
 class RouteCache:
     """Routes as they were looked up last; shared by all publishers of a connection, hence thread-safe.
 
-    What has become wrong about one is told by the sequencer (StaleTopicMetadata), but for a smaller max.message.bytes,
-    which is noticed after `MAX_AGE_MS`.
+    What has become wrong about one the sequencer tells (StaleTopicMetadata), so that they may be of any age.
     """
 
-    MAX_AGE_MS = 1000
-
-    def __init__(self, metadata: Callable[[], State], clock: Clock) -> None:
+    def __init__(self, metadata: Callable[[], State]) -> None:
         """metadata: topics as of now."""
-        self._metadata, self._clock = metadata, clock
-        self._known: dict[str, tuple[int, Route]] = {}
+        self._metadata = metadata
+        self._known: dict[str, Route] = {}
 
     def find(self, destination: str) -> tuple[Route, bool]:
         """The route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
-        now_ms, known = self._clock.steady_ms(), self._known.get(destination)
-        if known is not None:
-            if now_ms - known[0] < self.MAX_AGE_MS:
-                return known[1], False
-            # one looks, the others go on with what they have
-            self._known[destination] = now_ms, known[1]
-        route = find_route(self._metadata(), destination)
-        self._known[destination] = now_ms, route
+        known = self._known
+        if destination in known:
+            return known[destination], False
+        # kept where it was looked up: who says meanwhile that topics have changed has begun another
+        route = known[destination] = find_route(self._metadata(), destination)
         return route, True
 
     def forget(self) -> None:
