@@ -22,7 +22,7 @@ _DAY_MS = 86_400_000
 
 ENGINE = Parameters(
     [
-        Parameter("engine.tick.ms", 20, "Least time from the start of one step to the start of the next.", 0, 60_000),
+        Parameter("engine.tick.ms", 0, "Least time from the start of one step to the start of the next.", 0, 60_000),
         Parameter(
             "engine.idle.ms",
             250,

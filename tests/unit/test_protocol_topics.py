@@ -149,7 +149,6 @@ def test_without_subscriptions_other_topics_concern_nobody(mq: Harness) -> None:
     [
         (AlterTopic("a", {}, 2),),
         (AlterTopic("a", {"max.message.bytes": 10}),),
-        (AlterTopic("a", {"partitioner": "murmur2"}),),
         (DeleteTopic("a"),),
         (DeleteTopic("a"), CreateTopic("a", 1)),
         (CreateTopic("c", 1, {}, ["a"]),),

@@ -66,11 +66,17 @@ class Fetching:
 
     def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
         """What comes from the plan's starts on, without an end; None each time there is nothing."""
-        position = {r.partition: r.start for r in first.ranges}
+        position, planned_step = {r.partition: r.start for r in first.ranges}, -1
         while True:
+            plan = None
             with self._lock.own:
-                self._reader.refresh()
-                plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
+                step = self._reader.refresh().step
+                if step != planned_step:
+                    plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
+            planned_step = step
+            if plan is None:
+                yield None
+                continue
             position.update({r.partition: r.end for r in plan.ranges})
             if not plan.ranges:
                 yield None

@@ -167,18 +167,15 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
         state.routing_step = state.step
 
 
-_PLACING = ("max.message.bytes", "partitioner")
-"""Settings by which whoever publishes places rows: a change makes routes stale."""
-
-
 def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
-    before = [topic.subscriptions, *map(topic.setting, _PLACING)]
+    # by these rows are placed, or refused, by whoever publishes
+    before = topic.subscriptions, topic.setting("max.message.bytes")
     topic.config, topic.subscriptions = record.config, record.subscriptions
-    if before != [topic.subscriptions, *map(topic.setting, _PLACING)]:
+    if before != (topic.subscriptions, topic.setting("max.message.bytes")):
         state.routing_step = state.step
 
 
