@@ -7,7 +7,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-from stateful.model import REFUSED, Model, ModelTopic
+from stateful.model.namespace import Topic
+from stateful.model.producers import REFUSED
 from stateful.world import World
 
 from lakemq.engine.namespace.data_file import file_name
@@ -47,8 +48,8 @@ def now_and_then(rare: Any, usual: Any) -> st.SearchStrategy[Any]:
 class Publisher:
     """Draws publishes. It knows the topics as a client does that looked at them just now."""
 
-    def __init__(self, world: World, model: Model) -> None:
-        self.world, self.model, self.messages = world, model, 0
+    def __init__(self, world: World) -> None:
+        self.world, self.model, self.messages = world, world.model, 0
 
     def draw(self, data: st.DataObject) -> Asked:
         """Messages for 1 or 2 topics, in a file or not; each a range of its own, or as few ranges as can be."""
@@ -72,9 +73,7 @@ class Publisher:
         self.world.namespace.files.delete([file_name(file.file_id)])
         self.model.lost_files.add(file.file_id)
 
-    def request(
-        self, data: st.DataObject, topics: list[ModelTopic], picks: list[int], refused: int, file: int
-    ) -> Produce:
+    def request(self, data: st.DataObject, topics: list[Topic], picks: list[int], refused: int, file: int) -> Produce:
         """picks: partition of each message; then come the refused ones. file: 0, or -1 for those that ride."""
         long_runs = data.draw(st.booleans(), label="long runs")
         version = st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))

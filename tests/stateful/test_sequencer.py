@@ -24,12 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from stateful.asking import Asked, Publisher, topic_requests
-from stateful.model import Model, ModelClient
+from stateful.model.namespace import Client
 from stateful.projections import assert_projections_are_the_replay
 from stateful.runs import runs
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
-from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader, Refusal
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
@@ -48,7 +47,8 @@ clients = st.integers(0, CLIENTS - 1)
 class SequencerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world, self.model = World(), Model()
+        self.world = World()
+        self.model = self.world.model
         self.ids = [f"client-{i}" for i in range(CLIENTS)]
         self.numbers: dict[str, int] = {}
         self.drafts: dict[int, list[Asked]] = {}
@@ -57,11 +57,10 @@ class SequencerMachine(RuleBasedStateMachine):
         self.unanswered: set[tuple[str, int]] = set()
         self.deaths: set[str] = set()
         self.repeats: set[tuple[str, int]] = set()
-        self.publisher = Publisher(self.world, self.model)
+        self.publisher = Publisher(self.world)
         self.published: list[Asked] = []
         self.accepted: list[Asked] = []
         self.settled_steps = self.made_ids = 0
-        self.marks: dict[tuple[int, int], tuple[int, int]] = {}
         self.zombies: list[Any] = []
 
     @initialize()
@@ -306,7 +305,7 @@ class SequencerMachine(RuleBasedStateMachine):
             assert record.number == (last.number if last else 0) + 1
             expected = [self.model.decide(a.request, a.rows, now_ms) for a in self.sent[key]]
             assert outcomes(record.results) == expected
-            self.model.clients[record.client_id] = ModelClient(record.number, expected, now_ms)
+            self.model.clients[record.client_id] = Client(record.number, expected, now_ms)
             self.unanswered.add(key)
             self.accepted += [a for a, r in zip(self.sent[key], expected, strict=True) if isinstance(r, Published)]
         elif isinstance(record, ClientRemoved) and record.reason == "expired":
@@ -325,28 +324,13 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule()
     def read_everything(self) -> None:
         """A reader that was there all along, and one that just came, see every message at its offset."""
-        for reader in (self.world.reader, Reader(self.world.namespace.store, self.world.clock)):
-            state = reader.refresh()
-            assert set(state.topic_ids) == {t.topic for t in self.model.active()}
-            for topic in self.model.active():
-                expected = {p: list(enumerate(log))[topic.log_starts[p] :] for p, log in enumerate(topic.logs)}
-                assert self.world.logs(reader, state.topic(topic.topic)) == expected
-                self.marks_only_go_forward(state.topic(topic.topic))
-
-    def marks_only_go_forward(self, topic: Any) -> None:
-        for p in range(topic.partition_count):
-            mark = (int(topic.log_starts[p]), int(topic.high_watermarks[p]))
-            before = self.marks.get((topic.topic_id, p), (0, 0))
-            assert mark[0] >= before[0]
-            assert mark[1] >= before[1]
-            assert mark[0] <= mark[1]
-            self.marks[topic.topic_id, p] = mark
+        for reader in (self.world.reader, self.world.new_reader()):
+            self.world.check_reader(reader, ["read_committed"])
 
     @invariant()
     def the_state_in_memory_is_the_models(self) -> None:
         if hasattr(self, "leader"):
-            logs = {i: t.high_watermarks.tolist() for i, t in self.leader.state.topics.items()}
-            assert logs == {i: [len(log) for log in t.logs] for i, t in self.model.topics.items()}
+            self.world.check_state(self.leader.state)
 
     def teardown(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The world: a namespace in a folder, its sequencers, and time, all in the hands of the test."""
+"""The world: a namespace in a folder, its sequencers, and time, all in the hands of the test; beside it its model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 from clocks import ManualClock
 from protocol_harness import letter_bytes
+from stateful.model import Model
+from stateful.side_by_side import ISOLATIONS, Shown, SideBySide
 
 from lakemq.engine.client.fetch.arrow import fetch_arrow
-from lakemq.engine.client.fetch.plan import beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
 from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import EngineConfig
@@ -117,10 +119,11 @@ class Background(Executor):
             self.waiting.popleft().run()
 
 
-class World:
+class World(SideBySide):
     """A namespace on a memory disk where there is one; `close` removes it."""
 
     def __init__(self) -> None:
+        super().__init__(Model())
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.folder = tempfile.mkdtemp(prefix="lakemq-stateful-", dir=memory)
         self.clock = ManualClock()
@@ -210,12 +213,19 @@ class World:
 
     # -- a consumer -------------------------------------------------------------------------------------
 
-    def logs(self, reader: Reader, topic: Topic) -> dict[int, list[tuple[int, str]]]:
+    def logs(self, reader: Reader, topic: Topic, isolation: Isolation = "read_committed") -> Shown:
         """Partition -> (offset, value) of all that can be read."""
-        found: dict[int, list[tuple[int, str]]] = {p: [] for p in range(topic.partition_count)}
-        plan = plan_fetch(
-            reader, topic, "read_committed", beginning_offsets(topic), end_offsets(topic, "read_committed")
-        )
+        found: Shown = {p: [] for p in range(topic.partition_count)}
+        plan = plan_fetch(reader, topic, isolation, beginning_offsets(topic), end_offsets(topic, isolation))
         for row in fetch_arrow(self.namespace.files, plan).to_pylist():
             found[row["partition"]].append((row["offset"], row["value"].decode()))
         return found
+
+    def check_reader(self, reader: Reader, isolations: Sequence[Isolation] = ISOLATIONS) -> None:
+        """It sees what the model says, once it has looked."""
+        state = reader.refresh()
+        self.check_shown(state, lambda topic, isolation: self.logs(reader, topic, isolation), isolations)
+
+    def new_reader(self) -> Reader:
+        """Who just came."""
+        return Reader(self.namespace.store, self.clock)

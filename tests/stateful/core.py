@@ -1,0 +1,129 @@
+"""The pure protocol as a world: in memory, a step for each request, thousands of them in seconds."""
+
+from __future__ import annotations
+
+import msgspec
+from protocol_harness import HOUR_MS, Harness, plain
+from protocol_reader import Reader
+from protocol_tables import Tables, add_pass, mark_of, restored
+from stateful.model import Model
+from stateful.model.namespace import Place
+from stateful.side_by_side import Shown, SideBySide
+
+from lakemq.engine.client.fetch.plan import Isolation
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import Produce, RefusedRows
+from lakemq.engine.protocol.values.producers import TransactionRef
+from lakemq.engine.protocol.values.topics import CreateTopic, Topic, TopicRef
+from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
+
+FOREVER_MS = 10**12
+
+
+class Core(SideBySide):
+    """`values`: of each file that was published, so that rows have names."""
+
+    def __init__(self, topics: dict[str, int], last_epoch: int) -> None:
+        """topics: name -> partitions; last_epoch: the last one that is handed out."""
+        super().__init__(Model(last_epoch))
+        self.mq, self.reader = Harness(), Reader()
+        self.values: dict[int, list[str]] = {}
+        self.tables: Tables = {}
+        self._read_steps = self._projected_steps = self._message_count = 0
+        for name, count in topics.items():
+            self.ask(CreateTopic(name, count))
+        self.project()
+
+    def ask(self, request: AnyRequest) -> AnyResult:
+        """The answer, which is the model's."""
+        rows = [self.values[file.file_id] for file in request.files] if isinstance(request, Produce) else []
+        result = self.mq.one(request)
+        self.model.step = self.mq.state.step
+        expected = self.model.decide(request, rows, self.mq.now_ms)
+        found = result.error if isinstance(result, Refusal) else result
+        assert found == expected, (request, result, expected, self.mq.now_ms)
+        return result
+
+    def draft(
+        self,
+        ref: TransactionRef | None,
+        counts: dict[Place, int],
+        sequences: dict[Place, int] | None,
+        flaw: str = "",
+    ) -> Produce:
+        """Of messages never sent before. sequences: of the first one of each place; flaw: bad row, stale, or outside.
+
+        outside: of the transaction whose producer sends it.
+        """
+        file_id = len(self.values)
+        self.values[file_id] = [f"m{self._message_count + i}" for i in range(sum(counts.values()))]
+        self._message_count += len(self.values[file_id])
+        places = sorted(counts)
+        made = self.mq.produce_to(
+            {(self.model.topics[t].topic, p): counts[t, p] for t, p in places},
+            file_id,
+            None if flaw == "outside" else ref,
+            (ref.producer_id, ref.producer_epoch) if ref and sequences is not None else None,
+            [sequences[place] for place in places] if sequences is not None else [],
+        )
+        if flaw == "bad row":
+            refused = [RefusedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")]
+            return msgspec.structs.replace(made, refused=refused)
+        if flaw == "stale":
+            return msgspec.structs.replace(made, topics=[TopicRef(r.topic, r.topic_id, 9) for r in made.topics])
+        return made
+
+    def pass_time(self, ms: int) -> None:
+        self.mq.now_ms += ms
+        self.model.pass_time(self.mq.now_ms, HOUR_MS)
+        self.mq.expire(FOREVER_MS, FOREVER_MS, HOUR_MS)
+
+    def project(self) -> None:
+        add_pass(self.tables, self.mq.state, self.mq.steps[self._projected_steps :])
+        self._projected_steps, self._mark = len(self.mq.steps), mark_of(self.mq.state)
+
+    def restart(self) -> None:
+        """Another sequencer: the projections, and what the journal holds beyond them."""
+        state = machine.replay(restored(self._mark, self.tables), self.mq.steps[self._projected_steps :])
+        # a step in which nothing was decided is in no journal
+        state.step, state.now_ms = self.mq.state.step, self.mq.state.now_ms
+        assert plain(state) == plain(self.mq.state)
+        self.mq.state = state
+
+    # -- what holds after every step --------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The log entry by entry, what both isolations show of it, and all that is decided by."""
+        self.reader.follow(self.mq.steps[self._read_steps :])
+        self._read_steps = len(self.mq.steps)
+        for place, log in self.model.logs().items():
+            rows = self.reader.logs.get(place, {})
+            assert [None if row.is_marker else self.values[row.file_id][row.row] for row in rows.values()] == log
+        self.check_state(self.mq.state)
+        self.check_shown(self.mq.state, self.shown)
+
+    def shown(self, topic: Topic, isolation: Isolation) -> Shown:
+        return {
+            partition: [
+                (offset, self.values[row.file_id][row.row])
+                for offset, row in self.reader.read(topic, partition, isolation).items()
+            ]
+            for partition in range(topic.partition_count)
+        }
+
+    def seen(self, isolation: Isolation) -> set[str]:
+        """All messages that a reader sees now."""
+        shown = (self.shown(topic, isolation) for topic in self.mq.state.topics.values())
+        return {value for of_topic in shown for log in of_topic.values() for _, value in log}
+
+    def check_transitions(self) -> None:
+        now: dict[str, str] = {}
+        for step in self.mq.steps:
+            for one in step.entries:
+                if isinstance(one.record, TransactionMoved):
+                    name, status = one.record.transactional_id, one.record.status
+                    TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)
+                    now[name] = status
+            assert not any(status.startswith("Prepare") for status in now.values())

@@ -1,0 +1,45 @@
+"""Groups and their offsets: docs/semantics.md C, D30."""
+
+from __future__ import annotations
+
+from stateful.model import transactions
+from stateful.model.namespace import Namespace, Place, Refused
+
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+
+
+def commit(model: Namespace, request: CommitOffsets) -> Done:
+    if request.transaction is not None:
+        transactions.check_writer(model, request.transaction)
+    noted = {}
+    for one in request.offsets:
+        place = _place(model, one)
+        if not 0 <= one.offset <= len(model.log(place)):
+            raise Refused("OFFSET_OUT_OF_RANGE")
+        noted[place] = one.offset
+    if not noted:
+        return Done()
+    committed = model.offsets
+    if request.transaction is not None:
+        committed = transactions.part(model, request.transaction, request.group).offsets
+    committed.setdefault(request.group, {}).update(noted)
+    return Done()
+
+
+def fetch(model: Namespace, request: FetchOffsets) -> OffsetsFetched:
+    """Of all partitions, and stable ones: the model is asked for no other."""
+    assert request.partitions is None
+    assert request.require_stable
+    opened = [one.open for one in model.ids.values() if one.open]
+    if any(model.topics[topic_id].active for one in opened for topic_id, _ in one.offsets.get(request.group, ())):
+        raise Refused("UNSTABLE_OFFSET_COMMIT")
+    committed = sorted(model.offsets.get(request.group, {}).items())
+    return OffsetsFetched([OffsetCommit(model.topics[t].topic, p, offset, None, t) for (t, p), offset in committed])
+
+
+def _place(model: Namespace, one: OffsetCommit) -> Place:
+    topic = model.named(one.topic) if one.topic_id is None else model.topics.get(one.topic_id)
+    if topic is None or not topic.active:
+        raise Refused("UNKNOWN_TOPIC_ID")
+    return model.place(topic, one.partition)

@@ -1,0 +1,152 @@
+"""What a namespace holds, as the model sees it: lists and dicts, row by row. No numpy, no Arrow, no shortcuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakemq.engine.protocol.values.producers import TransactionRef
+
+Place = tuple[int, int]
+"""topic_id and partition."""
+
+
+class Refused(Exception):
+    """A refusal, by the error's name."""
+
+
+@dataclass(eq=False)
+class Transaction:
+    """outcome: "open", "committed" or "aborted"; ended_by: "producer", "operator", "fenced" or "timeout".
+
+    parts: publishes that were accepted, and groups with offsets; failed: a part was refused; offsets: by group.
+    """
+
+    ref: TransactionRef | None = None
+    started_at_ms: int = 0
+    outcome: str = "open"
+    ended_by: str = ""
+    parts: int = 0
+    failed: bool = False
+    offsets: dict[str, dict[Place, int]] = field(default_factory=dict)
+
+
+class Log(list["str | None"]):
+    """A partition's messages by offset; a marker is None. What a reader sees is found by asking every one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = 0
+        self.transactions: dict[int, Transaction] = {}
+        """By offset, of messages and markers that have one."""
+
+    def add(self, values: Sequence[str | None], transaction: Transaction | None = None) -> int:
+        """The offset of the first."""
+        first = len(self)
+        self += values
+        if transaction is not None:
+            self.transactions.update(dict.fromkeys(range(first, len(self)), transaction))
+        return first
+
+    def holds(self, transaction: Transaction) -> bool:
+        return any(one is transaction for one in self.transactions.values())
+
+    @property
+    def stable(self) -> int:
+        opened = [offset for offset, one in self.transactions.items() if one.outcome == "open"]
+        return max(min(opened, default=len(self)), self.start)
+
+    def shown(self, isolation: str) -> list[tuple[int, str]]:
+        """Offset and message, of all that this isolation shows."""
+        committed = isolation == "read_committed"
+        return [
+            (offset, value)
+            for offset, value in enumerate(self[: self.stable if committed else None])
+            if offset >= self.start and value is not None and not (committed and self._is_aborted(offset))
+        ]
+
+    def _is_aborted(self, offset: int) -> bool:
+        transaction = self.transactions.get(offset)
+        return transaction is not None and transaction.outcome == "aborted"
+
+
+@dataclass
+class Topic:
+    topic_id: int
+    topic: str
+    subscriptions: list[str]
+    logs: list[Log]
+    active: bool = True
+
+
+@dataclass
+class Producer:
+    """transactional_id: with which it is forgotten."""
+
+    epoch: int
+    seen_at_ms: int
+    transactional_id: str | None = None
+    appended: dict[Place, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """(sequence, count, offset) of the last five."""
+
+
+@dataclass
+class TransactionalId:
+    """batch_id: of the last micro-batch that was committed."""
+
+    producer_id: int
+    epoch: int
+    timeout_ms: int = 0
+    seen_at_ms: int = 0
+    open: Transaction | None = None
+    last: Transaction | None = None
+    batch_id: int = -1
+
+
+@dataclass
+class Client:
+    number: int
+    results: list[Any]
+    seen_at_ms: int
+
+
+@dataclass
+class Namespace:
+    """last_epoch: the last one that is handed out; routing_step: of the last change of who subscribes to what."""
+
+    last_epoch: int = 2**15 - 2
+    step: int = 0
+    now_ms: int = 0
+    routing_step: int = 0
+    topics: dict[int, Topic] = field(default_factory=dict)
+    producers: dict[int, Producer] = field(default_factory=dict)
+    next_producer_id: int = 0
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    dead_letters: list[str] = field(default_factory=list)
+    lost_files: set[int] = field(default_factory=set)
+    ids: dict[str, TransactionalId] = field(default_factory=dict)
+    offsets: dict[str, dict[Place, int]] = field(default_factory=dict)
+    """Committed, by group."""
+
+    def named(self, name: str) -> Topic:
+        for topic in self.topics.values():
+            if topic.topic == name and topic.active:
+                return topic
+        raise Refused("UNKNOWN_TOPIC_OR_PARTITION")
+
+    def active(self) -> list[Topic]:
+        return [topic for topic in self.topics.values() if topic.active]
+
+    def place(self, topic: Topic, partition: int) -> Place:
+        if not 0 <= partition < len(topic.logs):
+            raise Refused("UNKNOWN_TOPIC_OR_PARTITION")
+        return topic.topic_id, partition
+
+    def log(self, place: Place) -> Log:
+        return self.topics[place[0]].logs[place[1]]
+
+    def logs(self) -> dict[Place, Log]:
+        """Of all topics that are there."""
+        return {(t.topic_id, p): log for t in self.active() for p, log in enumerate(t.logs)}
