@@ -15,12 +15,18 @@ from pyspark.sql import SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace import crash
 from lakemq.jobs import microbatch
 from lakemq.jobs.jars import kept_jars
 
 CHECKOUT = Path(__file__).parents[2]
 TWICE = ["--source-option", "a=1", "--source-option", "a=2"]
 SPARK_BIN = Path(pyspark.__file__).parent / "bin"
+
+# Each point with a value that is inserted once the job has died there.
+INBOX_POINTS = {"publish.letter_put": "d", "inbox.published": "e", "inbox.drained": "f"}
+# Each with how many of the three rows the next run publishes.
+STREAM_POINTS = {"stream.progress_saved": 3, "stream.published": 1}
 
 
 def job(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -64,23 +70,34 @@ def insert(spark: SparkSession, *values: str) -> None:
     spark.sql(f"INSERT INTO inbox (topic, key, value) VALUES {rows}")
 
 
+def test_every_point_of_a_job_is_tested() -> None:
+    """All others are tested in tests/faults/test_crash_points.py."""
+    ours = {point for point in crash.POINTS if point.startswith(("inbox.", "stream."))}
+    assert ours == ({*INBOX_POINTS} - {"publish.letter_put"}) | {*STREAM_POINTS}
+
+
 def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
     spark: SparkSession, own: Connection, tmp_path: Path
 ) -> None:
     insert(spark, "a", "b")
     insert(spark, "c")
-    for point, value in (("publish.letter_put", "d"), ("inbox.published", "e")):
+    for point, value in INBOX_POINTS.items():
         killed = job("--path", own.namespace.path, folder=str(tmp_path), LAKEMQ_CRASH_AT=point)
         assert killed.returncode == -9, killed.stderr
         insert(spark, value)
-    assert microbatch.main(["--path", own.namespace.path]) == 0
+    # the last one died between publishing and removing: what it drained is in the table still
     assert values(own) == ["a", "b", "c", "d", "e"]
+    assert spark.table("inbox").count() == 6
+    assert microbatch.main(["--path", own.namespace.path]) == 0
+    assert values(own) == ["a", "b", "c", "d", "e", "f"]
     assert spark.table("inbox").count() == 0
 
 
+@pytest.mark.parametrize("point", STREAM_POINTS)
 def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint(
-    own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str], point: str
 ) -> None:
+    """The batch it has noted is published by the next run, or it was published and is not again."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
     path = own.namespace.path
@@ -88,12 +105,13 @@ def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint
     arguments += ["--source-schema", "k string, v string", "--query", "files", "--topic", "t"]
     arguments += ["--key", "k", "--value", "upper(v)", "--checkpoint", str(checkpoint)]
     (source / "1.csv").write_text("k1,a\nk2,b\n")
-    killed = job(*arguments, folder=str(tmp_path), LAKEMQ_CRASH_AT="stream.published")
+    killed = job(*arguments, folder=str(tmp_path), LAKEMQ_CRASH_AT=point)
     assert killed.returncode == -9, killed.stderr
+    assert values(own) == ([] if point == "stream.progress_saved" else ["A", "B"])
     shutil.rmtree(checkpoint)
     (source / "2.csv").write_text("k1,c\n")
     assert microbatch.main(arguments) == 0
-    assert "files: 2 batches, 1 published, 0 refused" in capsys.readouterr().out
+    assert f"files: 2 batches, {STREAM_POINTS[point]} published, 0 refused" in capsys.readouterr().out
     assert values(own) == ["A", "B", "C"]
 
 
