@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from stateful.player import Player
@@ -13,7 +14,9 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.segments import SEGMENTS
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +102,7 @@ def test_killed_at(play: Player, point: str) -> None:
     with pytest.raises(Killed):
         go_on(play, point)
     play.world.remember_steps()
+    assert_segments_find_their_files(play)
     seen = play.read()
     assert seen == play.all_published()[: len(seen)]
     assert len(seen) >= 1
@@ -108,6 +112,13 @@ def test_killed_at(play: Player, point: str) -> None:
     play.publish()
     play.step()
     play.settle()
+
+
+def assert_segments_find_their_files(play: Player) -> None:
+    """Who reads tables only, as SQL does, finds the rows of every segment: files are registered first."""
+    store = play.world.namespace.store
+    wanted = {file_stem(i) for i in store.open(SEGMENTS).read().column("file_id").to_pylist() if i is not None}
+    assert wanted <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
 
 
 def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:
