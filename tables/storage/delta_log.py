@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,6 +18,7 @@ from .files import Files
 
 _ENTRY = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
+_PART = re.compile(r"[0-9]{20}\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
 
 
 class DeltaLog:
@@ -68,10 +71,19 @@ class DeltaLog:
 
     def checkpointed_version(self) -> int:
         """The version of the last checkpoint, whoever made it; 0 before the first."""
+        hinted = self._hinted_version()
+        # entries below it may go, so that a word of it is not enough
+        if hinted is not None and self._files.size(f"{self._folder}/{hinted:020d}.checkpoint.parquet"):
+            return hinted
+        return max(_complete(self._names()), default=0)
+
+    def _hinted_version(self) -> int | None:
+        """What `_last_checkpoint` says. It is a hint, as Delta has it: a loss of power may have left anything of it."""
         try:
-            return int(json.loads(self._files.get(self._pointer))["version"])
-        except FileNotFoundError:
-            return 0
+            version = json.loads(self._files.get(self._pointer))["version"]
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+        return version if type(version) is int and 0 <= version < 10**20 else None
 
     def expire(self, keep_ms: int, now_ms: int) -> int:
         """Delete entries and checkpoints older than `keep_ms` that a newer checkpoint covers; how many.
@@ -107,6 +119,16 @@ class DeltaLog:
 
     def _names(self) -> list[str]:
         return [path.rpartition("/")[2] for path in self._files.list(self._folder)]
+
+
+def _complete(names: Iterable[str]) -> Iterator[int]:
+    """Versions of which a whole checkpoint is named: in one file, or in as many parts as each of them says."""
+    parts = Counter[tuple[int, int]]()
+    for name in names:
+        version, part = _version(_CHECKPOINT, name), _PART.fullmatch(name)
+        if version is not None:
+            parts[version, int(part[1]) if part else 1] += 1
+    return (version for (version, expected), found in parts.items() if found >= expected)
 
 
 def _version(pattern: re.Pattern[str], name: str) -> int | None:

@@ -389,6 +389,26 @@ def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: Table
     assert entries(folder) == [2, 3, 4, 5], "none behind one that stays"
 
 
+def test_what_a_loss_of_power_leaves_of_the_hint_is_passed_over(handle: TableHandle, folder: Path) -> None:
+    for version in range(6):
+        handle.append_at(version, notes(version))
+        if version in (1, 3):
+            handle.checkpoint()
+    of_versions = [f'{{"version":{it}}}'.encode() for it in ("null", "true", '"4"', "Infinity", "-1", "5", "9" * 30)]
+    for hint in [b"", b'{"versi', b"{}", b"[]", b"5", b"\xff", b"[" * 9999, *of_versions]:
+        (folder / "_delta_log" / "_last_checkpoint").write_bytes(hint)
+        assert handle.log.checkpointed_version() == 4, hint
+
+
+def test_a_checkpoint_counts_when_all_its_parts_are_there(handle: TableHandle, folder: Path) -> None:
+    log = folder / "_delta_log"
+    for name in (f"{7:020d}.checkpoint.{1:010d}.{2:010d}", f"{8:020d}.checkpoint.{1:010d}.{2:010d}"):
+        (log / f"{name}.parquet").touch()
+    assert handle.log.checkpointed_version() == 0
+    (log / f"{7:020d}.checkpoint.{2:010d}.{2:010d}.parquet").touch()
+    assert handle.log.checkpointed_version() == 7
+
+
 def test_old_checkpoints_go_with_the_entries(handle: TableHandle, folder: Path) -> None:
     for version in range(4):
         handle.append_at(version, notes(version))
