@@ -48,7 +48,7 @@ def letter_bytes(letter: Letter, rows: pa.Table | None = None) -> bytes:
     """A letter of requests that nobody has to check."""
     rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
     requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))
-    return encode_letter(letter.client_id, letter.number, requests, letter.sent_at_ms, rows)
+    return encode_letter(letter.client_id, letter.number, requests, letter.sent_at_ms, rows, letter.namespace_id)
 
 
 class Harness:

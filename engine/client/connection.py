@@ -94,7 +94,9 @@ class Connection:
         self._closing = OwnLock("This connection")
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
-        self.requester = Requester(namespace.mailbox, self._clock, new_id, timeout_ms, self._reached)
+        self.requester = Requester(
+            namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
+        )
         self._fetching = Fetching(namespace, self._clock, spark)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         # also while the connection closes, for producers that send what they have

@@ -86,9 +86,11 @@ class Requester:
         new_id: Callable[[], str],
         timeout_ms: int,
         reached: crash.Reached = crash.nowhere,
+        namespace_id: str = "",
     ) -> None:
+        """namespace_id: of the namespace whose mailbox it is; a sequencer of another one at its path refuses all."""
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
-        self._reached = reached
+        self._reached, self._namespace_id = reached, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._queue: deque[Waiting] = deque()
@@ -194,7 +196,7 @@ class Requester:
     def _put(self, batch: list[Waiting]) -> str:
         """The name of the letter with these requests, which has the next number: no number is used twice."""
         now_ms = self._clock.now_ms()
-        body = letter_of(self._client_id, self._number + 1, batch, now_ms)
+        body = letter_of(self._client_id, self._number + 1, batch, now_ms, self._namespace_id)
         self._number += 1
         try:
             name = self._mailbox.put(self._client_id, self._number, body, now_ms)
@@ -250,7 +252,7 @@ class Requester:
         self._client_id, self._number = self._new_id(), 0
 
 
-def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int) -> bytes:
+def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int, namespace_id: str = "") -> bytes:
     """A letter with these requests, and all their rows one after the other."""
     requests: list[tuple[int, bytes]] = []
     tables = [one.rows for one in batch if one.rows is not None]
@@ -258,4 +260,5 @@ def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int
     for one in batch:
         requests.append((first_row if one.rows is not None else 0, one.request))
         first_row += 0 if one.rows is None else one.rows.num_rows
-    return encode_letter(client_id, number, requests, now_ms, pa.concat_tables(tables) if tables else None)
+    rows = pa.concat_tables(tables) if tables else None
+    return encode_letter(client_id, number, requests, now_ms, rows, namespace_id)

@@ -24,9 +24,14 @@ from .process import claim_tables
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything a sequencer or a client needs to reach the stored state."""
+    """Everything a sequencer or a client needs to reach the stored state.
+
+    namespace_id: Delta's id of its journal. One made anew at the same path has another, one restored from a backup the
+    same.
+    """
 
     path: str
+    namespace_id: str
     files: Files
     store: Store
     mailbox: Mailbox
@@ -57,13 +62,13 @@ def open_namespace(
         if create and not store.exists(JOURNAL):
             _check_free(path, files, store)
             migrate(store, 0)
-        _open_journal(path, files, store)
+        namespace_id = _open_journal(path, files, store)
     except OSError as error:
         raise NamespaceError(f"{path} cannot be used: {error.strerror or error}", expected=_USABLE) from error
     except ValueError as error:
         raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
-    return Namespace(path, files, store, mailbox, config, dict(storage_options or {}))
+    return Namespace(path, namespace_id, files, store, mailbox, config, dict(storage_options or {}))
 
 
 def _share(files: Files) -> None:
@@ -91,10 +96,10 @@ def _check_free(path: str, files: Files, store: Store) -> None:
         raise _without_journal(path, written)
 
 
-def _open_journal(path: str, files: Files, store: Store) -> None:
-    """Raises NamespaceError, NewerFormat, saying what is there and what helps."""
+def _open_journal(path: str, files: Files, store: Store) -> str:
+    """The id of its table. Raises NamespaceError, NewerFormat, saying what is there and what helps."""
     try:
-        store.open(JOURNAL)
+        return store.open(JOURNAL).table_id
     except NewerTable as error:
         raise NewerFormat(str(error), expected="the version of LakeMQ that wrote it, or a later one") from error
     except OlderTable as error:

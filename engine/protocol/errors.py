@@ -246,6 +246,10 @@ class ClientEnded(LakeMQError, name="CLIENT_ENDED"):
     """This client's requests left a gap for too long, or it was silent past its expiry: open a new one."""
 
 
+class InconsistentClusterId(LakeMQError, name="INCONSISTENT_CLUSTER_ID", code=104):
+    """The namespace at this path is another one than the connection has opened: it was made anew. Connect again."""
+
+
 class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
     """Too many requests wait for the sequencer."""
 

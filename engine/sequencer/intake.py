@@ -17,7 +17,7 @@ from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.codec.letter import decode_letter
-from ..protocol.errors import ClientEnded, InvalidRequest, LakeMQError
+from ..protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError
 from ..protocol.rules.clients import Turn, turn_of
 from ..protocol.values.clients import Letter
 from ..protocol.values.state import State
@@ -78,9 +78,12 @@ class Intake:
         self._held: dict[str, _Held] = {}
         """By name; of letters only that were there at the last look at all of them."""
 
-    def take(self, state: State, alive: Callable[[], None] = lambda: None) -> StepLetters:
-        """The letters of the next step. They go on waiting until they are discarded. alive: called between them."""
-        visit = _Visit(self._config, self._clock.steady_ms())
+    def take(self, state: State, namespace_id: str, alive: Callable[[], None] = lambda: None) -> StepLetters:
+        """The letters of the next step. They go on waiting until they are discarded.
+
+        namespace_id: of whom letters are refused that were meant for another one; alive: called between them.
+        """
+        visit = _Visit(self._config, self._clock.steady_ms(), namespace_id)
         names: set[str] = set()
         for name in self._mailbox.look_through():
             alive()
@@ -140,7 +143,7 @@ class Intake:
             body = b""  # it is refused whatever it says
         if body is None:
             return
-        visit.letters.taken.append(_opened(name, body, in_turn=turn is Turn.DECIDE))
+        visit.letters.taken.append(_opened(name, body, visit.namespace_id, in_turn=turn is Turn.DECIDE))
         if turn is Turn.DECIDE:
             visit.planned[name.client_id] = name.number
         visit.room -= len(body)
@@ -149,8 +152,8 @@ class Intake:
 class _Visit:
     """One look at the mailbox. planned: the last number per client that this step decides."""
 
-    def __init__(self, config: EngineConfig, now_ms: int) -> None:
-        self.now_ms = now_ms
+    def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str) -> None:
+        self.now_ms, self.namespace_id = now_ms, namespace_id
         self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
         self.letters, self.planned, self.looked = StepLetters(), dict[str, int](), 0
         self.unreadable: list[tuple[LetterName, OSError]] = []
@@ -166,8 +169,8 @@ class _Visit:
             log.warning(text, len(self.unreadable), name.name, error.strerror or error)
 
 
-def _opened(name: LetterName, body: bytes, in_turn: bool) -> OpenedLetter:
-    """The letter of an object, or the refusal of one that cannot be read or comes after a gap."""
+def _opened(name: LetterName, body: bytes, namespace_id: str, in_turn: bool) -> OpenedLetter:
+    """The letter of an object, or the refusal of one that cannot be read, comes after a gap, or is for another."""
     if not in_turn:
         gap = ClientEnded("A letter before this one never came.", found=f"letter {name.number}")
         return OpenedLetter(name, _nothing(name), refusal=gap)
@@ -179,6 +182,9 @@ def _opened(name: LetterName, body: bytes, in_turn: bool) -> OpenedLetter:
     if (letter.client_id, letter.number) != (name.client_id, name.number):
         alien = InvalidRequest("The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}")
         return OpenedLetter(name, _nothing(name), refusal=alien)
+    if letter.namespace_id not in ("", namespace_id):  # ids of producers and topics begin anew in each
+        other = InconsistentClusterId(found=letter.namespace_id, expected=namespace_id)
+        return OpenedLetter(name, _nothing(name), refusal=other)
     return OpenedLetter(name, letter, rows)
 
 

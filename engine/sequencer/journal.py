@@ -31,6 +31,11 @@ class Journal:
         self.files: tuple[StoredFile, ...] = tuple(self._opened.files())
 
     @property
+    def table_id(self) -> str:
+        """By which the namespace is known."""
+        return self._opened.table_id
+
+    @property
     def version(self) -> int:
         return self._committer.version
 

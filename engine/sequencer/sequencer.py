@@ -236,7 +236,7 @@ class Sequencer:
 
     def _step(self, term: _Term) -> StepReport:
         term.background.collect()
-        letters = self._intake.take(term.state, lambda: self._give_sign_of_life(term))
+        letters = self._intake.take(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
         due = self._due(term, letters)
         renewal = self._renewal(term)

@@ -54,7 +54,7 @@ def publish_a_version(desk: Desk) -> Any:
 
 def publish_a_version_with_spark(desk: Desk) -> Any:
     """What the driver asks; the tasks, which write the files, need a JVM."""
-    namespace = Namespace(desk.files.root, desk.files, Store(desk.files), desk.mailbox, EngineConfig(), {})
+    namespace = Namespace(desk.files.root, "", desk.files, Store(desk.files), desk.mailbox, EngineConfig(), {})
     desk.result = Published([])
     request = Produce([], Ranges(), 0, application=ApplicationVersion("app", 1, "t"))
     return SparkPublisher(namespace, desk.requester, lambda: Harness().state, desk.clock)._ask(request)

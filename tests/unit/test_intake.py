@@ -14,7 +14,7 @@ from protocol_harness import letter_bytes
 
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import ClientEnded
+from lakemq.engine.protocol.errors import ClientEnded, InconsistentClusterId
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.state import State
@@ -22,6 +22,7 @@ from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, 
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 GAP_MS = 10_000
+NAMESPACE_ID = "a-namespace"
 
 
 class Office:
@@ -34,14 +35,14 @@ class Office:
         self.intake = Intake(self.mailbox, config, self.clock)
         self.decided: list[tuple[str, int]] = []
 
-    def put(self, client_id: str, number: int, coarse_s: int = 0) -> LetterName:
-        letter = Letter(client_id, number, [InitProducer()], 0)
+    def put(self, client_id: str, number: int, coarse_s: int = 0, namespace_id: str = "") -> LetterName:
+        letter = Letter(client_id, number, [InitProducer()], 0, namespace_id)
         name = LetterName.of(client_id, number, 1_000 * coarse_s)
         self.files.put(f"mailbox/{name.name}", letter_bytes(letter), durable=False)
         return name
 
     def take(self) -> StepLetters:
-        return self.intake.take(self.state)
+        return self.intake.take(self.state, NAMESPACE_ID)
 
     def step(self, crash: bool = False) -> StepLetters:
         """crash: right after the step has landed, before any letter was discarded."""
@@ -117,6 +118,19 @@ def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
     assert isinstance(refused.refusal, ClientEnded)
     office.step()
     assert office.intake._held == {}
+
+
+@pytest.mark.parametrize(
+    ("namespace_id", "decided"), [(NAMESPACE_ID, True), ("", True), ("the-one-before", False), ("a-namespac", False)]
+)
+def test_a_letter_for_another_namespace_at_this_path_is_refused(
+    tmp_path: Path, namespace_id: str, decided: bool
+) -> None:
+    office = Office(tmp_path)
+    office.put("c", 1, namespace_id=namespace_id)
+    (one,) = office.step().taken
+    assert isinstance(one.refusal, InconsistentClusterId) != decided
+    assert office.decided == ([("c", 1)] if decided else [])
 
 
 # -- letters that cannot be read ----------------------------------------------------------------------------

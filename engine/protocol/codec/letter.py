@@ -33,6 +33,7 @@ class _Head(msgspec.Struct, frozen=True):
     number: int
     requests: Sequence[tuple[Count, msgspec.Raw]]
     sent_at_ms: int
+    namespace_id: str = ""
 
 
 class _ReadHead(msgspec.Struct, frozen=True):
@@ -42,6 +43,7 @@ class _ReadHead(msgspec.Struct, frozen=True):
     number: int
     requests: list[tuple[Count, AnyRequest]]
     sent_at_ms: int
+    namespace_id: str = ""
 
 
 _heads = msgspec.json.Decoder(_Head)
@@ -54,9 +56,11 @@ def encode_letter(
     requests: Sequence[tuple[int, bytes]],
     sent_at_ms: int,
     rows: pa.Table | None = None,
+    namespace_id: str = "",
 ) -> bytes:
     """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
-    head = _json.encode(_Head(client_id, number, [(row, msgspec.Raw(text)) for row, text in requests], sent_at_ms))
+    texts = [(row, msgspec.Raw(text)) for row, text in requests]
+    head = _json.encode(_Head(client_id, number, texts, sent_at_ms, namespace_id))
     return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)])
 
 
@@ -78,8 +82,9 @@ def _decode_head(head: bytes) -> Letter:
     except (msgspec.ValidationError, RecursionError):  # one by one, so that those we know are decided
         found = _heads.decode(head)
         requests = [_decode_request(row, text) for row, text in found.requests]
-        return Letter(found.client_id, found.number, requests, found.sent_at_ms)
-    return Letter(read.client_id, read.number, [_placed(*one) for one in read.requests], read.sent_at_ms)
+        return Letter(found.client_id, found.number, requests, found.sent_at_ms, found.namespace_id)
+    placed: list[AnyRequest | Unreadable] = [_placed(*one) for one in read.requests]
+    return Letter(read.client_id, read.number, placed, read.sent_at_ms, read.namespace_id)
 
 
 def _decode_request(first_row: int, text: msgspec.Raw) -> AnyRequest | Unreadable:

@@ -18,12 +18,16 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """What one client puts at once: requests that are decided in one step, in order."""
+    """What one client puts at once: requests that are decided in one step, in order.
+
+    namespace_id: of the namespace that the client has opened; empty where it does not say.
+    """
 
     client_id: str
     number: int
     requests: list[AnyRequest | Unreadable]
     sent_at_ms: int
+    namespace_id: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):

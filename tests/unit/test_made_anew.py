@@ -1,0 +1,50 @@
+"""A namespace that was deleted and made anew at its path, while somebody still has the one before open."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InconsistentClusterId
+
+CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 10, "request.gap.ms": 100}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mq"
+
+
+@pytest.fixture
+def first(path: Path) -> Iterator[Connection]:
+    mq = lakemq.connect(str(path), create=True, config=CONFIG)
+    yield mq
+    with suppress(InconsistentClusterId):  # a producer tells once more of what has failed
+        mq.close()
+
+
+def made_anew(path: Path) -> Connection:
+    shutil.rmtree(path)
+    return lakemq.connect(str(path), create=True, config=CONFIG)
+
+
+def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: Path, first: Connection) -> None:
+    with first.serving():
+        first.topics.create("t")
+        old = first.producer()
+        for i in range(3):
+            old.send("t", f"old {i}").result()
+    with made_anew(path) as second, second.serving():
+        second.topics.create("t")
+        new = second.producer()
+        for i in range(5):
+            new.send("t", f"new {i}").result()
+        with pytest.raises(InconsistentClusterId, match="made anew"):
+            old.send("t", "the fourth").result()
+        assert [message.value for message in second.fetch("t")] == [b"new %d" % i for i in range(5)]
