@@ -115,11 +115,15 @@ class Background:
         self._pending.close()
         self._begun_at_ms = self._clock.steady_ms()
         work = plan_projection(state, self._tail, self._housekeeping.floor, self._housekeeping.journal_start)
-        self._running = self._executor.submit(self._write, work, self._journal.version, self._journal.files)
+        self._running = self._executor.submit(
+            self._write, work, self._journal.lookout(), self._journal.version, self._journal.files
+        )
 
-    def _write(self, work: Projection, version: int, files: Sequence[StoredFile]) -> JournalMerge | None:
-        """In the background. version, files: the journal's when the pass began."""
-        self._projector.write(work)
+    def _write(
+        self, work: Projection, look: Callable[[], None], version: int, files: Sequence[StoredFile]
+    ) -> JournalMerge | None:
+        """In the background. look, version, files: the journal's when the pass began."""
+        self._projector.write(work, look)
         return self._housekeeping.maintain_journal(self._store, version, files, work.step)
 
     def _finish(self) -> None:

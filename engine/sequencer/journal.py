@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -70,6 +70,21 @@ class Journal:
         if steps is None:
             raise NotLeader(f"The journal's steps after {step} have a gap.")
         return steps
+
+    def lookout(self) -> Callable[[], None]:
+        """Looks, in any thread, whether the journal still goes on from the version of now: raises NotLeader if not.
+
+        So it is where others went on for long, and where the namespace was deleted, made anew or restored.
+        """
+        version, stands_on = self._committer.version, self._committer.stands_on
+
+        def look() -> None:
+            if stands_on is None or self._log.identity(version) != stands_on:
+                raise NotLeader(
+                    f"The journal does not go on from version {version}: it is another one, or was cleaned."
+                )
+
+        return look
 
     def sync(self) -> None:
         """The newest commit, maybe of a leader that died before it could say so, survives a loss of power."""

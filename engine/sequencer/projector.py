@@ -7,7 +7,7 @@ of two that write to a table, one finds that the other was there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,14 @@ class Projector:
         self._store, self._housekeeping, self._reached = store, housekeeping, reached
         self._handles: dict[str, TableHandle] = {}
 
-    def write(self, work: Projection) -> None:
-        """Write one pass, then maintain the tables written so far. Raises NotLeader."""
+    def write(self, work: Projection, look: Callable[[], None]) -> None:
+        """Write one pass, then maintain the tables written so far. Raises NotLeader.
+
+        look: whether the journal is still that of the term, else raises NotLeader.
+        """
         try:
+            data = [MESSAGES.name] if work.files or work.journaled else []
+            self._open([*data, *work.tables, WATERMARKS.name], look)
             files = [*work.files, *map(self._written, work.journaled)]
             if files:
                 self._register(files, work.step)
@@ -77,7 +82,7 @@ class Projector:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
     def _append(self, name: str, rows: pa.Table, step: int) -> None:
-        handle = self._handle(name)
+        handle = self._handles[name]
         # rows of a changelog bear the step of their pass, so that of them, too, only newer ones are written
         rows = rows.filter(pc.field("step") > handle.last_step())
         if rows.num_rows:
@@ -90,15 +95,20 @@ class Projector:
         return file
 
     def _register(self, files: Sequence[DataFile], step: int) -> None:
-        handle = self._handle(MESSAGES.name)
+        handle = self._handles[MESSAGES.name]
         if handle.last_step() < step:
             # the same path added again replaces itself: registering is idempotent
             handle.replace_at(handle.version, [_message_file(f) for f in files], last_step=step)
 
-    def _handle(self, name: str) -> TableHandle:
-        if name not in self._handles:
-            self._handles[name] = self._store.open(BY_NAME[name])
-        return self._handles[name]
+    def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
+        """Opens those that are not yet: the term's own, or none.
+
+        Of one that was made anew at this path they are there only after our journal has gone; a handle that was opened
+        before that commits to no other table.
+        """
+        opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
+        look()
+        self._handles |= opened
 
 
 def _message_file(file: DataFile) -> NewFile:

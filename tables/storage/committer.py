@@ -32,6 +32,10 @@ class Committer(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def stands_on(self) -> str | None:
+        """Which object the log's entry of this version is."""
+
     def write(self, rows: pa.Table) -> NewFile:
         """A file of the table with these rows, durable, and no part of the table yet."""
 
@@ -86,6 +90,10 @@ class PutCommitter(_Writer):
     def version(self) -> int:
         return self._version
 
+    @property
+    def stands_on(self) -> str | None:
+        return self._stands_on
+
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
         self._check_ground()
         version, nonce = self._version + 1, uuid.uuid4().hex
@@ -122,6 +130,10 @@ class EngineCommitter(_Writer):
     @property
     def version(self) -> int:
         return self._handle.version
+
+    @property
+    def stands_on(self) -> str | None:
+        return self._handle.stands_on
 
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
         self._handle.replace_at(self.version, add, remove)

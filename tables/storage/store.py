@@ -73,8 +73,13 @@ class TableHandle:
         return str(self._table.metadata().id)
 
     def reopen(self) -> None:
-        """Load the newest version. A handle grows slower with every commit since the checkpoint it was loaded from."""
+        """Load the newest version. A handle grows slower with every commit since the checkpoint it was loaded from.
+
+        Raises CommitConflict: it is another table by now.
+        """
         fresh = self._store.open(self.spec)
+        if fresh.table_id != self.table_id:
+            raise CommitConflict(f"{self.spec.name}: the table was made anew")
         self._table, self._stands_on = fresh._table, fresh._stands_on
 
     def renewed(self) -> TableHandle:

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InconsistentClusterId
 
+TABLES = ("journal", "topics", "partitions", "segments", "messages", "clients", "watermarks")
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 10, "request.gap.ms": 100}
 
 
@@ -48,3 +51,20 @@ def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: P
         with pytest.raises(InconsistentClusterId, match="made anew"):
             old.send("t", "the fourth").result()
         assert [message.value for message in second.fetch("t")] == [b"new %d" % i for i in range(5)]
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes: bool) -> None:
+    late = lakemq.connect(str(path), create=True, config={**CONFIG, "project.interval.ms": 60_000})
+    serving = late.serving()
+    late.topics.create("old")
+    if publishes:
+        late.publish("old", pa.table({"value": ["a"]}))
+    with made_anew(path) as second:
+        serving.close()  # which projects what was decided
+        late.close()
+        assert {name: DeltaTable(str(path / name)).version() for name in TABLES} == dict.fromkeys(TABLES, 0)
+        assert list((path / "messages").glob("*.parquet")) == []
+        with second.serving():
+            second.topics.create("new")
+        assert [one.topic for one in second.topics.list()] == ["new"]

@@ -658,3 +658,5 @@ def test_a_table_made_again_has_another_id(store: Store, handle: TableHandle, fo
     folder.rename(folder.with_name("elsewhere"))
     store.create(NOTES)
     assert store.open(NOTES).table_id != before
+    with pytest.raises(CommitConflict, match="made anew"):
+        handle.reopen()
