@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import load as recovery
-from lakemq.errors import TableDamaged
+from lakemq.errors import NewerFormat, TableDamaged
 
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
 
@@ -54,6 +54,14 @@ def test_a_value_that_was_never_written_is_named(
     with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
         reader.topics.list()
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
+
+
+def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:
+    table = DeltaTable(str(path / "clients")).to_pyarrow_table()
+    newer = table.to_pylist()[-1] | {"client_id": "newer", "results": '[{"outcome":"topic_paused"}]'}
+    write_deltalake(str(path / "clients"), pa.Table.from_pylist([newer], table.schema), mode="append")
+    with pytest.raises(NewerFormat, match="a result topic_paused"):
+        reader.step_until_idle()
 
 
 def test_a_log_that_cannot_be_read_does_not_hide_the_damage(

@@ -13,12 +13,15 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from ..errors import NewerFormat
 from ..values.base import Record
+from ..values.clients import Answered
 from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
 from ..values.log import RowsJournaled
 from ..values.segments import NO_SEGMENTS, Segments, table_of
+from .results import check_answered
 
 _json = msgspec.json.Encoder()
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_ANSWERED = str(Answered.__struct_config__.tag)
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW = 1000
 """Segments of a step for which rows make Arrow sooner than columns do: a tenth of the time for one, the same for some
@@ -101,6 +104,8 @@ def _decode_record(text: str) -> Record:
         return _records.decode(text)
     except msgspec.ValidationError:
         kind = _tags.decode(text).record
+        if kind == _ANSWERED:
+            check_answered(text)
         if kind in _KINDS:
             raise
         raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None

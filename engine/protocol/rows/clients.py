@@ -7,12 +7,10 @@ import pyarrow as pa
 
 from lakemq.tables.specs.clients import CLIENTS, ClientRow
 
+from ..codec.results import decode_results
 from ..values.clients import Answered, Client, ClientRemoved
-from ..values.kinds import AnyResult
 from ..values.state import State
 from .steps import Project, Restore, Steps, records
-
-_results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
 
 
 def _clients(state: State, steps: Steps) -> pa.Table:
@@ -38,7 +36,7 @@ def _row(state: State, client_id: str, at_ms: int) -> ClientRow:
 
 def _restore(state: State, rows: pa.Table) -> None:
     for row in CLIENTS.rows(rows):
-        state.clients[row.client_id] = Client(row.number, _results.decode(row.results), row.seen_at_ms)
+        state.clients[row.client_id] = Client(row.number, decode_results(row.results), row.seen_at_ms)
 
 
 PROJECT: Project = {CLIENTS.name: _clients}

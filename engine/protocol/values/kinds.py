@@ -13,9 +13,17 @@ from .base import Done, Request, Result
 
 SUBJECTS = (topics, producers, log, groups, transactions)
 
+_RESULTS: tuple[type[Result | Refusal], ...] = (
+    Done,
+    *(kind for subject in SUBJECTS for kind in subject.RESULTS),
+    Refusal,
+)
+OUTCOMES = frozenset(str(kind.__struct_config__.tag) for kind in _RESULTS)
+"""By which results are told apart."""
+
 if TYPE_CHECKING:
     AnyRequest = Request
     AnyResult = Result | Refusal
 else:
     AnyRequest = Union[tuple(kind for subject in SUBJECTS for kind in subject.REQUESTS)]  # noqa: UP007
-    AnyResult = Union[(Done, *(kind for subject in SUBJECTS for kind in subject.RESULTS), Refusal)]
+    AnyResult = Union[_RESULTS]  # noqa: UP007
