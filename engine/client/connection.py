@@ -391,7 +391,11 @@ class Connection:
         return self._kept(Serving(self.sequencer, self.namespace.config, self._clock), self._serving.append)
 
     def step_until_idle(self, wait_ms: int = 0) -> int:
-        """Decide all that waits, here and now; returns the number of letters. Raises NotLeader."""
+        """Decide all that waits, here and now; returns the number of letters. Raises NotLeader.
+
+        A transaction older than its timeout is waited for, for one timeout, and aborted; so is a letter after a gap,
+        for request.gap.ms.
+        """
         wait_ms = whole_number("wait_ms", wait_ms, 0)
         return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 

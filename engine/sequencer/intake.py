@@ -44,13 +44,14 @@ class StepLetters:
     """What one step takes: letters to decide, oldest first; letters that were decided before.
 
     backlog: there may be letters that were not looked at; undeleted: letters are left that were decided before. While
-    there are, no client may be forgotten: its letter would be decided again.
+    there are, no client may be forgotten: its letter would be decided again. gaps: letters wait for one before them.
     """
 
     taken: list[OpenedLetter] = field(default_factory=list)
     repeated: list[LetterName] = field(default_factory=list)
     backlog: bool = False
     undeleted: bool = False
+    gaps: bool = False
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Intake:
         turn = self._turn(state, name, visit, held)
         if turn is Turn.WAIT:
             self._held.setdefault(name.name, _Held(visit.now_ms))
+            letters.gaps = True
         elif held is not None and visit.now_ms < held.again_at_ms:
             letters.undeleted |= held.decided
         elif turn is Turn.REPEAT:

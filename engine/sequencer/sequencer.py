@@ -30,6 +30,7 @@ from ..protocol import machine
 from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
+from ..protocol.rules.ending import waits_for_patience
 from ..protocol.rules.patience import Patience
 from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
@@ -64,12 +65,15 @@ _WHAT = "The sequencer cannot read or write what it must."
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. `letters`: taken and decided; `backlog`: more wait."""
+    """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
+    leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it.
+    """
 
     step: int
     letters: int
     decisions: int
     backlog: bool
+    patience: bool
 
 
 @dataclass
@@ -244,7 +248,8 @@ class Sequencer:
         self._reply(term, letters, entries)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
-        return StepReport(term.state.step, len(letters.taken), len(entries), letters.backlog)
+        patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
+        return StepReport(term.state.step, len(letters.taken), len(entries), letters.backlog, patience)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""

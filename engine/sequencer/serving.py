@@ -99,11 +99,13 @@ def _is_known(error: Exception) -> bool:
 
 
 def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int) -> int:
-    """Step until no letter waits, then hand the lease over; returns the number of letters decided.
+    """Step until no letter waits and nothing is overdue, then hand the lease over; the number of letters decided.
+
+    What is overdue takes up to a transaction's timeout, or request.gap.ms: only who leads for as long sees it pass.
 
     Raises NotLeader when another sequencer leads for longer than `wait_ms`, and what the store fails with.
     """
-    deadline_ms, letters = clock.steady_ms() + wait_ms, 0
+    deadline_ms, letters, pace = clock.steady_ms() + wait_ms, 0, _Pace(config)
     try:
         while True:
             if not sequencer.try_lead():
@@ -111,14 +113,15 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
                     raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
                 clock.sleep(min(STANDBY_MS, wait_ms))
                 continue
+            begun_ms = clock.steady_ms()
             try:
                 report = sequencer.step()
             except NotLeader:
                 continue  # overtaken: it may be ours again, before the deadline
             letters += report.letters
-            if report.letters == 0 and not report.backlog:
+            if report.letters == 0 and not report.backlog and not report.patience:
                 return letters
-            clock.sleep(config.ms("engine.tick.ms"))
+            clock.sleep(pace.after(report, clock.steady_ms() - begun_ms))
     finally:
         sequencer.resign()
 

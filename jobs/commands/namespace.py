@@ -44,7 +44,9 @@ def serve(ctx: typer.Context) -> None:
 
 def step(
     ctx: typer.Context,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="Go on until no letter waits.")] = False,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Go on until no letter waits and nothing is overdue.")
+    ] = False,
     wait_ms: Annotated[
         int, typer.Option(min=0, metavar="MS", help="How long to wait while another sequencer leads.")
     ] = 0,

@@ -46,6 +46,9 @@ _COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "
 _ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"
 COMPLETE = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
 
+_GRACE_MS = 30_000
+"""For what keeps a timeout waiting, such as a backlog of letters."""
+
 _Key = tuple[str, int, int]
 """Transactional id, producer id and epoch, which name one transaction for ever."""
 
@@ -95,6 +98,19 @@ def _has_timed_out(state: State, key: _Key, time: Time) -> bool:
     if name not in state.ongoing or _key(state, name) != key:
         return False
     return time.waited_ms(key) > state.transactions[name].timeout_ms
+
+
+def waits_for_patience(state: State, time: Time) -> bool:
+    """Whether the leader has yet to see a transaction wait that is older than its timeout by the time of the steps.
+
+    Who leads for moments only has to stay for it: none would ever see a timeout pass. It ends with the transaction, at
+    the latest when the leader has waited for much longer in vain.
+    """
+    waiting = ((key, state.transactions[key[0]]) for key in _open(state))
+    return any(
+        time.is_over(one.started_at_ms or 0, one.timeout_ms) and time.waited_ms(key) <= one.timeout_ms + _GRACE_MS
+        for key, one in waiting
+    )
 
 
 def _key(state: State, name: str) -> _Key:
