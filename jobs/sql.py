@@ -31,6 +31,9 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
 }
 
+# Databases and schemas of DuckDB's own.
+_TAKEN = ("memory", "temp", "system", "main", "pg_catalog", "information_schema")
+
 # What the views' Spark SQL calls and DuckDB names otherwise.
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
@@ -79,7 +82,8 @@ def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBP
     from lakemq.tables.specs.views import VIEWS
     from lakemq.tables.storage.catalog import database_name
 
-    database = database_name(namespace.path)
+    name = database_name(namespace.path)
+    database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # it may be a word of SQL, such as order
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     interrupts(connection)
     connection.execute("SET TimeZone = 'UTC'")

@@ -53,7 +53,7 @@ def columns_ddl(spec: TableSpec) -> str:
 
 def catalog_statements(path: str, store: Store) -> list[str]:
     """SQL statements that make the namespace queryable; each may be run again."""
-    database = database_name(path)
+    database = f"`{database_name(path)}`"
     tables = [
         f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_quoted(store.uri(spec))}'"
         for spec in TABLES
@@ -68,7 +68,7 @@ def catalog_statements(path: str, store: Store) -> list[str]:
 
 def catalog_sql(path: str, store: Store) -> str:
     """The statements as a script for `spark-sql -i`, which ends in the namespace's database."""
-    return "".join(f"{s};\n" for s in [*catalog_statements(path, store), f"USE {database_name(path)}"])
+    return "".join(f"{s};\n" for s in [*catalog_statements(path, store), f"USE `{database_name(path)}`"])
 
 
 def register(spark: SparkSession, path: str, store: Store) -> str:

@@ -73,6 +73,15 @@ def test_every_table_is_there_as_stored(mq: Connection) -> None:
         assert count == mq.namespace.store.open(spec).read().num_rows
 
 
+def test_a_namespace_may_be_named_by_a_word_of_sql_or_of_duckdbs(tmp_path: Path) -> None:
+    made = tmp_path / "order"
+    open_namespace(str(made), create=True)
+    words = ["group", "table", "user", "all", "select", "2024", "a-b"]
+    for name in ["order", *words, "main", "memory", "temp", "system", "pg_catalog", "information_schema"]:
+        made = made.rename(tmp_path / name)
+        assert list(run_query(open_namespace(str(made)), "SELECT count(*) FROM log_committed")[1]) == [(0,)], name
+
+
 def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
     namespace = open_namespace(str(tmp_path / "mq"), create=True)
     with Connection(namespace) as first, first.serving():

@@ -213,7 +213,7 @@ def test_the_catalog_names_every_table_and_quotes_the_path(tmp_path: Path) -> No
     folder = tmp_path / "it's"
     sql = catalog_sql(str(folder), Store(LocalFiles(str(folder))))
     for spec in TABLES:
-        assert f"it_s.{spec.name} USING delta LOCATION '" in sql
+        assert f"`it_s`.{spec.name} USING delta LOCATION '" in sql
     assert "it\\'s" in sql
-    assert sql.rstrip().endswith("USE it_s;")
+    assert sql.rstrip().endswith("USE `it_s`;")
     assert json.dumps(sql)
