@@ -42,16 +42,19 @@ def connect(
     spark: adds the DataFrame side, and registers the tables and views. create: make the namespace if it is not there;
     shared_with_group: and all in it for the group of its folder to read and write, whatever anybody's umask.
     conf: a settings file (else $LAKEMQ_CONF); config: settings that win over it. storage_options: passed through to
-    the object store. Raises NamespaceError, NewerFormat, InvalidConfig; IllegalState in a forked process.
+    the object store. Raises NamespaceError, NewerFormat, InvalidConfig, InvalidRequest; IllegalState in a forked
+    process.
     """
     # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
-    from lakemq.engine.client.arguments import file_path, flag, mapped
+    from lakemq.engine.client.arguments import file_path, flag, mapped, refused
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.config import load_config
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.errors import InvalidConfig
 
     place = file_path("path", path)
+    if spark is not None and not (hasattr(spark, "catalog") and hasattr(spark, "sql")):  # pyspark may not be there
+        raise refused("spark", spark, "a SparkSession")
     settings = load_config(
         None if conf is None else file_path("conf", conf, InvalidConfig),
         None if config is None else mapped("config", config, InvalidConfig),

@@ -6,13 +6,14 @@ Each function raises InvalidRequest (or the `error` named) with the argument's n
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from ..protocol.errors import InvalidGroupId, InvalidRequest, InvalidTopic, LakeMQError
+from ..protocol.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic, LakeMQError
 from ..protocol.names import check_group, shown
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
@@ -144,12 +145,21 @@ def offsets(name: str, value: Any) -> dict[int, int]:
 
 
 def moment(name: str, value: Any) -> int | datetime:
-    """A time: epoch milliseconds, or a datetime."""
+    """A time: epoch milliseconds, or a datetime. None lies so far back that its microseconds exceed 64 bits."""
     if isinstance(value, datetime):
         if value != value:  # pandas has a datetime that is none
             raise refused(name, value, "a time")
         return value
-    return whole_number(name, value)
+    return whole_number(name, value, -(2**53))
+
+
+def known_options(given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises InvalidConfig for one that is not known."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(known))
+            raise InvalidConfig("Unknown option.", found=name, expected=hint)
 
 
 def fetch_position(name: str, value: Any) -> str | int | datetime | dict[int, int]:

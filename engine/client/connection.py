@@ -27,6 +27,7 @@ from ..sequencer.serving import Serving, step_until_idle
 from .arguments import (
     fetch_position,
     group_name,
+    known_options,
     mapped,
     moment,
     one_of,
@@ -38,7 +39,7 @@ from .arguments import (
     whole_number,
     whole_numbers,
 )
-from .consume.consumer import Consumer
+from .consume.consumer import OPTIONS, Consumer
 from .consume.groups import Groups
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
@@ -299,7 +300,11 @@ class Connection:
         assign: Sequence[tuple[str, int]] = (),
         **options: Any,
     ) -> Consumer:
-        """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options."""
+        """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options.
+
+        Raises InvalidGroupId, InvalidTopic, InvalidConfig, and what Consumer raises.
+        """
+        known_options(options, OPTIONS)
         group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
         return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
 

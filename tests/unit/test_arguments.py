@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+import lakemq
 from lakemq.engine.client.arguments import (
     flag,
     group_name,
@@ -133,3 +135,9 @@ def test_a_topic_that_is_no_text_is_no_topic(wrong: Any) -> None:
     ):
         with pytest.raises(InvalidTopic, match="it is not valid"):
             check()
+
+
+def test_what_is_no_session_of_spark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"spark is not valid\. Found 5\. Expected a SparkSession"):
+        lakemq.connect(str(tmp_path), create=True, spark=5)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []

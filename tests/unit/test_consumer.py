@@ -20,6 +20,7 @@ from lakemq.engine.client.consume.poll_sizes import poll_sizes
 from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
+    InvalidConfig,
     InvalidGroupId,
     InvalidRequest,
     InvalidTopic,
@@ -29,6 +30,12 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
+
+
+@pytest.mark.parametrize("options", [{"foo": 1}, {"max_poll_records": 5}, {"isolations": "read_committed"}], ids=str)
+def test_an_option_that_is_not_known_is_named(mq: Connection, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=rf"Found '{next(iter(options))}'\. Expected .*isolation"):
+        mq.consumer("g", topics=["t"], **options)
 
 
 def filled(mq: Connection, *counts: int) -> str:

@@ -52,7 +52,7 @@ def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connec
     assert texts(mq.fetch(topic, start=AT + US).to_arrow()) == ["1", "2"]
 
 
-@pytest.mark.parametrize("time", ["today", 1.5, None, True])
+@pytest.mark.parametrize("time", ["today", 1.5, None, True, -(10**16), -(2**63)])
 def test_what_is_no_time_is_said(mq: Connection, time: Any) -> None:
     with pytest.raises(InvalidRequest, match="is not valid"):
         mq.offsets_for_times(new_topic(mq), {0: time})

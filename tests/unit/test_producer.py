@@ -324,6 +324,7 @@ def test_a_key_wins_over_the_headers_and_one_header_over_the_other(mq: Connectio
         {"acks": 1},
         {"acks": 0},
         {"acks": True},
+        {"acks": np.array([1, 2])},
         {"retries": 0},
         {"max_in_flight_requests_per_connection": 6},
         {"lingerms": 5},

@@ -44,6 +44,9 @@ class _Position:
     is_new: bool = False
 
 
+OPTIONS = ("auto_offset_reset", "isolation", "default_timeout_ms")
+
+
 class Consumer:
     """Reads the partitions it was assigned. Thread-safe; close it, or use it as a context manager.
 

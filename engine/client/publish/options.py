@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from ...protocol.errors import InvalidConfig
@@ -82,7 +83,7 @@ def producer_options(given: Mapping[str, Any], transactional: bool = False) -> P
 
 
 def _checked(name: str, raw: object) -> Value:
-    if name == "acks" and raw == -1 and not isinstance(raw, bool):
+    if name == "acks" and isinstance(raw, Integral) and raw == -1:
         raw = "all"
     try:
         return PRODUCER[name].parse(raw)
