@@ -21,19 +21,16 @@ from ..protocol.values.journal import Step
 class Journal:
     """Compare-and-append of whole steps. Any failed append leaves leadership in doubt: NotLeader.
 
-    files: the live files of the table at its version. Nobody else removes any, so that they stay live until `replace`.
+    table_id: by which the namespace is known. files: the live files of the table at its version; nobody else removes
+    any, so that they stay live until `replace`.
     """
 
     def __init__(self, store: Store, reached: crash.Reached = crash.nowhere) -> None:
         self._log, self._reached = DeltaLog(store.files, JOURNAL.name), reached
         self._opened: TableHandle = store.open(JOURNAL)
         self._committer: Committer = open_committer(store, self._opened)
+        self.table_id = self._opened.table_id
         self.files: tuple[StoredFile, ...] = tuple(self._opened.files())
-
-    @property
-    def table_id(self) -> str:
-        """By which the namespace is known."""
-        return self._opened.table_id
 
     @property
     def version(self) -> int:
