@@ -325,5 +325,5 @@ def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
 
 def test_catalog_prints_the_tables_and_views(lake: Lakemq) -> None:
     printed = lake("catalog").stdout
-    assert "CREATE TABLE IF NOT EXISTS mq.segments USING delta" in printed
-    assert "VIEW mq.log_committed" in printed
+    assert "CREATE TABLE IF NOT EXISTS `mq`.segments USING delta" in printed
+    assert "VIEW `mq`.log_committed" in printed
