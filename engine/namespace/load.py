@@ -48,7 +48,7 @@ def read_watermark(store: Store) -> WatermarkRow:
     handle = store.open(WATERMARKS)
     files = handle.files()
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
-    if last < handle.last_step():
+    if last != handle.last_step():
         raise _damaged(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
     if not files:
         return BEGINNING
@@ -88,7 +88,7 @@ def damage_told(store: Store) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, ValueError, MsgspecError, pa.ArrowTypeError) as error:
+    except (LookupError, ValueError, OverflowError, MsgspecError, pa.ArrowTypeError) as error:
         raise _damaged(store, f"{type(error).__name__}: {error}") from error
 
 

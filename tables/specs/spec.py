@@ -96,11 +96,27 @@ class TableSpec:
         return [self.row(**values) for values in table.to_pylist()]
 
     def checked(self, rows: pa.Table) -> pa.Table:
-        """The rows, as they were written; raises ValueError for one that LakeMQ has not: null where nothing may be."""
+        """The rows, as they were written; raises ValueError for one that LakeMQ has not: null where nothing may be.
+
+        No element of a list is null, and no list in one; other fields of an element may be.
+        """
         for name in rows.column_names:
             if not self.schema.field(name).nullable and rows.column(name).null_count:
                 raise ValueError(f"{self.name}.{name} is null")
+            if any(_has_null_within(chunk) for chunk in rows.column(name).chunks):
+                raise ValueError(f"{self.name}.{name} has a null in a list")
         return rows
 
     def empty(self) -> pa.Table:
         return self.stored_schema.empty_table()
+
+
+def _has_null_within(array: pa.Array) -> bool:
+    if not pa.types.is_list(array.type):
+        return False
+    values = array.flatten()
+    if values.null_count:
+        return True
+    fields = values.flatten() if pa.types.is_struct(values.type) else [values]
+    lists = [one for one in fields if pa.types.is_list(one.type)]
+    return any(one.null_count or _has_null_within(one) for one in lists)

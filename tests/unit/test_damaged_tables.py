@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,21 @@ def path(tmp_path: Path) -> Path:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t")
     return tmp_path / "mq"
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a row in each table from which the state is restored; projected."""
+    path = tmp_path_factory.mktemp("busy") / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t", 2)
+        with mq.producer("tx") as producer:
+            producer.begin_transaction()
+            producer.send("t", "x")
+            producer.commit_transaction()
+        with mq.producer() as producer:
+            producer.send("t", "x")
+    return path
 
 
 @pytest.fixture
@@ -54,6 +70,39 @@ def test_a_value_that_was_never_written_is_named(
     with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
         reader.topics.list()
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
+
+
+OF_T = {"topic_id": 1, "topic": "t"}
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "told"),
+    [
+        ("partitions", {"open_transactions": [None]}, "partitions.open_transactions has a null in a list"),
+        ("producers", {"units": [None]}, "producers.units has a null in a list"),
+        ("transactional_ids", {"partitions": [None]}, "transactional_ids.partitions has a null in a list"),
+        ("transactional_ids", {"offsets": [{"group": "g", "offsets": None}]}, "offsets has a null in a list"),
+        ("partitions", {**OF_T, "partition": -1}, "a partition of t beyond its 2"),
+        ("partitions", {**OF_T, "partition": 2}, "a partition of t beyond its 2"),
+        ("partitions", {**OF_T, "high_watermark": -7, "log_start_offset": 5}, "a log of t that ends before it starts"),
+        ("partitions", {**OF_T, "high_watermark": -7, "log_start_offset": -7}, "a log of t that ends before it starts"),
+        ("topics", {"topic_id": 77}, "two topics t"),
+        ("topics", {"partition_count": 2**31 - 1}, "t with 2147483647 partitions"),
+        ("topics", {"partition_count": -1}, "t with -1 partitions"),
+        ("watermarks", {"step": 1000, "next_topic_id": 1}, "watermarks goes up to step 1000, expected"),
+    ],
+    ids=str,
+)
+def test_a_row_that_was_never_written_is_named(
+    table: str, changes: dict[str, Any], told: str, busy: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(busy, tmp_path / "mq")
+    stored = DeltaTable(str(path / table)).to_pyarrow_table()
+    mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())
+    row = max(stored.to_pylist(), key=lambda one: one["step"]) | {"step": mark} | changes
+    write_deltalake(str(path / table), pa.Table.from_pylist([row], stored.schema), mode="append")
+    with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=told):
+        mq.step_until_idle()
 
 
 def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:

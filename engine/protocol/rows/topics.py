@@ -14,7 +14,7 @@ from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, To
 from ..values.log import Produced
 from ..values.segments import Segments
 from ..values.state import State
-from ..values.topics import RecordsDeleted, Topic, TopicAltered, TopicCreated, TopicDeleted
+from ..values.topics import MAX_PARTITIONS, RecordsDeleted, Topic, TopicAltered, TopicCreated, TopicDeleted
 from ..values.transactions import MarkersWritten
 from .steps import Project, Restore, Steps, records
 
@@ -116,6 +116,10 @@ def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
 
 def _restore_topics(state: State, rows: pa.Table) -> None:
     for row in TOPICS.rows(rows):
+        if not 1 <= row.partition_count <= MAX_PARTITIONS:
+            raise ValueError(f"{TOPICS.name} has {row.topic} with {row.partition_count} partitions")
+        if row.topic in state.topic_ids:
+            raise ValueError(f"{TOPICS.name} has two topics {row.topic}")
         zeros = np.zeros(row.partition_count, np.int64)
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
         state.topics[row.topic_id] = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
@@ -128,8 +132,13 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
         mine = topic_ids == topic_id
         numbers = partitions.column("partition").to_numpy()[mine]
         topic = state.topics[topic_id]
-        topic.high_watermarks[numbers] = partitions.column("high_watermark").to_numpy()[mine]
-        topic.log_starts[numbers] = partitions.column("log_start_offset").to_numpy()[mine]
+        if numbers.min() < 0 or numbers.max() >= topic.partition_count:
+            raise ValueError(f"{PARTITIONS.name} has a partition of {topic.topic} beyond its {topic.partition_count}")
+        ends = partitions.column("high_watermark").to_numpy()[mine]
+        starts = partitions.column("log_start_offset").to_numpy()[mine]
+        if (starts < 0).any() or (starts > ends).any():
+            raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")
+        topic.high_watermarks[numbers], topic.log_starts[numbers] = ends, starts
     has_open = partitions.filter(pc.greater(pc.list_value_length(partitions.column("open_transactions")), 0))
     for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
         firsts = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}

@@ -23,6 +23,7 @@ from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import (
+    MAX_PARTITIONS,
     AlterTopic,
     CreateTopic,
     DeleteRecords,
@@ -36,8 +37,6 @@ from ..values.topics import (
 )
 from .registries import Folds, Rules
 from .timers import Timers
-
-MAX_PARTITIONS = 100_000
 
 
 def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:

@@ -12,6 +12,9 @@ import numpy.typing as npt
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
 
+MAX_PARTITIONS = 100_000
+"""Of a topic."""
+
 
 class CreateTopic(Request, frozen=True, tag="create_topic"):
     topic: str
