@@ -39,6 +39,10 @@ def _raised(error: Exception) -> None:
     raise error
 
 
+def _not_foreseen(_: Due, error: Exception) -> None:
+    raise error
+
+
 def decide_request(
     state: State, request: AnyRequest | Unreadable, given: Given = NOTHING, unforeseen: Unforeseen = _raised
 ) -> Decision:
@@ -99,13 +103,23 @@ def due(state: State, time: Time, forget: bool = True) -> list[Due]:
     ]
 
 
-def fold_time(state: State, due: Iterable[Due], time: Time) -> list[JournalEntry]:
-    """Decide and fold what is due, after the letters of the step: who did something in it is due no more."""
-    return list(
-        chain.from_iterable(
-            fold(state, timer.decide(state, key)) for timer, key in due if timer.is_due(state, key, time)
-        )
-    )
+def fold_time(
+    state: State, due: Iterable[Due], time: Time, unforeseen: Callable[[Due, Exception], None] = _not_foreseen
+) -> list[JournalEntry]:
+    """Decide and fold what is due, after the letters of the step: who did something in it is due no more.
+
+    unforeseen: told of an exception nobody foresaw, for which nothing comes of this one, and all of the others.
+    """
+    entries: list[JournalEntry] = []
+    for timer, key in due:
+        if timer.is_due(state, key, time):
+            try:
+                decided = timer.decide(state, key)
+            except Exception as error:
+                unforeseen((timer, key), error)
+            else:
+                entries += fold(state, decided)
+    return entries
 
 
 def watched(state: State) -> Iterator[Hashable]:

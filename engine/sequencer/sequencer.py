@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -82,7 +83,8 @@ class _Term:
 
     state: the fold of the journal up to the version of `journal`; current_at_ms: when that was known to be the newest;
     expire_at_ms: when to look next for who has expired. A term begins with it: many a one is over in seconds;
-    all_seen_at_ms: when no letter was left that had not been looked at.
+    all_seen_at_ms: when no letter was left that had not been looked at; given_up: what was due and met an error nobody
+    foresaw.
     """
 
     state: State
@@ -94,6 +96,7 @@ class _Term:
     expire_at_ms: int
     all_seen_at_ms: int
     patience: Patience = field(default_factory=Patience)
+    given_up: set[machine.Due] = field(default_factory=set)
 
 
 class Sequencer:
@@ -263,7 +266,8 @@ class Sequencer:
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-        return machine.due(term.state, self._time(term, term.time.now_ms()), expire)
+        due = machine.due(term.state, self._time(term, term.time.now_ms()), expire)
+        return [one for one in due if one not in term.given_up]
 
     def _time(self, term: _Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
@@ -284,10 +288,17 @@ class Sequencer:
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             entries += self._decide_letter(state, one, first_row, prepared)
         entries += machine.fold(state, lease)
-        entries += machine.fold_time(state, due, self._time(term, state.now_ms))
+        entries += machine.fold_time(state, due, self._time(term, state.now_ms), partial(self._give_up, term))
+        if not entries:  # a step is never empty
+            entries = machine.fold(state, [leader.decide_renew(state)])
         term.patience.look(machine.watched(state), self._clock.steady_ms())
         self._land(term, entries, prepared.rows)
         return entries
+
+    def _give_up(self, term: _Term, due: machine.Due, error: Exception) -> None:
+        """What is due has met an error nobody foresaw, and would again in each step."""
+        log.error("What is due for %s met an error nobody foresaw: %s", due[1], error, exc_info=error)
+        term.given_up.add(due)
 
     def _decide_letter(
         self, state: State, one: OpenedLetter, first_row: int, prepared: PreparedStep

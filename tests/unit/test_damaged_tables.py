@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -103,6 +104,24 @@ def test_a_row_that_was_never_written_is_named(
     write_deltalake(str(path / table), pa.Table.from_pylist([row], stored.schema), mode="append")
     with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=told):
         mq.step_until_idle()
+
+
+def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
+    busy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Open by the one table, and not by the other: its timeout cannot be decided, and everything else can."""
+    path = shutil.copytree(busy, tmp_path / "mq")
+    stored = DeltaTable(str(path / "transactional_ids")).to_pyarrow_table()
+    mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())
+    row = stored.to_pylist()[-1] | {"step": mark, "state": "Ongoing", "started_at_ms": 1, "timeout_ms": 1}
+    row |= {"partitions": [{"topic_id": 1, "partition": 0}]}
+    write_deltalake(str(path / "transactional_ids"), pa.Table.from_pylist([row], stored.schema), mode="append")
+    with lakemq.connect(str(path), config=CONFIG) as mq, mq.serving() as serving:
+        until(lambda: "nobody foresaw" in caplog.text)
+        for name in ("a", "b"):
+            mq.topics.create(name)
+        assert serving.error is None
+    assert caplog.text.count("What is due for ('tx'") == 1
 
 
 def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:
