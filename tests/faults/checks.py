@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from faults.messages import Acknowledged
 from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
@@ -18,19 +18,6 @@ from lakemq.engine.sequencer.journal import Journal
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
-
-
-class Acknowledged(NamedTuple):
-    """A message that a publisher was told to be published; offset None where it was not told which one."""
-
-    value: str
-    partition: int
-    offset: int | None
-
-
-def value_of(publisher: str, number: int) -> str:
-    """A value no other message has; those of a publisher are numbered in the order it sent them."""
-    return f"{publisher}/{number:06d}"
 
 
 def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) -> pa.Table:

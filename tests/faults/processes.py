@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from faults.checks import Acknowledged, value_of
+from faults.messages import Acknowledged, value_of
 
 import lakemq
 from lakemq.engine.namespace import crash

@@ -116,7 +116,7 @@ class Watching(threading.Thread):
     def run(self) -> None:
         try:
             with lakemq.connect(self._path) as mq:
-                while not self.stop.is_set():
+                while not self.stop.wait(0.05):  # those at work need the machine, too
                     self._look(mq)
         except BaseException as error:
             self.error = error

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from faults.checks import Acknowledged, check_all, check_log, value_of
+from faults.checks import check_all, check_log
+from faults.messages import Acknowledged, value_of
 from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq

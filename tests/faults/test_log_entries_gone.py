@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from faults.ageing import newest_version, until_expired
-from faults.checks import Acknowledged, check_all
+from faults.checks import check_all
+from faults.messages import Acknowledged
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
 from faults.shims import ShiftedClock
 

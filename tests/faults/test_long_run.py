@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from faults.checks import check_all, value_of
+from faults.checks import check_all
+from faults.messages import value_of
 from faults.processes import TOPIC
 from protocol_harness import letter_bytes
 

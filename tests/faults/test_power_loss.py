@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from faults.checks import Acknowledged, check_all
+from faults.checks import check_all
+from faults.messages import Acknowledged
 from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, told
 from faults.processes import QUICK, TOPIC, start
 from faults.shims import compiled

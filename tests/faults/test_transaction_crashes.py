@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import pytest
-from faults.checks import check_projections, value_of
+from faults.checks import check_projections
 from faults.child import ROWS
+from faults.messages import value_of
 from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, on_the_way_to, until
 
 import lakemq
