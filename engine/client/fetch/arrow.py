@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.messages import HEADERS, file_stem
+from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import Files
 
-from ...protocol.errors import FileTruncated
-from .files import data_file
-from .held import held_rows
 from .plan import FetchPlan
+from .rows import Numbers, Source, sources
 
 FETCHED: pa.Schema = pa.schema(
     [
@@ -32,18 +29,10 @@ FETCHED: pa.Schema = pa.schema(
 )
 """The schema of Spark's Kafka source, with headers."""
 
-_STORED = ["row", "key", "value", "timestamp", "headers"]
+_FEW_ROWS = 256
+"""Rows of a range, on average, below which ranges are put together row by row: above, as slices, which copy nothing."""
 
-
-@dataclass(frozen=True)
-class _Range:
-    partition: int
-    base_offset: int
-    record_count: int
-    file_id: int
-    footer_hash: int | None
-    first_row: int
-    append_time_ms: int | None
+_NO_TIME = -1
 
 
 def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
@@ -53,66 +42,58 @@ def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
 
 
 def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
-    columns = ("partition", "base_offset", "record_count", "file_id", "footer_hash", "first_row", "append_time_ms")
-    ranges = [_Range(*values) for values in zip(*(plan.segments.column(c).to_pylist() for c in columns), strict=True)]
-    by_file: dict[int, list[int]] = {}
-    for i, one in enumerate(ranges):
-        by_file.setdefault(one.file_id, []).append(i)
-    read: dict[int, pa.Table] = {}
-    for file_id, mine in by_file.items():
-        parts, missing = plan.held.get(file_id, ()), []
-        for i in mine:
-            rows = held_rows(parts, ranges[i].first_row, ranges[i].record_count) if parts else None
-            if rows is None:
-                missing.append((i, ranges[i]))
-            else:
-                read[i] = rows
-        if missing:
-            read.update(_read_file(files, file_id, missing))
-    for i, one in enumerate(ranges):
-        yield _message_table(plan.topic, one, read.pop(i))
+    """The messages, in order. Of many short ranges at once, else range by range."""
+    found = list(sources(files, plan))
+    ranges = plan.segments.num_rows
+    if not ranges:
+        return
+    if ranges > 1 and plan.record_count < ranges * _FEW_ROWS:
+        rows, begin = _taken(found, plan)
+        yield _messages(plan, plan.segments, rows.take(begin))
+        return
+    at: dict[int, tuple[pa.Table, int]] = {}
+    for source in found:
+        at |= {i: (source.rows, begin) for i, begin in zip(source.ranges.tolist(), source.begin.tolist(), strict=True)}
+    counts = plan.segments.column("record_count").to_pylist()
+    for i, count in enumerate(counts):
+        rows, first = at[i]
+        yield _messages(plan, plan.segments.slice(i, 1), rows.slice(first, count))
 
 
-def _read_file(files: Files, file_id: int, ranges: list[tuple[int, _Range]]) -> Iterator[tuple[int, pa.Table]]:
-    """Rows of each range; only row groups that hold some of them are read."""
-    with data_file(files, file_id, ranges[0][1].footer_hash) as file:
-        counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        starts = np.cumsum([0, *counts])
-        needed = sorted({g for _, r in ranges for g in _groups(starts, r)})
-        table = file.read_row_groups(needed, columns=_STORED)
-    shift = np.cumsum([0, *(counts[g] for g in needed)])
-    for i, one in ranges:
-        groups = _groups(starts, one)
-        at = needed.index(groups[0])
-        rows = table.slice(int(shift[at]) + one.first_row - int(starts[groups[0]]), one.record_count)
-        _check_rows(file_id, rows.column("row"), one)
-        yield i, rows
+def _taken(found: Sequence[Source], plan: FetchPlan) -> tuple[pa.Table, Numbers]:
+    """All rows, and for each message of the plan which of them it is."""
+    begin = np.zeros(plan.segments.num_rows, np.int64)
+    before = 0
+    for source in found:
+        begin[source.ranges] = source.begin + before
+        before += source.rows.num_rows
+    # thousands of small chunks would be looked through for each row
+    return pa.concat_tables([source.rows for source in found]).combine_chunks(), _running(plan.segments, begin)
 
 
-def _groups(starts: np.ndarray, one: _Range) -> list[int]:
-    first = int(np.searchsorted(starts, one.first_row, side="right")) - 1
-    last = int(np.searchsorted(starts, one.first_row + one.record_count, side="left")) - 1
-    return list(range(first, last + 1))
+def _running(segments: pa.Table, first: Numbers) -> Numbers:
+    """Numbers that begin with each range's `first` and go up by one with each of its rows."""
+    counts = segments.column("record_count").to_numpy()
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
-def _check_rows(file_id: int, numbers: pa.ChunkedArray, one: _Range) -> None:
-    if numbers[0].as_py() != one.first_row or numbers[-1].as_py() != one.first_row + one.record_count - 1:
-        raise FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")
-
-
-def _message_table(topic: str, one: _Range, rows: pa.Table) -> pa.Table:
-    n = one.record_count
+def _messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
+    """segments: those of the plan that `rows` are of, in order."""
+    counts = segments.column("record_count").to_numpy()
+    appended = np.repeat(segments.column("append_time_ms").fill_null(_NO_TIME).to_numpy(), counts)
+    is_appended = appended != _NO_TIME
     stamp = rows.column("timestamp")
-    if one.append_time_ms is not None:
-        stamp = pa.repeat(pa.scalar(one.append_time_ms * 1000, TIME), n)
+    if is_appended.any():
+        by_sequencer = pa.array(appended * 1000).cast(TIME)
+        stamp = pc.if_else(pa.array(is_appended), by_sequencer, stamp)
     columns = [
         rows.column("key"),
         rows.column("value"),
-        pa.repeat(topic, n),
-        pa.repeat(pa.scalar(one.partition, pa.int32()), n),
-        pa.array(np.arange(one.base_offset, one.base_offset + n)),
+        pa.repeat(plan.topic, rows.num_rows),
+        pa.array(np.repeat(segments.column("partition").to_numpy(), counts), pa.int32()),
+        pa.array(_running(segments, segments.column("base_offset").to_numpy())),
         stamp,
-        pa.repeat(pa.scalar(0 if one.append_time_ms is None else 1, pa.int32()), n),
+        pa.array(is_appended.astype(np.int32)),
         rows.column("headers"),
     ]
     return pa.table(columns, schema=FETCHED)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -22,12 +24,18 @@ MOST_BYTES = 32 << 20
 """Above this, rows are let go that are in their data file by now; a leader lets no more than so many wait for it."""
 
 
-class HeldPart(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class HeldPart:
     """The rows of one step: an Arrow stream of `record_count` rows, from row `first_row` of their file on."""
 
     first_row: int
     record_count: int
     stream: bytes
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        """Message bodies, without a copy."""
+        return decode_rows(memoryview(self.stream))
 
 
 Held: TypeAlias = Mapping[int, Sequence[HeldPart]]
@@ -71,15 +79,3 @@ class HeldRows:
                 found.setdefault(file_id, {})[at] = parts[at]
                 at += 1
         return {file_id: [parts[at] for at in sorted(parts)] for file_id, parts in found.items()}
-
-
-def held_rows(parts: Sequence[HeldPart], first_row: int, record_count: int) -> pa.Table | None:
-    """Rows of a file, as message bodies; None unless all of them are held."""
-    tables, at, end = [], first_row, first_row + record_count
-    for part in parts:
-        last = part.first_row + part.record_count
-        if part.first_row <= at < last and at < end:
-            rows = decode_rows(memoryview(part.stream))
-            tables.append(rows.slice(at - part.first_row, min(end, last) - at))
-            at = min(end, last)
-    return pa.concat_tables(tables) if at == end and tables else None

@@ -1,0 +1,106 @@
+"""Where the rows of ranges are, read at once for all ranges of a file: from the journal's tail, or from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakemq.tables.specs.messages import file_stem
+from lakemq.tables.storage.files import Files
+
+from ...protocol.errors import FileTruncated
+from .files import data_file
+from .held import HeldPart
+from .plan import FetchPlan
+
+ROWS = ["key", "value", "timestamp", "headers"]
+"""The columns of message rows that a fetch shows."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows that were read, and for some ranges of the plan, by their index in it, where in `rows` they begin."""
+
+    rows: pa.Table
+    ranges: Numbers
+    begin: Numbers
+
+
+def sources(files: Files, plan: FetchPlan) -> Iterator[Source]:
+    """All ranges of the plan, each in one source. Raises FileTruncated: rows are not there as they were written."""
+    file_ids = plan.segments.column("file_id").to_numpy()
+    first_rows = plan.segments.column("first_row").to_numpy()
+    ends = first_rows + plan.segments.column("record_count").to_numpy()
+    order = np.argsort(file_ids, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else ():
+        file_id = int(file_ids[mine[0]])
+        parts = plan.held.get(file_id, ())
+        is_held = _are_held(parts, first_rows[mine], ends[mine])
+        if is_held.any():
+            yield _held(file_id, parts, mine[is_held], first_rows)
+        if not is_held.all():
+            in_file = mine[~is_held]
+            footer_hash = plan.segments.column("footer_hash")[int(in_file[0])].as_py()
+            yield _read(files, file_id, footer_hash, in_file, first_rows, ends)
+
+
+def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> npt.NDArray[np.bool_]:
+    """Which ranges lie in parts that follow one another without a gap."""
+    if not parts:
+        return np.zeros(len(first_rows), np.bool_)
+    begins = np.array([part.first_row for part in parts])
+    lasts = np.array([part.first_row + part.record_count for part in parts])
+    # of each part, where the stretch ends that it belongs to
+    is_last = np.append(begins[1:] != lasts[:-1], True)
+    stretch_ends = lasts[is_last][np.cumsum(is_last) - is_last]
+    at = np.searchsorted(begins, first_rows, side="right") - 1
+    return (at >= 0) & (first_rows < lasts[at]) & (ends <= stretch_ends[at])
+
+
+def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: Numbers) -> Source:
+    begins = np.array([part.first_row for part in parts])
+    shift = np.cumsum([0, *(part.record_count for part in parts)])
+    at = np.searchsorted(begins, first_rows[ranges], side="right") - 1
+    rows = pa.concat_tables([part.rows.select(ROWS) for part in parts])
+    if rows.num_rows != shift[-1]:
+        raise _misplaced(file_id)
+    return Source(rows, ranges, shift[at] + first_rows[ranges] - begins[at])
+
+
+def _read(
+    files: Files, file_id: int, footer_hash: int | None, ranges: Numbers, first_rows: Numbers, ends: Numbers
+) -> Source:
+    """Only row groups that hold some of the rows are read."""
+    with data_file(files, file_id, footer_hash) as file:
+        counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        starts = np.cumsum([0, *counts])
+        if ends[ranges].max() > starts[-1]:
+            raise _misplaced(file_id)
+        group = np.searchsorted(starts, first_rows[ranges], side="right") - 1
+        last = np.searchsorted(starts, ends[ranges], side="left") - 1
+        # of each row group, how many ranges have begun by then and not ended before
+        cover = np.zeros(len(starts), np.int64)
+        np.add.at(cover, group, 1)
+        np.add.at(cover, last + 1, -1)
+        is_needed = np.cumsum(cover)[:-1] > 0
+        table = file.read_row_groups(np.flatnonzero(is_needed).tolist(), columns=["row", *ROWS])
+    shift = np.cumsum(np.where(is_needed, counts, 0)) - np.where(is_needed, counts, 0)
+    begin = shift[group] + first_rows[ranges] - starts[group]
+    _check_rows(file_id, table.column("row").to_numpy(), begin, first_rows[ranges], ends[ranges])
+    return Source(table.select(ROWS), ranges, begin)
+
+
+def _check_rows(file_id: int, numbers: Numbers, begin: Numbers, first_rows: Numbers, ends: Numbers) -> None:
+    last = begin + (ends - first_rows) - 1
+    if last.max() >= len(numbers) or (numbers[begin] != first_rows).any() or (numbers[last] != ends - 1).any():
+        raise _misplaced(file_id)
+
+
+def _misplaced(file_id: int) -> FileTruncated:
+    return FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")

@@ -1,0 +1,110 @@
+"""The rows of a plan are found wherever they are, in parts that ride or in files, and put together both ways alike."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lakemq.engine.client.fetch import arrow
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.held import HeldPart
+from lakemq.engine.client.fetch.plan import FetchPlan
+from lakemq.engine.client.fetch.reader import PLANNED
+from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.protocol.codec.letter_rows import encode_rows
+from lakemq.errors import FileTruncated
+from lakemq.tables.specs.messages import BODY_SCHEMA, SEQUENCERS_FILES
+from lakemq.tables.storage.files import LocalFiles
+
+PENDING, OTHER = SEQUENCERS_FILES | 5, 7
+
+
+def body(first: int, count: int) -> pa.Table:
+    """Message bodies that say their row."""
+    values = {
+        "topic": ["t"] * count,
+        "partition": [0] * count,
+        "value": [f"{row}".encode() for row in range(first, first + count)],
+        "timestamp": list(range(first, first + count)),
+    }
+    return pa.table([pa.array(values.get(f.name, [None] * count), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
+
+
+def parts(*bounds: tuple[int, int]) -> list[HeldPart]:
+    return [HeldPart(first, end - first, encode_rows(body(first, end - first))) for first, end in bounds]
+
+
+def plan(
+    ranges: list[tuple[int, int, int]], held: list[HeldPart], footer: int | None = None, append: int | None = None
+) -> FetchPlan:
+    """ranges: file_id, first row, count; offsets follow one another."""
+    rows, offset = [], 100
+    for file_id, first, count in ranges:
+        known = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}
+        known |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
+        rows.append({**dict.fromkeys(PLANNED.names), **known, "footer_hash": None if file_id == PENDING else footer})
+        offset += count
+    return FetchPlan("t", 1, 1, pa.Table.from_pylist(rows, PLANNED), (), {PENDING: held} if held else {})
+
+
+def values(table: pa.Table) -> list[int]:
+    return [int(value) for value in table["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("few_rows", [0, 1 << 40])
+def test_ranges_lie_in_parts_or_across_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
+    monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
+    riding = parts((0, 3), (3, 4), (4, 9), (20, 25))
+    wanted = [(PENDING, 20, 5), (PENDING, 1, 7), (PENDING, 3, 1), (PENDING, 24, 1), (PENDING, 0, 9)]
+    table = fetch_arrow(LocalFiles(str(tmp_path)), plan(wanted, riding))
+    assert values(table) == [*range(20, 25), *range(1, 8), 3, 24, *range(9)]
+    assert table["offset"].to_pylist() == list(range(100, 123))
+    assert table["partition"].to_pylist() == [3] * 23
+    assert set(table["timestampType"].to_pylist()) == {0}
+
+
+@pytest.mark.parametrize("wanted", [(9, 1), (8, 2), (8, 13), (19, 2), (25, 1), (24, 2), (30, 1)])
+def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, wanted: tuple[int, int]) -> None:
+    with pytest.raises(FileTruncated, match="is gone"):
+        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, *wanted)], parts((0, 3), (3, 9), (20, 25))))
+
+
+def test_a_part_that_has_other_rows_than_it_says_is_no_rows(tmp_path: Path) -> None:
+    short = [HeldPart(0, 5, encode_rows(body(0, 4)))]
+    with pytest.raises(FileTruncated, match="not where they were"):
+        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, 0, 2)], short))
+
+
+def test_rows_beyond_the_end_of_a_file_are_told(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    footer = write_data_file(files, OTHER, body(0, 10)).footer_hash
+    for first, count in ((10, 1), (9, 2), (50, 1)):
+        with pytest.raises(FileTruncated, match="not where they were"):
+            fetch_arrow(files, plan([(OTHER, first, count)], [], footer))
+
+
+def test_times_of_the_sequencer_stand_for_those_of_the_rows(tmp_path: Path) -> None:
+    table = fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, 0, 2), (PENDING, 5, 1)], parts((0, 9)), append=7))
+    assert table["timestamp"].cast(pa.int64()).to_pylist() == [7_000] * 3
+    assert table["timestampType"].to_pylist() == [1] * 3
+
+
+def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, chance = LocalFiles(str(tmp_path)), random.Random(11)
+    monkeypatch.setattr("lakemq.engine.namespace.data_file.ROW_GROUP_ROWS", 40)
+    footer = write_data_file(files, OTHER, body(0, 300)).footer_hash
+    riding = parts(*((first, first + 6) for first in range(0, 300, 6)))
+    for _ in range(40):
+        wanted = []
+        for _ in range(chance.randrange(2, 30)):
+            first = chance.randrange(299)
+            wanted.append((chance.choice([OTHER, PENDING]), first, chance.randrange(1, min(90, 300 - first) + 1)))
+        tables = []
+        for few_rows in (0, 1 << 40):
+            monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
+            tables.append(fetch_arrow(files, plan(wanted, riding, footer)))
+        assert tables[0] == tables[1]
+        assert values(tables[0]) == [row for _, first, count in wanted for row in range(first, first + count)]
