@@ -45,7 +45,6 @@ CLEAN_MS = 10_000
 SWEEP_MS = 3_600_000
 """Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
 
-
 _JOURNAL = JOURNAL.stored_schema.names
 
 
@@ -99,7 +98,7 @@ class Housekeeping:
 
     def maintain(self, handle: TableHandle) -> None:
         """Checkpoint, merge and remove as far as it is time. Raises CommitConflict."""
-        maintained = self._maintained(handle)
+        maintained = self._maintained(handle.spec.name)
         if handle.version - maintained.checkpointed_version < self._config.number("checkpoint.interval"):
             return
         if handle.spec.shape != "data":
@@ -151,8 +150,7 @@ class Housekeeping:
         version, files: the sequencer's when this began. The merge is a commit to the journal, so that the sequencer
         makes it, between two steps; the files it names stay live until then, because nobody else removes any.
         """
-        checkpointed = DeltaLog(self._files, JOURNAL.name).checkpointed_version
-        maintained = self._tables.setdefault(JOURNAL.name, _Maintained(checkpointed()))
+        maintained = self._maintained(JOURNAL.name)
         if version - maintained.checkpointed_version >= self._config.number("checkpoint.interval"):
             handle = store.open(JOURNAL)
             self._checkpoint(handle, maintained)
@@ -199,11 +197,10 @@ class Housekeeping:
 
     # -- both -------------------------------------------------------------------------------------------
 
-    def _maintained(self, handle: TableHandle) -> _Maintained:
-        name = handle.spec.name
+    def _maintained(self, name: str) -> _Maintained:
         if name not in self._tables:
             # as stored, so that leaders of a few commits each checkpoint and merge in their turn
-            self._tables[name] = _Maintained(handle.log.checkpointed_version())
+            self._tables[name] = _Maintained(DeltaLog(self._files, name).checkpointed_version())
         return self._tables[name]
 
     def _checkpoint(self, handle: TableHandle, maintained: _Maintained) -> None:

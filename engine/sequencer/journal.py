@@ -76,7 +76,7 @@ class Journal:
         version, stands_on = self._committer.version, self._committer.stands_on
 
         def look() -> None:
-            if stands_on is None or self._log.identity(version) != stands_on:
+            if not self._log.has_still(version, stands_on):
                 raise NotLeader(
                     f"The journal does not go on from version {version}: it is another one, or was cleaned."
                 )

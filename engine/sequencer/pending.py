@@ -46,7 +46,10 @@ class Pending:
                 self._file_id = file_id
 
     def add(self, record_count: int, size_bytes: int) -> tuple[PendingFile, int]:
-        """So many more rows: the file they will be in, which has a name, and the number of the first of them."""
+        """So many more rows: the file they will be in, which has a name, and the number of the first of them.
+
+        size_bytes: as they ride, which for a few rows is more than the rows themselves.
+        """
         assert self._file_id is not None
         first_row = self._rows
         self._rows += record_count

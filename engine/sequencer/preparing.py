@@ -70,9 +70,10 @@ class Preparing:
         facts: dict[int, Any] = dict(zip(named, answers, strict=False))
         if rides:
             rows = pa.concat_tables(tables)
-            file, first = pending.add(rows.num_rows, size_bytes)
+            stream = encode_rows(rows)
+            file, first = pending.add(rows.num_rows, len(stream))
             journaled = RowsJournaled(file.file_id, first, rows.num_rows)
-            return PreparedStep(file, journaled, encode_rows(rows), _first_rows(taken, first), facts)
+            return PreparedStep(file, journaled, stream, _first_rows(taken, first), facts)
         if tables:
             written: Any = answers[-1]
             return PreparedStep(written, FilesAdded([written]), None, _first_rows(taken, 0), facts)

@@ -116,7 +116,7 @@ class PutCommitter(_Writer):
         self._log.sync_entry(version)
 
     def _check_ground(self) -> None:
-        if self._stands_on is None or self._log.identity(self._version) != self._stands_on:
+        if not self._log.has_still(self._version, self._stands_on):
             raise CommitConflict(f"{self._table}: the log was cleaned beyond version {self._version}")
 
 

@@ -37,6 +37,10 @@ class DeltaLog:
         """Which object the entry of this version is; None: it is not there (any more, or yet)."""
         return self._files.identity(self._entry(version))
 
+    def has_still(self, version: int, identity: str | None) -> bool:
+        """Whether the entry of this version is there and the object it was; None: it was not there then either."""
+        return identity is not None and self.identity(version) == identity
+
     def modified_ms(self, version: int) -> int | None:
         """When the entry of this version was written, by the store's clock; None: it is not there."""
         return self._files.modified_ms(self._entry(version))

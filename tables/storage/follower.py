@@ -40,7 +40,7 @@ class Follower:
         except FileNotFoundError as error:
             raise LogGone(f"{self._spec.name}: {error}") from error
         # looked at afterwards: entries go in ascending order, so that what was not there had not come yet
-        if self._stands_on is None or self._log.identity(self.version) != self._stands_on:
+        if not self._log.has_still(self.version, self._stands_on):
             raise LogGone(f"{self._spec.name}: version {self.version} is gone")
         if rows is not None:
             self.version, self._stands_on = self.version + 1, following

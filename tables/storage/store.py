@@ -175,7 +175,7 @@ class TableHandle:
 
     def _check_ground(self, version: int) -> None:
         """Others that went on may have cleaned the log up to where this handle's next version is free again."""
-        if self._stands_on is None or self.log.identity(version) != self._stands_on:
+        if not self.log.has_still(version, self._stands_on):
             raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
     def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:

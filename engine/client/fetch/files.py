@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.messages import FileFacts, file_stem
+from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
@@ -25,9 +25,10 @@ _PIECE_BYTES = 8 << 20
 
 @contextmanager
 def data_file(files: Files, file_id: int, footer_hash: int | None) -> Iterator[pq.ParquetFile]:
-    """The file, to be read. footer_hash: None for rows that rode in the journal, by whose digest the file is known.
+    """The file, to be read. Raises FileTruncated: it is gone, or not what was written; StorageError, by name.
 
-    Raises FileTruncated: it is gone, or not what was written; StorageError, by name."""
+    footer_hash: None for rows that rode in the journal, by whose digest the file is known.
+    """
     try:
         source = files.open_input(file_name(file_id))
     except FileNotFoundError:
@@ -41,7 +42,7 @@ def data_file(files: Files, file_id: int, footer_hash: int | None) -> Iterator[p
             raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
             raise _unreadable(file_id, error) from error
-        if (journaled_digest(footer.metadata) is None) if footer_hash is None else footer.hash != footer_hash:
+        if not _is_as_written(footer_hash, footer.hash, journaled_digest(footer.metadata) is not None):
             raise FileTruncated(
                 f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
@@ -79,9 +80,11 @@ def verify_files(files: Files, footer_hashes: Mapping[int, int | None]) -> dict[
         return {
             file_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
             for file_id, facts in found
-            if facts is None or facts.flaw or not _is_as_written(facts, footer_hashes[file_id])
+            if facts is None
+            or facts.flaw
+            or not _is_as_written(footer_hashes[file_id], facts.footer_hash, facts.is_journaled)
         }
 
 
-def _is_as_written(facts: FileFacts, footer_hash: int | None) -> bool:
-    return facts.is_journaled if footer_hash is None else facts.footer_hash == footer_hash
+def _is_as_written(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
+    return is_journaled if expected_hash is None else found_hash == expected_hash

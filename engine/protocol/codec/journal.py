@@ -24,8 +24,8 @@ _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _ANSWERED = str(Answered.__struct_config__.tag)
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW = 1000
-"""Segments of a step for which rows make Arrow sooner than columns do: a tenth of the time for one, the same for some
-thousands."""
+"""Segments of a step up to which rows make Arrow sooner than columns do: a tenth of the time for one, two thirds for so
+many."""
 
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
