@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..protocol.values.groups import OffsetCommit
+from ..protocol.values.offsets import OffsetCommit
 
 TopicPartition = tuple[str, int]
 """Topic and partition."""

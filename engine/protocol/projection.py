@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.watermarks import WatermarkRow
 
-from .rows import clients, groups, log, producers, topics, transactions
+from .rows import clients, log, offsets, producers, topics, transactions
 from .rows.leader import state_at, watermark
 from .rows.log import JournaledRows, files_added, rows_journaled
 from .rows.steps import Project, Restore, Steps
@@ -18,7 +18,7 @@ from .values.state import State
 __all__ = ["READERS", "RESTORED", "JournaledRows", "files_added", "project", "restore", "rows_journaled", "watermark"]
 
 # transactional ids after the producers that hold them
-SUBJECTS = (topics, log, producers, transactions, groups, clients)
+SUBJECTS = (topics, log, producers, transactions, offsets, clients)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
 """In the order in which tables are written. None of them needs another; `messages` goes before, the watermark after."""

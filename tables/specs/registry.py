@@ -6,10 +6,11 @@ from .applications import APPLICATIONS
 from .clients import CLIENTS
 from .dead_letters import DEAD_LETTERS
 from .delayed import DELAYED
-from .groups import ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
+from .groups import ASSIGNMENTS, GROUPS, MEMBERS
 from .inbox import INBOX
 from .journal import JOURNAL
 from .messages import MESSAGES
+from .offsets import CONSUMER_OFFSETS
 from .producers import PRODUCERS
 from .segments import SEGMENTS
 from .spec import TableSpec

@@ -11,10 +11,10 @@ from protocol_reader import Reader
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,

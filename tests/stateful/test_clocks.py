@@ -11,7 +11,7 @@ from stateful.player import Player
 from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
 
 from lakemq.engine.client.fetch.reader import Reader
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.sequencer.sequencer import BACKLOG_MS
 from lakemq.engine.sequencer.step_time import StepTime

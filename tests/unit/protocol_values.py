@@ -11,14 +11,6 @@ import hypothesis.strategies as st
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
-from lakemq.engine.protocol.values.groups import (
-    CommitOffsets,
-    FetchOffsets,
-    OffsetCommit,
-    OffsetsCommitted,
-    OffsetsFetched,
-    OffsetsRemoved,
-)
 from lakemq.engine.protocol.values.journal import AnyRecord
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.leader import LeaderElected
@@ -34,6 +26,14 @@ from lakemq.engine.protocol.values.log import (
     RefusedRows,
     RowsJournaled,
     Unit,
+)
+from lakemq.engine.protocol.values.offsets import (
+    CommitOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsCommitted,
+    OffsetsFetched,
+    OffsetsRemoved,
 )
 from lakemq.engine.protocol.values.producers import (
     InitProducer,

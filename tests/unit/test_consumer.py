@@ -17,7 +17,7 @@ from unit.served import CONFIG, committed, new_name, new_topic, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.poll_sizes import poll_sizes
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,

@@ -22,7 +22,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.process import OwnLock, same_process
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
 CHILD_S = 20

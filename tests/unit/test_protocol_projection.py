@@ -17,8 +17,8 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.journal import Step
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic

@@ -14,10 +14,10 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.deciding import Given, Limits
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Published, Unit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.segments import table_of
 from lakemq.engine.protocol.values.state import State

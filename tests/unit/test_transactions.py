@@ -13,7 +13,7 @@ from unit.served import committed, everything, new_name, new_topic, until, value
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.engine.protocol.values.groups import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,

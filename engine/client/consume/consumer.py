@@ -17,7 +17,7 @@ from ...protocol.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
-from ...protocol.values.groups import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from ...protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
 from ..fetch.fetched import Fetched
 from ..fetch.plan import Bounds, Isolation, check_isolation

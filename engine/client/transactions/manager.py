@@ -32,9 +32,9 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownServerError,
 )
-from ...protocol.values.groups import CommitOffsets, OffsetCommit
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
+from ...protocol.values.offsets import CommitOffsets, OffsetCommit
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import group_name, place_offsets, text

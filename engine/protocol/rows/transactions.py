@@ -17,8 +17,8 @@ from lakemq.tables.specs.transactions import (
 )
 
 from ..hashing import shard
-from ..values.groups import OffsetCommit, OffsetsCommitted
 from ..values.log import Produced
+from ..values.offsets import OffsetCommit, OffsetsCommitted
 from ..values.producers import ProducerState
 from ..values.segments import table_of
 from ..values.state import State

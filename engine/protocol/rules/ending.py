@@ -16,8 +16,8 @@ from ..errors import (
 from ..names import shown
 from ..values.base import Done
 from ..values.deciding import Decision, Given
-from ..values.groups import OffsetsCommitted
 from ..values.journal import JournalEntry
+from ..values.offsets import OffsetsCommitted
 from ..values.segments import Segments, marker_segments
 from ..values.state import State
 from ..values.transactions import (

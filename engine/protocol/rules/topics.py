@@ -18,8 +18,8 @@ from ..names import check_subscription, check_topic_name, clashes
 from ..parameters import TOPIC
 from ..values.base import Done
 from ..values.deciding import Decision, Given
-from ..values.groups import OffsetsRemoved
 from ..values.journal import JournalEntry
+from ..values.offsets import OffsetsRemoved
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import (

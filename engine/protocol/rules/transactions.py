@@ -17,9 +17,9 @@ from ..errors import (
 )
 from ..names import MAX_LENGTH, shown
 from ..values.deciding import Decision, Given
-from ..values.groups import CommitOffsets
 from ..values.journal import JournalEntry
 from ..values.log import Produce
+from ..values.offsets import CommitOffsets
 from ..values.producers import InitProducer, ProducerDone, TransactionRef
 from ..values.segments import Segments
 from ..values.state import State

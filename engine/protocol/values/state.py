@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from ..errors import UnknownTopicOrPartition
 from ..names import shown
 from .clients import Client
-from .groups import CommittedOffset
 from .log import Application
+from .offsets import CommittedOffset
 from .producers import ProducerState
 from .topics import Topic
 from .transactions import Transaction

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
-from .groups import OffsetCommit
+from .offsets import OffsetCommit
 from .producers import TransactionRef
 from .transitions import Transitions
 

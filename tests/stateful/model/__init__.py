@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stateful.model import groups, log, topics, transactions
+from stateful.model import log, offsets, topics, transactions
 from stateful.model.namespace import Namespace, Refused
 
-from lakemq.engine.protocol.values.groups import CommitOffsets, FetchOffsets
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction
@@ -27,8 +27,8 @@ DECIDE: dict[type, Callable[..., Any]] = {
     InitProducer: transactions.init,
     EndTransaction: transactions.end,
     AbortTransaction: transactions.operator_aborts,
-    CommitOffsets: groups.commit,
-    FetchOffsets: groups.fetch,
+    CommitOffsets: offsets.commit,
+    FetchOffsets: offsets.fetch,
 }
 """All but publishes, which need their rows."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from lakemq.tables.specs.groups import CONSUMER_OFFSETS, ConsumerOffsetRow
+from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
 from ..hashing import shard
-from ..values.groups import CommittedOffset, OffsetsCommitted, OffsetsRemoved
+from ..values.offsets import CommittedOffset, OffsetsCommitted, OffsetsRemoved
 from ..values.state import State
 from .steps import Project, Restore, Steps, records
 

@@ -1,4 +1,4 @@
-"""Groups: how far each has come in its partitions."""
+"""Consumer offsets: how far each group has come in its partitions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from ..errors import (
 from ..names import check_group, shown
 from ..values.base import Done
 from ..values.deciding import Decision, Given
-from ..values.groups import (
+from ..values.journal import JournalEntry
+from ..values.offsets import (
     CommitOffsets,
     CommittedOffset,
     FetchOffsets,
@@ -25,7 +26,6 @@ from ..values.groups import (
     OffsetsFetched,
     OffsetsRemoved,
 )
-from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import Topic

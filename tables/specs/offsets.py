@@ -1,0 +1,38 @@
+"""`consumer_offsets`: how far each group has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOffsetRow:
+    step: int = column(INT64, "The step that decided it.")
+    group: str = column(TEXT, "Consumer group.")
+    topic_id: int = column(INT64, "Topic.")
+    topic: str = column(TEXT, "Its name.")
+    partition: int = column(INT32, "Partition.")
+    committed_offset: int = column(INT64, "Next offset to consume.")
+    acknowledged: list[Any] | None = column(
+        pa.list_(pa.struct([pa.field("first_offset", INT64), pa.field("record_count", INT64)])),
+        "Ranges acknowledged past it.",
+        nullable=True,
+    )
+    metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
+    committed_at_ms: int = column(INT64, "When.")
+    shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
+    removed: bool = column(BOOL, "Deleted with its topic.")
+
+
+CONSUMER_OFFSETS = TableSpec(
+    name="consumer_offsets",
+    row=ConsumerOffsetRow,
+    shape="changelog",
+    keys=("group", "topic_id", "partition"),
+    comment="How far each group has consumed each partition.",
+)
