@@ -10,7 +10,8 @@ The layers, each importing only what stands below it:
               of them share is `namespace`, and under it `protocol`, the pure core, without I/O, clock or chance
     tables    what is stored (`specs`), how (`storage`, the only I/O), and how that changes (`migrations`)
 
-For users: `connect`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`.
+For users: `connect`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`; for who writes an assignor,
+`lakemq.assignors`.
 """
 
 from __future__ import annotations
