@@ -47,6 +47,7 @@ from lakemq.engine.protocol.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
+    UnsupportedAssignor,
     UnsupportedVersion,
     all_errors,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "UnknownTopicId",
     "UnknownTopicOrPartition",
     "UnstableOffsetCommit",
+    "UnsupportedAssignor",
     "UnsupportedVersion",
     "all_errors",
 ]

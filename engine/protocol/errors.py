@@ -149,6 +149,10 @@ class GroupIdNotFound(LakeMQError, name="GROUP_ID_NOT_FOUND", code=69):
     """There is no such group: it has committed nothing."""
 
 
+class UnsupportedAssignor(LakeMQError, name="UNSUPPORTED_ASSIGNOR", code=112):
+    """There is no assignor of this name, or it cannot be loaded."""
+
+
 class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
     """A parameter is unknown, of the wrong type or out of range."""
 

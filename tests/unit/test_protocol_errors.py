@@ -58,6 +58,7 @@ def test_kafkas_codes_are_kept() -> None:
         "UNSTABLE_OFFSET_COMMIT": 88,
         "PRODUCER_FENCED": 90,
         "TRANSACTIONAL_ID_NOT_FOUND": 105,
+        "UNSUPPORTED_ASSIGNOR": 112,
         "TRANSACTION_ABORTABLE": 120,
     }
     assert codes == {**codes, **expected}

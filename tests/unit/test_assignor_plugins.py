@@ -1,0 +1,395 @@
+"""Assignors of other packages: how they are found, and that nothing they do harms anybody but themselves."""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import re
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lakemq.assignors
+from lakemq.assignors import Member
+from lakemq.engine.protocol.assignors.assignor import check
+from lakemq.engine.protocol.assignors.registry import BUILT_IN
+from lakemq.engine.sequencer.assigning import Computed, PlugInThreads, compute
+from lakemq.engine.sequencer.plugins import GROUP, find_assignor
+from lakemq.errors import UnsupportedAssignor
+
+SETUP = Path(__file__).parents[2] / "setup.cfg"
+COUNTS = {"t": 3, "u": 1, "nobody's": 2}
+MEMBERS = {"c1": Member(("t",)), "c2": Member(("t", "u")), "c3": Member(("gone",))}
+GOOD = {"c1": [("t", 0), ("t", 1)], "c2": [("t", 2), ("u", 0)], "c3": []}
+WHOLE_TOPICS = {"c1": [("t", 0), ("t", 1), ("t", 2)], "c2": [("u", 0)], "c3": []}
+PATIENCE_S = 30.0
+
+Install = Callable[..., str]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a package on the path whose module has the given code; its entry points are names = attributes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules: list[str] = []
+
+    def put(code: str, **names: str) -> str:
+        module = f"plug_in_{abs(hash(tmp_path))}_{len(modules)}"
+        modules.append(module)
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(code))
+        folder = tmp_path / f"{module}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        lines = [f"{name} = {module}:{attribute}" for name, attribute in names.items()]
+        (folder / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
+        return module
+
+    yield put
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def computed(name: str, threads: PlugInThreads | None = None, timeout_s: float = PATIENCE_S) -> Computed:
+    return compute(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
+
+
+def stood_in(done: Computed) -> str:
+    """Why: the assignment is the fallback's."""
+    assert (done.assignor, done.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
+    assert done.problem is not None
+    assert len(done.problem.splitlines()) == 1
+    assert len(done.problem.encode()) < 1000
+    return done.problem
+
+
+# -- what is found --------------------------------------------------------------------------------------
+
+
+def test_the_package_names_what_is_built_in() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(SETUP)
+    named = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
+    found = {}
+    for name, value in named.items():
+        module, attribute = value.split(":")
+        found[name] = getattr(import_module(module), attribute)
+    assert found == BUILT_IN
+
+
+def test_a_built_in_name_is_the_built_in_one(install: Install) -> None:
+    install("raise SystemExit", range="assign")
+    assert find_assignor("range") is BUILT_IN["range"]
+    assert computed("range") == Computed(BUILT_IN["range"](COUNTS, MEMBERS), "range")
+
+
+def test_the_example_is_a_plug_in(install: Install) -> None:
+    examples = re.findall(r"(?:^    .*\n|^\n)+", lakemq.assignors.__doc__ or "", re.MULTILINE)
+    code, setup = (textwrap.dedent(example) for example in examples if example.strip())
+    (name, attribute) = re.findall(r"^ *([\w-]+) = [\w.]+:(\w+)$", setup, re.MULTILINE)[0]
+    install(code, **{name: attribute})
+    assert computed(name) == Computed(WHOLE_TOPICS, "whole-topics")
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise RuntimeError('no\\nway')", "RuntimeError: no way"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("import not_there_at_all", "ModuleNotFoundError"),
+        ("", "AttributeError"),
+        ("spread = 3", "is no function"),
+        ("spread = lambda: None", None),
+    ],
+)
+def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, why: str | None) -> None:
+    install(code, spread="spread")
+    if why is None:
+        assert callable(find_assignor("spread"))
+        return
+    with pytest.raises(UnsupportedAssignor, match=why):
+        find_assignor("spread")
+    assert why in stood_in(computed("spread"))
+
+
+def test_there_is_none_of_this_name() -> None:
+    with pytest.raises(UnsupportedAssignor, match=r"'spread'.*range, roundrobin, sticky, cooperative-sticky"):
+        find_assignor("spread")
+    assert "UNSUPPORTED_ASSIGNOR" in stood_in(computed("spread"))
+
+
+def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+    code = "def assign(counts, members): ..."
+    first, second = install(code, spread="assign"), install(code, spread="assign")
+    with pytest.raises(UnsupportedAssignor, match=f"{first}:assign, {second}:assign"):
+        find_assignor("spread")
+
+
+# -- what is an assignment ------------------------------------------------------------------------------
+
+
+class Str(str):
+    """Text that lies about what it is."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("c1")
+
+
+class Hostile:
+    """Whatever is asked of it, it wants out."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(f"{name}\n")
+
+    def __len__(self) -> int:
+        raise KeyboardInterrupt
+
+    __iter__ = __index__ = __hash__ = __eq__ = __repr__ = __str__ = __len__  # type: ignore[assignment]
+
+
+class Meta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise MemoryError
+
+
+class Nameless(metaclass=Meta):
+    pass
+
+
+class Claims:
+    """Says that it is of another class."""
+
+    def __init__(self, cls: type) -> None:
+        self.claimed = cls
+
+    @property
+    def __class__(self) -> Any:
+        return self.claimed
+
+
+class Items(dict[str, Any]):
+    def __init__(self, items: Callable[[], Any]) -> None:
+        self.given = items
+
+    def items(self) -> Any:
+        return self.given()
+
+
+def raised(error: BaseException) -> Any:
+    raise error
+
+
+class Ours(ValueError):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+NONSENSE: list[tuple[Any, str]] = [
+    (None, "no mapping, but of type NoneType"),
+    (list(GOOD.items()), "no mapping"),
+    (Hostile(), "cannot be read"),
+    (Nameless(), "of type Nameless"),
+    (Claims(dict), "cannot be read"),
+    (Items(lambda: raised(SystemExit(1))), "cannot be read: SystemExit"),
+    (Items(lambda: raised(Ours())), "cannot be read: Ours"),
+    (Items(lambda: raised(ValueError("a\nb"))), "cannot be read: ValueError"),
+    (Items(lambda: None), "cannot be read: TypeError"),
+    (Items(lambda: itertools.repeat(("c1", []))), "'c1' is there twice"),
+    (Items(lambda: ((f"c{n}", []) for n in itertools.count(1))), "'c4' is no member"),
+    (Items(lambda: [("c1", []), (Str("x"), [])]), "'x' is no member"),
+    ({**GOOD, "x": []}, "'x' is no member"),
+    ({**GOOD, "x\n" * 1000: []}, r"\\n.*\.\.\.' is no member"),
+    ({**GOOD, "\ud800": []}, r"'\\ud800' is no member"),
+    ({**GOOD, 3: []}, "type int stands where a member id should"),
+    ({**GOOD, "c3": None}, "'c3' gets no partitions, but an object of type NoneType"),
+    ({**GOOD, "c3": "t"}, "type str is no pair"),
+    ({**GOOD, "c3": [None]}, "type NoneType is no pair"),
+    ({**GOOD, "c3": [("t", 0, 1)]}, "type tuple is no pair"),
+    ({**GOOD, "c3": [Hostile()]}, "cannot be read"),
+    ({**GOOD, "c3": [Claims(tuple)]}, "cannot be read"),
+    ({**GOOD, "c3": [(Hostile(), 0)]}, "cannot be read"),
+    ({**GOOD, "c3": [(Claims(str), 0)]}, "cannot be read"),
+    ({**GOOD, "c3": [(b"t", 0)]}, "type bytes stands where a topic should"),
+    ({**GOOD, "c3": [("t", "0")]}, "type str is no number of a partition of 't'"),
+    ({**GOOD, "c3": [("t", 0.0)]}, "type float is no number"),
+    ({**GOOD, "c3": [("t", False)]}, "type bool is no number"),
+    ({**GOOD, "c3": [("t", Hostile())]}, "cannot be read"),
+    ({**GOOD, "c3": [("v", 0)]}, "no partition v-0"),
+    ({**GOOD, "c3": [("t", 3)]}, "no partition t-3"),
+    ({**GOOD, "c3": [("t", -1)]}, "no partition t--1"),
+    ({**GOOD, "c3": [("t", 10**10_000)]}, "cannot be read: ValueError"),
+    ({**GOOD, "c3": [("t", 0)]}, "t-0 goes to 'c1' and 'c3'"),
+    ({**GOOD, "c1": itertools.repeat(("t", 0))}, "t-0 goes to 'c1' and 'c1'"),
+    ({**GOOD, "c3": [("nobody's", 0)]}, "'c3' gets nobody's-0, and has not subscribed the topic"),
+    ({"c1": GOOD["c1"]}, "nobody gets t-2, u-0, though"),
+    ({}, "nobody gets t-0, t-1, t-2, u-0, though"),
+]
+
+
+# By number: pytest would name the cases after what they are.
+@pytest.mark.parametrize("number", range(len(NONSENSE)))
+def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
+    assignment, wrong = NONSENSE[number]
+    with pytest.raises(ValueError, match=wrong) as refused:
+        check(assignment, COUNTS, MEMBERS)
+    assert type(refused.value) is ValueError
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
+    given = [
+        GOOD,
+        {"c2": [("u", 0), ("t", 2)], "c1": (["t", 1], ["t", 0])},
+        {Str("c1"): iter([(Str("t"), np.int64(1)), ("t", np.uint8(0))]), np.str_("c2"): {("u", 0), ("t", 2)}},
+        Items(lambda: iter(GOOD.items())),
+    ]
+    for assignment in given:
+        clean = check(assignment, COUNTS, MEMBERS)
+        assert clean == GOOD
+        assert list(clean) == sorted(MEMBERS)
+        assert {type(member_id) for member_id in clean} == {str}
+        assert {(type(t), type(p)) for mine in clean.values() for t, p in mine} == {(str, int)}
+
+
+# -- who stands in --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("raise KeyError('t')", "it raises KeyError: 't'"),
+        ("raise SystemExit", "it raises SystemExit"),
+        ("raise KeyboardInterrupt", "it raises KeyboardInterrupt"),
+        ("raise Unspeakable", "it raises an error that cannot be told"),
+        ("raise ValueError('a\\nb' * 10_000)", "it raises ValueError: a b"),
+        ("raise ValueError('\\ud800')", r"it raises ValueError: \ud800"),
+        ("return assign(counts, members)", "it raises RecursionError"),
+        ("return None", "its assignment is none: it is no mapping"),
+        ("return {}", "its assignment is none: nobody gets t-0"),
+        ("counts.clear(); members.clear(); return {}", "its assignment is none: nobody gets t-0"),
+        ("return {m: Unspeakable for m in members}", "its assignment is none: 'c1' gets no partitions"),
+    ],
+)
+def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, body: str, why: str) -> None:
+    code = """
+    class Unspeakable(Exception):
+        def __str__(self): raise SystemExit
+    def assign(counts, members):
+        """
+    install(code + body, spread="assign")
+    assert f"range stands in for the assignor spread: {why}" in stood_in(computed("spread"))
+    assert set(COUNTS) == {"t", "u", "nobody's"}
+
+
+def loaded(module: str) -> ModuleType:
+    end = time.monotonic() + PATIENCE_S
+    while not hasattr(sys.modules.get(module), "go"):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return sys.modules[module]
+
+
+def hanging(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == f"assignor-{name}"]
+
+
+@pytest.mark.parametrize("where", ["call", "import", "reading", "telling"])
+def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, where: str) -> None:
+    """Whatever of it hangs; and others, and another sequencer's, are not held up."""
+    code = f"""
+    import threading
+    go = threading.Event()
+    if {where!r} == "import":
+        go.wait()
+    class Slow(Exception):
+        def __str__(self):
+            go.wait()
+            return "slow"
+    class Late(dict):
+        def items(self):
+            go.wait()
+            return super().items()
+    def assign(counts, members):
+        if {where!r} == "telling" and not go.is_set():
+            raise Slow
+        if {where!r} == "call":
+            go.wait()
+        return Late({GOOD!r})
+    """
+    module = install(code, slow="assign")
+    install(f"def assign(counts, members): return {GOOD!r}", quick="assign")
+    threads = PlugInThreads()
+    try:
+        assert "it took longer than 0.1 s" in stood_in(computed("slow", threads, 0.1))
+        for _ in range(3):
+            assert "a call before still hangs" in stood_in(computed("slow", threads))
+        assert len(hanging("slow")) == 1
+        assert computed("quick", threads) == Computed(GOOD, "quick")
+    finally:
+        loaded(module).go.set()
+    for thread in hanging("slow"):
+        thread.join(PATIENCE_S)
+    assert computed("slow", threads) == Computed(GOOD, "slow")
+    assert not hanging("slow")
+
+
+def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: Install) -> None:
+    code = f"""
+    import threading
+    both = threading.Barrier(2)
+    def assign(counts, members):
+        both.wait({PATIENCE_S})
+        return {GOOD!r}
+    """
+    install(code, spread="assign")
+    threads, done = PlugInThreads(), []
+    callers = [threading.Thread(target=lambda: done.append(computed("spread", threads))) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert done == [Computed(GOOD, "spread")] * 2
+
+
+def test_a_built_in_one_needs_no_thread() -> None:
+    def run(*_: object) -> Any:
+        raise AssertionError
+
+    for name in BUILT_IN:
+        done = compute(name, "range", COUNTS, MEMBERS, 0.0, run)
+        assert done == Computed(check(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
+
+
+def test_what_is_given_may_be_any_mapping(install: Install) -> None:
+    """Those of the core are not dicts, perhaps; and a plug-in that is given up does not see them change."""
+    install("def assign(counts, members): return {m: [] for m in (*members, *counts)}", spread="assign")
+
+    class Only(Mapping[str, Any]):
+        def __init__(self, values: Mapping[str, Any]) -> None:
+            self.values_ = values
+
+        def __getitem__(self, key: str) -> Any:
+            return self.values_[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self.values_)
+
+        def __len__(self) -> int:
+            return len(self.values_)
+
+    done = compute("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
+    assert done.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
+    assert "'t' is no member" in str(done.problem)
