@@ -13,11 +13,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from lakemq.engine.client.consume.groups import GROUP, PARTITION_TRANSITIONS
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.topics import TOPIC
-from lakemq.engine.client.transactions.operations import TRANSITIONS
+from lakemq.engine.client.transactions.operations import TRANSITIONS, Transitions
 from lakemq.engine.namespace.config import ENGINE, NOT_OURS, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
@@ -110,6 +112,10 @@ def settings_page() -> str:
             "Per topic: `mq.topics.create(topic, config={...})`, `mq.topics.alter(topic, config={...})`, where `None` "
             "resets one.",
             _settings(TOPIC.declared),
+            "## Groups",
+            "Per group: `mq.groups.create(group, config={...})`, `mq.groups.alter(group, config={...})`, where `None` "
+            "resets one; a [consumer](groups.md) sets those that are its keywords when it is the group's first.",
+            _settings(GROUP.declared),
             "## Kafka's that are refused",
             "These have no meaning here; whoever sets one for the engine or a topic is told why.",
             _table(("settings", "why"), _not_ours()),
@@ -162,20 +168,30 @@ def errors_page() -> str:
 
 def states_page() -> str:
     """Which states follow which."""
-    states = list(TRANSITIONS.table)
-    arrows = [
-        f"    {one.value} --> {after.value}" for one in states for after in states if after in TRANSITIONS.table[one]
-    ]
     return _joined(
         [
             "# States",
-            _GENERATED.format(source="engine/protocol/values/transactions.py"),
-            f"## {TRANSITIONS.what}",
-            (inspect.getdoc(type(states[0])) or "") + " Each transition is a row of "
-            "[`transactions`](tables.md#transactions). Dead is an id that is not known: never asked for, or expired.",
-            "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"]),
+            _GENERATED.format(source="engine/protocol/values"),
+            *_states(
+                TRANSITIONS,
+                " Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that is not "
+                "known: never asked for, or expired.",
+            ),
+            *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
         ]
     )
+
+
+def _states(transitions: Transitions[Any], more: str) -> list[str]:
+    states = list(transitions.table)
+    arrows = [
+        f"    {one.value} --> {after.value}" for one in states for after in states if after in transitions.table[one]
+    ]
+    return [
+        f"## {transitions.what}",
+        (inspect.getdoc(type(states[0])) or "") + more,
+        "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"]),
+    ]
 
 
 def _meaning(error: type[LakeMQError]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ through the journal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
@@ -18,10 +19,12 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.patience import Patience
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import (
@@ -36,6 +39,8 @@ from lakemq.engine.protocol.values.log import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
+from lakemq.engine.sequencer.assigning import PlugInThreads
+from lakemq.engine.sequencer.targets import Targets
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 
 HOUR_MS = 3_600_000
@@ -49,6 +54,18 @@ def letter_bytes(letter: Letter, rows: pa.Table | None = None) -> bytes:
     rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
     requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))
     return encode_letter(letter.client_id, letter.number, requests, letter.sent_at_ms, rows, letter.namespace_id)
+
+
+class AtOnce(Executor):
+    """What is submitted is done when it returns."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class Harness:
@@ -70,12 +87,14 @@ class Harness:
         machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
         entries = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
+        answer = entries[-1].record
+        entries += machine.settle(self.state)
         if inline is None:
             self.land(entries)
         else:
             riding = RowsJournaled(inline.file.file_id, inline.first_row, inline_rows)
             self.land([JournalEntry(riding), *entries], rows=b"%d rows" % inline_rows)
-        return list(entries[-1].record.results)  # type: ignore[union-attr]
+        return list(answer.results)  # type: ignore[union-attr]
 
     def land(self, entries: list[JournalEntry], rows: bytes | None = None) -> None:
         """The step is in the journal."""
@@ -112,8 +131,28 @@ class Harness:
         due = machine.due(self.state, time)
         entries = machine.fold_time(self.state, due, time)
         assert bool(due) == bool(entries)
+        entries += machine.settle(self.state)
         self.land(entries) if entries else None
         return [one.record.kind for one in entries]
+
+    def see(self, *seen: MemberSilent | TargetComputed) -> list[str]:
+        """A step with what the leader has seen or computed by itself; the kinds of what it decides."""
+        machine.begin_step(self.state, self.now_ms)
+        entries = machine.fold_seen(self.state, seen)
+        entries += machine.settle(self.state)
+        self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
+        return [one.record.kind for one in entries]
+
+    def targets(self) -> list[TargetComputed]:
+        """What assignors say to the groups as they are now."""
+        targets = Targets(AtOnce(), PlugInThreads(), 5)
+        targets.ask(self.state)
+        return targets.computed()
+
+    def assign(self) -> None:
+        """Steps until no group wants an assignor any more."""
+        while computed := self.targets():
+            self.see(*computed)
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -242,13 +281,15 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    shallow = {name: value for name, value in vars(state).items() if name not in ("topics", "producers", "lent")}
+    soft = ("topics", "producers", "lent", "touched_groups")
+    shallow = {name: value for name, value in vars(state).items() if name not in soft}
     return {
         **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
         "topics": topics,
         "producers": producers,
         "transactions": deepcopy(state.transactions),
         "ongoing": set(state.ongoing),
+        "groups": deepcopy(state.groups),
         "offsets": {group: dict(committed) for group, committed in state.offsets.items()},
         "applications": {key: asdict(one) for key, one in state.applications.items()},
         "clients": {key: vars(one).copy() for key, one in state.clients.items()},

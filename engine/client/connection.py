@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
+from lakemq.tables.storage.beats import Beats
+
 from ..namespace import crash
 from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
@@ -32,6 +34,7 @@ from .arguments import (
     moment,
     one_of,
     partition_number,
+    refused,
     text,
     topic_name,
     topic_names,
@@ -39,11 +42,15 @@ from .arguments import (
     whole_number,
     whole_numbers,
 )
-from .consume.consumer import OPTIONS, Consumer
+from .consume.consumer import OPTIONS, Consumer, Reset
+from .consume.group_consumer import GroupConsumer, RebalanceListener
 from .consume.groups import Groups
+from .consume.heart import Heart
+from .consume.member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
+from .consume.membership import Membership
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
-from .fetch.plan import Bounds, FetchPlan, Isolation, Position
+from .fetch.plan import Bounds, FetchPlan, Isolation, Position, check_isolation
 from .publish.arrow import ArrowPublisher, Spread
 from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
@@ -273,8 +280,8 @@ class Connection:
 
     @cached_property
     def groups(self) -> Groups:
-        """What groups have committed, and how much is left to them."""
-        return Groups(self._whole_state)
+        """Groups: their settings and members, what they have committed, and how much is left to them."""
+        return Groups(self._whole_state, self.requester)
 
     def _whole_state(self) -> State:
         self._check_open()
@@ -298,15 +305,46 @@ class Connection:
         *,
         topics: Sequence[str] = (),
         assign: Sequence[tuple[str, int]] = (),
+        protocol: str | None = None,
         **options: Any,
     ) -> Consumer:
         """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options.
 
-        Raises InvalidGroupId, InvalidTopic, InvalidConfig, and what Consumer raises.
+        protocol: cooperative; it is a member of the group then, which shares the partitions of its topics with the
+        others, see GroupConsumer. Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest, and what
+        Consumer and GroupConsumer raise.
         """
-        known_options(options, OPTIONS)
+        self._check_open()
         group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
+        if protocol is not None:
+            if assign:
+                raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics")
+            return self._member(group, topics, {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}, options)
+        known_options(options, OPTIONS)
+        if not topics and not assign:
+            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
         return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
+
+    def _member(
+        self, group: str, topics: Sequence[str], config: dict[str, Any], options: dict[str, Any]
+    ) -> GroupConsumer:
+        known_options(options, MEMBER_OPTIONS)
+        if not topics:
+            raise InvalidRequest("A member without topics.", expected="topics")
+        if not isinstance(listener := options.get("listener"), RebalanceListener | None):
+            raise refused("listener", listener, "a RebalanceListener")
+        chosen = member_options(topics, config, options)
+        isolation: Isolation = options.get("isolation", "read_committed")
+        check_isolation(isolation)
+        for topic in topics:
+            self._bounds([topic], isolation)  # there is one of the name
+        membership = Membership(self.requester, self._heart, self._fetching.of_groups, new_id, group, isolation, chosen)
+        reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
+        return GroupConsumer(self.requester, membership, self.fetch, self._clock, group, reset, isolation, listener)
+
+    @cached_property
+    def _heart(self) -> Heart:
+        return Heart(Beats(self.namespace.files), new_id())
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         self._check_open()

@@ -11,21 +11,32 @@ TopicPartition = tuple[str, int]
 
 
 class ConsumedOffsets(dict[TopicPartition, int]):
-    """(topic, partition) -> the next offset to read. topic_ids: by name, of the topics that were read."""
+    """(topic, partition) -> the next offset to read. topic_ids: by name, of the topics that were read.
 
-    def __init__(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> None:
+    Of a member of a group also member_id, and the epochs of the assignments under which it has read.
+    """
+
+    def __init__(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, int],
+        member_id: str | None = None,
+        epochs: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
         super().__init__(offsets)
-        self.topic_ids = dict(topic_ids)
+        self.topic_ids, self.member_id, self.epochs = dict(topic_ids), member_id, dict(epochs or {})
 
     def then(self, later: ConsumedOffsets) -> ConsumedOffsets:
         """Both, where they name the same partition the later; what is of a topic that has gone since is left out."""
         same = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
-        return ConsumedOffsets({**same, **later}, later.topic_ids)
+        epochs = {**self.epochs, **later.epochs}
+        return ConsumedOffsets({**same, **later}, later.topic_ids, later.member_id, epochs)
 
 
 def offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:
     """What to ask the sequencer to note; offsets of a plain mapping are those of whichever topic has the name."""
-    topic_ids: Mapping[str, int] = offsets.topic_ids if isinstance(offsets, ConsumedOffsets) else {}
+    known = offsets if isinstance(offsets, ConsumedOffsets) else ConsumedOffsets(offsets, {})
     return [
-        OffsetCommit(topic, partition, at, metadata, topic_ids.get(topic)) for (topic, partition), at in offsets.items()
+        OffsetCommit(topic, partition, at, metadata, known.topic_ids.get(topic), known.epochs.get((topic, partition)))
+        for (topic, partition), at in known.items()
     ]

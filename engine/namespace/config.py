@@ -124,6 +124,13 @@ ENGINE = Parameters(
             1000,
             _DAY_MS // 4,
         ),
+        Parameter(
+            "assignor.timeout.ms",
+            1000,
+            "How long a plug-in may compute who is to have which partition; then a built-in assignor does.",
+            1,
+            600_000,
+        ),
         Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
         Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),
     ]

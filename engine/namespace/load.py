@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
@@ -21,7 +21,7 @@ from lakemq.tables.storage.foreign import foreign_commits
 from lakemq.tables.storage.store import Store
 
 from ..protocol.errors import StepTooOld, TableDamaged
-from ..protocol.projection import READERS, RESTORED, restore
+from ..protocol.projection import RESTORED, restore
 from ..protocol.values.state import State
 
 T = TypeVar("T")
@@ -56,12 +56,11 @@ def read_watermark(store: Store) -> WatermarkRow:
     return newest_row
 
 
-def load_state(store: Store, watermark: WatermarkRow, with_clients: bool) -> State:
-    """The state at the watermark. A reader leaves out what clients have: producers, transactions, offsets of groups.
+def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED) -> State:
+    """The state at the watermark, as these tables have it: all that there are, READERS or MEMBERS.
 
     Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again; TableDamaged.
     """
-    names = RESTORED if with_clients else READERS
     tables = {name: _newest(store, BY_NAME[name], watermark.step) for name in names}
     # of a deleted topic a row may be left in one table, and none in the other
     counts = _partition_counts(tables[PARTITIONS.name].filter(~pc.field("removed")))

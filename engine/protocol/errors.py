@@ -146,7 +146,27 @@ class InvalidGroupId(LakeMQError, name="INVALID_GROUP_ID", code=24):
 
 
 class GroupIdNotFound(LakeMQError, name="GROUP_ID_NOT_FOUND", code=69):
-    """There is no such group: it has committed nothing."""
+    """There is no such group: it was never made, and has committed nothing."""
+
+
+class UnknownMemberId(LakeMQError, name="UNKNOWN_MEMBER_ID", code=25):
+    """The group has no such member: it has left, or was silent for too long. Join again."""
+
+
+class InvalidSessionTimeout(LakeMQError, name="INVALID_SESSION_TIMEOUT", code=26):
+    """The session timeout is out of range."""
+
+
+class InconsistentGroupProtocol(LakeMQError, name="INCONSISTENT_GROUP_PROTOCOL", code=23):
+    """The group has members of another protocol."""
+
+
+class FencedInstanceId(LakeMQError, name="FENCED_INSTANCE_ID", code=82):
+    """Another process has joined with the same group.instance.id: this one is at an end."""
+
+
+class FencedMemberEpoch(LakeMQError, name="FENCED_MEMBER_EPOCH", code=110):
+    """The partition is not this member's any more, or was given to it anew: what it says of it does not count."""
 
 
 class UnsupportedAssignor(LakeMQError, name="UNSUPPORTED_ASSIGNOR", code=112):

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, UnknownServerError
-from .rules import clients, leader, log, offsets, producers, topics, transactions
+from .rules import clients, groups, leader, log, offsets, producers, reconciling, topics, transactions
 from .rules.registries import Folds, Rules
 from .rules.timers import Time, Timer, Timers
 from .values.base import Record
@@ -23,7 +23,7 @@ from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
 # those of time in this order: who ends does so before anybody is forgotten
-SUBJECTS = (topics, log, transactions, offsets, clients, producers, leader)
+SUBJECTS = (topics, log, transactions, offsets, groups, clients, producers, leader)
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}
@@ -122,6 +122,24 @@ def fold_time(
     return entries
 
 
+def fold_seen(state: State, seen: Iterable[Any], unforeseen: Unforeseen = _raised) -> list[JournalEntry]:
+    """Decide and fold what the leader has seen or computed by itself; what is stale changes nothing."""
+    entries: list[JournalEntry] = []
+    for one in seen:
+        entries += fold(state, decide_request(state, one, NOTHING, unforeseen).entries)
+    return entries
+
+
+def settle(state: State) -> list[JournalEntry]:
+    """Decide and fold what follows for the groups that this step has touched, at its end."""
+    entries: list[JournalEntry] = []
+    for name in sorted(state.touched_groups):
+        for decide in reconciling.SETTLING:
+            if (group := state.groups.get(name)) is not None:
+                entries += fold(state, [JournalEntry(record) for record in decide(state, group)])
+    return entries
+
+
 def watched(state: State) -> Iterator[Hashable]:
     """What the leader has to see wait, for the timers that count by its patience."""
     return chain.from_iterable(timer.waiting(state) for timer in TIMERS if timer.watched)
@@ -142,6 +160,7 @@ def evolve(state: State, record: Record, segments: Segments = NO_SEGMENTS) -> No
 def begin_step(state: State, now_ms: int) -> int:
     """Open the next step; returns its time, which never goes back. All records that follow belong to it."""
     state.step += 1
+    state.touched_groups.clear()
     state.now_ms = max(state.now_ms, now_ms)
     return state.now_ms
 
@@ -150,6 +169,7 @@ def replay(state: State, steps: Iterable[Step]) -> State:
     """Fold steps of the journal, in order, into the state."""
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
+        state.touched_groups.clear()
         for one in step.entries:
             evolve(state, one.record, one.segments)
     return state

@@ -130,3 +130,26 @@ TOPIC = Parameters(
         Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]
 )
+
+GROUP = Parameters(
+    [
+        Parameter(
+            "group.protocol",
+            "cooperative",
+            "How partitions change hands: each by itself, when its owner has said that it is done with it.",
+            choices=("cooperative",),
+        ),
+        Parameter(
+            "group.assignor",
+            "cooperative-sticky",
+            "Who is to have which partition: range, roundrobin, sticky, cooperative-sticky, or a plug-in's name.",
+        ),
+        Parameter(
+            "scheduled.rebalance.max.delay.ms",
+            0,
+            "How long partitions of a member that was lost wait for it before others get them.",
+            0,
+            _MAX_MS,
+        ),
+    ]
+)

@@ -9,16 +9,26 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.watermarks import WatermarkRow
 
-from .rows import clients, log, offsets, producers, topics, transactions
+from .rows import clients, groups, log, offsets, producers, topics, transactions
 from .rows.leader import state_at, watermark
 from .rows.log import JournaledRows, files_added, rows_journaled
 from .rows.steps import Project, Restore, Steps
 from .values.state import State
 
-__all__ = ["READERS", "RESTORED", "JournaledRows", "files_added", "project", "restore", "rows_journaled", "watermark"]
+__all__ = [
+    "MEMBERS",
+    "READERS",
+    "RESTORED",
+    "JournaledRows",
+    "files_added",
+    "project",
+    "restore",
+    "rows_journaled",
+    "watermark",
+]
 
 # transactional ids after the producers that hold them
-SUBJECTS = (topics, log, producers, transactions, offsets, clients)
+SUBJECTS = (topics, log, producers, transactions, offsets, groups, clients)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
 """In the order in which tables are written. None of them needs another; `messages` goes before, the watermark after."""
@@ -30,6 +40,9 @@ RESTORED = tuple(RESTORE)
 
 READERS = tuple(topics.RESTORE)
 """Those which are enough for a reader, who decides nothing."""
+
+MEMBERS = (*topics.RESTORE, *offsets.RESTORE, *groups.RESTORE)
+"""Those which are enough for members of groups."""
 
 
 def project(state: State, steps: Steps) -> dict[str, pa.Table]:

@@ -120,5 +120,6 @@ def _finish(future: Future[Assignment], name: str, work: Callable[[], Assignment
     except BaseException as error:  # SystemExit and KeyboardInterrupt, too: they are not meant for us
         future.set_exception(PlugInFailed(f"it raises {told(error)}"))
         with suppress(BaseException):
-            trace = traceback.format_exc()  # here: what hangs in a log's handler holds up all who log
+            # here: what hangs in a log's handler holds up all who log; and not every file takes a lone surrogate
+            trace = traceback.format_exc().encode(errors="backslashreplace").decode()
             log.warning("The assignor %s raises: %s", name, trace)

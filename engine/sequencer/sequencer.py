@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from lakemq.tables.storage.beats import Beats
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
@@ -36,10 +37,12 @@ from ..protocol.rules.patience import Patience
 from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
 from ..protocol.values.deciding import Given, InlineRows
+from ..protocol.values.groups import MemberSilent, TargetComputed
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from .aside import Aside
+from .assigning import PlugInThreads
 from .background import Background
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
@@ -49,6 +52,8 @@ from .projector import Projector
 from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
+from .targets import Targets
+from .watch import Watch
 
 log = logging.getLogger("lakemq.serve")
 
@@ -67,7 +72,8 @@ _WHAT = "The sequencer cannot read or write what it must."
 @dataclass(frozen=True)
 class StepReport:
     """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
-    leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it.
+    leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it; working: what a
+    group is to have is being computed; due_in_ms: until members are to be looked at, or a delay of a group is over.
     """
 
     step: int
@@ -75,6 +81,8 @@ class StepReport:
     decisions: int
     backlog: bool
     patience: bool
+    working: bool = False
+    due_in_ms: float | None = None
 
 
 @dataclass
@@ -92,6 +100,8 @@ class _Term:
     pending: Pending
     background: Background
     time: StepTime
+    watch: Watch
+    targets: Targets
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -124,6 +134,9 @@ class Sequencer:
         # not the projector's: sweeping may take long
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
+        # what the leader sees of members and computes for groups, beside its steps
+        self._watchers = background or Workers(2, "lakemq-watch")
+        self._plug_ins = PlugInThreads()
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
         self._term: _Term | None = None
@@ -179,7 +192,7 @@ class Sequencer:
             return None
         journal.sync()
         watermark = read_watermark(ns.store)
-        state = load_state(ns.store, watermark, with_clients=True)
+        state = load_state(ns.store, watermark)
         tail = journal.steps_after(watermark.step)
         machine.replay(state, tail)
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
@@ -189,7 +202,9 @@ class Sequencer:
         background = Background(
             ns.store, journal, pending, housekeeping, projector, self._executor, self._clock, ns.config, tail
         )
-        return _Term(state, journal, pending, background, time, steady_ms, steady_ms, steady_ms)
+        watch = Watch(Beats(ns.files), self._clock, self._watchers)
+        targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
+        return _Term(state, journal, pending, background, time, watch, targets, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -213,6 +228,7 @@ class Sequencer:
             if self._owns_executor:
                 self._executor.shutdown()
                 self._sweeper.shutdown(wait=False, cancel_futures=True)
+                self._watchers.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: _Term) -> None:
         # the lease goes last, so that the next leader does not meet our projector
@@ -247,12 +263,23 @@ class Sequencer:
         self._reached("sequencer.letters_taken")
         due = self._due(term, letters)
         renewal = self._renewal(term)
-        entries = self._decide(term, letters, renewal, due) if letters.taken or renewal or due else []
+        seen: list[MemberSilent | TargetComputed] = [*term.targets.computed(), *term.watch.silent(term.state)]
+        entries = self._decide(term, letters, renewal, due, seen) if letters.taken or renewal or due or seen else []
+        term.targets.ask(term.state)
         self._reply(term, letters, entries)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        return StepReport(term.state.step, len(letters.taken), len(entries), letters.backlog, patience)
+        working = term.targets.is_working
+        due_in_ms = self._due_in_ms(term)
+        return StepReport(
+            term.state.step, len(letters.taken), len(entries), letters.backlog, patience, working, due_in_ms
+        )
+
+    def _due_in_ms(self, term: _Term) -> float | None:
+        now_ms = term.time.now_ms()
+        delays = (one.not_before_ms - now_ms for one in term.state.groups.values() if one.not_before_ms)
+        return min((one for one in (term.watch.due_in_ms(term.state), *delays) if one is not None), default=None)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""
@@ -278,9 +305,17 @@ class Sequencer:
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def _decide(
-        self, term: _Term, letters: StepLetters, lease: Sequence[JournalEntry], due: Sequence[machine.Due] = ()
+        self,
+        term: _Term,
+        letters: StepLetters,
+        lease: Sequence[JournalEntry],
+        due: Sequence[machine.Due] = (),
+        seen: Sequence[MemberSilent | TargetComputed] = (),
     ) -> list[JournalEntry]:
-        """One step: what was asked, in order, then what time asks for. It has landed when this returns."""
+        """One step: what was asked, in order, then what was seen, then what time asks for, and what follows of it all.
+
+        It has landed when this returns.
+        """
         prepared = self._prepared(term, letters)
         state = term.state
         machine.begin_step(state, term.time.now_ms())
@@ -288,7 +323,9 @@ class Sequencer:
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             entries += self._decide_letter(state, one, first_row, prepared)
         entries += machine.fold(state, lease)
+        entries += machine.fold_seen(state, seen)
         entries += machine.fold_time(state, due, self._time(term, state.now_ms), partial(self._give_up, term))
+        entries += machine.settle(state)
         if not entries:  # a step is never empty
             entries = machine.fold(state, [leader.decide_renew(state)])
         term.patience.look(machine.watched(state), self._clock.steady_ms())

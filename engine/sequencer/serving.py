@@ -80,9 +80,11 @@ class _Pace:
         if report.letters:
             self._rest_ms = 1.0
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
+        if report.working:
+            self._rest_ms = 1.0
         # the first requests after a pause should not wait: rest longer only little by little
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
-        return self._rest_ms
+        return self._rest_ms if report.due_in_ms is None else min(self._rest_ms, max(1.0, report.due_in_ms))
 
 
 def _resign(sequencer: Sequencer) -> None:
@@ -119,7 +121,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
             except NotLeader:
                 continue  # overtaken: it may be ours again, before the deadline
             letters += report.letters
-            if report.letters == 0 and not report.backlog and not report.patience:
+            if report.letters == 0 and not (report.backlog or report.patience or report.working):
                 return letters
             clock.sleep(pace.after(report, clock.steady_ms() - begun_ms))
     finally:

@@ -1,4 +1,4 @@
-"""`lakemq groups`: how far groups have come."""
+"""`lakemq groups`: who consumes what, and how far groups have come."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
 from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.groups import PartitionLag
 
-groups = typer.Typer(no_args_is_help=True, help="What groups have committed, and their lag.")
+groups = typer.Typer(no_args_is_help=True, help="Groups: their members and what they have, offsets and lag.")
 
 _COLUMNS = (
     "group",
@@ -28,7 +28,25 @@ _COLUMNS = (
     "pending",
 )
 
-_DESCRIBED = ("group", "shard", "coordinator", "partitions", "lag")
+_DESCRIBED = (
+    "group",
+    "state",
+    "protocol",
+    "assignor",
+    "problem",
+    "generation",
+    "leader",
+    "members",
+    "partitions",
+    "lag",
+    "shard",
+    "coordinator",
+)
+_MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
+_ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+Config = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the group; repeatable.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,24 +55,90 @@ def add_to(app: typer.Typer) -> None:
 
 @groups.command("list")
 def list_groups(ctx: typer.Context) -> None:
-    """Groups that have committed offsets, by name."""
+    """Groups that have committed offsets, have members, or were made, by name."""
     session = session_of(ctx)
     with session.connect() as mq:
         show(({"group": name} for name in mq.groups.list()), session.output, ("group",))
 
 
 @groups.command()
-def describe(
-    ctx: typer.Context, group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
-) -> None:
-    """One group: its shard, who coordinates it, for how many partitions it has offsets, and its lag over all."""
+def describe(ctx: typer.Context, group: Name) -> None:
+    """One group: its state, protocol and members, for how many partitions it has offsets, and its lag over all.
+
+    problem: why partitions are given out by another assignor than the one that was asked for.
+    """
     session = session_of(ctx)
     with session.connect() as mq:
         show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command()
-def lag(ctx: typer.Context, group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]) -> None:
+def members(ctx: typer.Context, group: Name) -> None:
+    """The members of a group, and what each has; the first of them leads."""
+    session = session_of(ctx)
+    with session.connect() as mq:
+        rows = ({**asdict(one), "joined_at": of_millis(one.joined_at_ms)} for one in mq.groups.members(group))
+        show(rows, session.output, _MEMBERS)
+
+
+@groups.command()
+def assignments(ctx: typer.Context, group: Name) -> None:
+    """Who has which partition, since when and why; target: who is to have it."""
+    session = session_of(ctx)
+    with session.connect() as mq:
+        rows = ({**asdict(one), "since": of_millis(one.since_ms)} for one in mq.groups.assignments(group))
+        show(rows, session.output, _ASSIGNMENTS)
+
+
+@groups.command(help=f"Make a group, with its settings, before its first member comes. {NEEDS_ANSWER}")
+def create(ctx: typer.Context, group: Name, config: Config = None) -> None:
+    from lakemq.engine.client.topics import parse_config
+
+    session = session_of(ctx)
+    with session.connect() as mq, answered(mq):
+        mq.groups.create(group, parse_config(config or []))
+        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+
+
+@groups.command(help=f"Change settings of a group. {NEEDS_ANSWER}")
+def alter(
+    ctx: typer.Context,
+    group: Name,
+    config: Config = None,
+    reset: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="A setting that gets its default back; repeatable.")
+    ] = None,
+) -> None:
+    from lakemq.engine.client.topics import parse_config
+
+    session = session_of(ctx)
+    changes: dict[str, Any] = {**parse_config(config or []), **dict.fromkeys(reset or ())}
+    if not changes:
+        raise typer.BadParameter("nothing to change", param_hint="lakemq groups alter")
+    with session.connect() as mq, answered(mq):
+        mq.groups.alter(group, changes)
+        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+
+
+@groups.command("remove-members", help=f"Members go, and what they had is given to others at once. {NEEDS_ANSWER}")
+def remove_members(
+    ctx: typer.Context,
+    group: Name,
+    member: Annotated[list[str] | None, typer.Option(metavar="ID", help="A member's id; repeatable.")] = None,
+    instance: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="The instance id of a static member; repeatable.")
+    ] = None,
+) -> None:
+    if not member and not instance:
+        raise typer.BadParameter("who is to go?", param_hint="--member or --instance")
+    session = session_of(ctx)
+    with session.connect() as mq, answered(mq):
+        mq.groups.remove_members(group, member or [], instance or [])
+        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+
+
+@groups.command()
+def lag(ctx: typer.Context, group: Name) -> None:
     """Per partition how far a group has committed, and how much is left up to the last stable offset.
 
     Markers and aborted messages count as left, too. pending: the open transaction that has offsets for the partition.

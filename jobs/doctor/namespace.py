@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.files import verify_files
 from lakemq.engine.client.fetch.plan import beginning_offsets
-from lakemq.engine.client.fetch.reader import OffsetRange, Reader
+from lakemq.engine.client.fetch.reader import WHOLE, OffsetRange, Reader
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.sequencer.aside import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding
@@ -66,7 +66,7 @@ def _sentence(parts: list[str]) -> str:
 
 def check_state(mq: Connection) -> Finding:
     """What the tables say makes a state; raises TableDamaged."""
-    state = Reader(mq.namespace.store, SystemClock(), with_clients=True).refresh()
+    state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
     return Finding("state", True, f"{len(state.topic_ids)} topics as of step {state.step}")
 
 

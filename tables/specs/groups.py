@@ -14,11 +14,18 @@ class GroupRow:
     step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
-    protocol: str = column(TEXT, "queue, classic or cooperative.")
+    protocol: str = column(TEXT, "How partitions change hands: cooperative.")
+    state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance or Stable.")
     generation: int = column(INT64, "Grows with every completed rebalance.")
-    state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance, Stable or Dead.")
-    leader: str | None = column(TEXT, "Member that leads.", nullable=True)
-    assignor: str | None = column(TEXT, "Assignor that all members support.", nullable=True)
+    leader: str | None = column(TEXT, "The member that came first.", nullable=True)
+    assignor: str = column(TEXT, "The assignor that computed the target.")
+    problem: str | None = column(TEXT, "Why it was not the one that was asked for.", nullable=True)
+    config: str = column(TEXT, "Settings that are not the defaults, as JSON.")
+    group_epoch: int = column(INT64, "Grows with members, subscriptions and partitions.")
+    target_epoch: int = column(INT64, "The epoch for which the target was computed.")
+    settled_epoch: int = column(INT64, "The epoch of the last completed rebalance.")
+    not_before_ms: int = column(INT64, "Until then what was lost waits for its member; 0: nothing waits.")
+    removed: bool = column(BOOL, "The group is gone.")
 
 
 GROUPS = TableSpec(
@@ -35,11 +42,14 @@ class MemberRow:
     step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     member_id: str = column(TEXT, "Member.")
+    number: int = column(INT64, "Of members those that came first have the lowest.")
     instance_id: str | None = column(TEXT, "group.instance.id of a static member.", nullable=True)
-    subscription: list[str] = column(pa.list_(TEXT), "Topics it asked for.")
+    topics: list[str] = column(pa.list_(TEXT), "Topics it asked for.")
+    pattern: str | None = column(TEXT, "The pattern from which it has them.", nullable=True)
     session_timeout_ms: int = column(INT64, "session.timeout.ms.")
     max_poll_interval_ms: int = column(INT64, "max.poll.interval.ms.")
-    seen_at_ms: int = column(INT64, "Last heartbeat or poll.")
+    auto_offset_reset: str = column(TEXT, "Where it begins where the group has committed nothing.")
+    joined_at_ms: int = column(INT64, "When.")
     removed: bool = column(BOOL, "Left or lost.")
 
 
@@ -59,9 +69,14 @@ class AssignmentRow:
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
-    owner: str | None = column(TEXT, "Member that consumes it.", nullable=True)
     state: str = column(TEXT, "ready, paused, unassigned or unbound.")
-    target: str | None = column(TEXT, "Member it moves to.", nullable=True)
+    owner: str | None = column(TEXT, "Member that consumes it.", nullable=True)
+    target: str | None = column(TEXT, "Member that is to consume it.", nullable=True)
+    epoch: int = column(INT64, "The step in which its last owner got it.")
+    start_offset: int | None = column(INT64, "Where that one began, or the first one is to.", nullable=True)
+    since_ms: int = column(INT64, "Since when it is in this state.")
+    reason: str = column(TEXT, "What it came into this state for.")
+    removed: bool = column(BOOL, "Its topic was deleted.")
 
 
 ASSIGNMENTS = TableSpec(

@@ -139,6 +139,36 @@ def transact(
             file.flush()
 
 
+def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
+    """A member of a cooperative group until SIGTERM: it notes what it reads, commits it, and notes what was committed.
+
+    A line is `read`, `committed` or `fenced`, and [partition, offset] pairs; for `read` with the values.
+    """
+    from lakemq.errors import FencedMemberEpoch, UnknownMemberId
+
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    options = {"session_timeout_ms": session_ms, "heartbeat_interval_ms": 500, "auto_offset_reset": "earliest"}
+    with connect(path, config) as mq, Path(notes).open("a", buffering=1) as file:
+
+        def note(word: str, places: list[Any]) -> None:
+            file.write(json.dumps([word, places]) + "\n")
+
+        with mq.consumer(group, topics=[topic], protocol="cooperative", **options) as consumer:
+            print("ready", flush=True)
+            while not stopped:
+                batch = consumer.poll(max_records=7, timeout_ms=20)
+                if not batch:
+                    continue
+                note("read", [[m.partition, m.offset, m.value.decode()] for m in batch])
+                done = [[partition, offset] for (_, partition), offset in batch.offsets.items()]
+                try:
+                    consumer.commit(batch)
+                    note("committed", done)
+                except (FencedMemberEpoch, UnknownMemberId):
+                    note("fenced", done)
+
+
 def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: int, count: int, notes: str) -> None:
     """Make a namespace and publish to it, with one sequencer after the other, noting what is acknowledged.
 
@@ -165,7 +195,7 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
 
 
 def play(role: str, arguments: dict[str, Any]) -> None:
-    roles = {"serve": serve, "publish": publish, "transact": transact, "fill": fill}
+    roles = {"serve": serve, "publish": publish, "transact": transact, "consume": consume, "fill": fill}
     if role not in roles:
         from faults import chaos_children
 

@@ -19,7 +19,7 @@ from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped,
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.client.fetch.reader import WHOLE, Reader
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.errors import RequestTimedOut
 from lakemq.jobs.sql import run_query
@@ -56,7 +56,7 @@ def seen(mq: Connection) -> list[str]:
 
 def offset_of(mq: Connection, group: str) -> int | None:
     """Of partition 0, as the journal says it."""
-    state = Reader(mq.namespace.store, SystemClock(), with_clients=True).refresh()
+    state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
     committed = state.offsets.get(group, {}).get((state.topic_ids[TOPIC], 0))
     return committed.offset if committed else None
 

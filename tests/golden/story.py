@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +12,25 @@ from protocol_reader import Reader
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    ConfigureGroup,
+    Group,
+    JoinGroup,
+    LeaveGroup,
+    MemberSilent,
+    ReleasePartitions,
+)
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
-from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.offsets import (
+    CommitOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsFetched,
+    OffsetsJudged,
+)
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
@@ -59,6 +75,7 @@ class Story:
         self.producers: dict[str, Producer] = {}
         self.published: list[Produce] = []
         self.read_steps = 0
+        self.answers_at_once = True
 
     def tell(self, line: dict[str, Any]) -> None:
         line = dict(line)
@@ -72,6 +89,10 @@ class Story:
         elif word == "wait_ms":
             self.mq.now_ms += given
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
+        elif word == "silent":
+            self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
+        elif word == "assignor":
+            self.answers_at_once = given == "answers"
         elif word == "as_if_in_epoch":
             self._pretend_epoch(producer, given)
         elif word == "as_if_appended":
@@ -84,6 +105,8 @@ class Story:
             self._check(result, **gives)
             if producer and not lost:
                 self._hear(producer, result, dict(more).get("group", "g"))
+        if self.answers_at_once:
+            self.mq.assign()
 
     def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
         if isinstance(gives, str):
@@ -103,7 +126,7 @@ class Story:
             identity = {"producer_id": result.producer_id, "producer_epoch": result.producer_epoch}
             producer.ref = msgspec.structs.replace(producer.ref, **identity)
             producer.publishes, producer.groups = 0, set()
-        elif isinstance(result, Done):
+        elif isinstance(result, Done | OffsetsJudged):
             producer.groups.add(group)
         elif isinstance(result, Published) and not result.duplicate:
             producer.publishes += 1
@@ -193,11 +216,62 @@ class Story:
         return self.published[number]
 
     def ask_commit_offsets(
-        self, producer: Producer | None, given: dict[str, int], group: str = "g", metadata: str | None = None
+        self,
+        producer: Producer | None,
+        given: dict[str, int],
+        group: str = "g",
+        metadata: str | None = None,
+        member: str | None = None,
+        epoch: int | None = None,
     ) -> AnyRequest:
+        """epoch: left out, that under which the group's partition is owned now."""
         note = metadata * 5_000 if metadata else None
-        offsets = [OffsetCommit(*place_of(place), offset, note) for place, offset in given.items()]
-        return CommitOffsets(group, offsets, producer.ref if producer else None)
+        offsets = [
+            OffsetCommit(*place_of(place), offset, note, epoch=self._epoch(group, place) if epoch is None else epoch)
+            for place, offset in given.items()
+        ]
+        return CommitOffsets(group, offsets, producer.ref if producer else None, member)
+
+    def _epoch(self, group: str, place: str) -> int | None:
+        known = self.mq.state.groups.get(group)
+        topic, partition = place_of(place)
+        topic_id = self.mq.state.topic_ids.get(topic, 0)
+        one = known.assignments.get((topic_id, partition)) if known else None
+        return one.epoch if one else None
+
+    def ask_join(
+        self,
+        _: Any,
+        member: str,
+        group: str = "g",
+        topics: Sequence[str] = ("t",),
+        reset: str = "earliest",
+        instance: str | None = None,
+        session_ms: int = 45_000,
+        max_poll_ms: int = 300_000,
+        config: Mapping[str, Any] | None = None,
+    ) -> AnyRequest:
+        return JoinGroup(
+            group, member, list(topics), None, instance, session_ms, max_poll_ms, reset, dict(config or {})
+        )
+
+    def ask_leave(self, _: Any, member: str | None, group: str = "g", instance: str | None = None) -> AnyRequest:
+        return LeaveGroup(group, [member] if member else [], [instance] if instance else [])
+
+    def ask_release(
+        self, _: Any, member: str, group: str = "g", of: Sequence[str] | None = None, epoch: int | None = None
+    ) -> AnyRequest:
+        """Give up these, or all that one is to."""
+        known = self.mq.state.groups[group]
+        if of is None:
+            places = [place for place in known.owned(member) if place in known.paused]
+        else:
+            places = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(place_of, of)]
+        epochs = [known.assignments[place].epoch if epoch is None else epoch for place in places]
+        return ReleasePartitions(group, member, [Assigned(*p, e) for p, e in zip(places, epochs, strict=True)])
+
+    def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
+        return ConfigureGroup(group, dict(config), create)
 
     def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
         return FetchOffsets(group, [place_of(of)] if of else None, stable)
@@ -250,6 +324,36 @@ class Story:
             found[text] = [self.values[row.file_id][row.row] for row in rows.values()]
         return found
 
+    def see_owned(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
+        """What members have, with a mark at what they are to give up."""
+        return {
+            member: [
+                self._name(place) + (" (paused)" if place in group.paused else "") for place in group.owned(member)
+            ]
+            for member in expected
+            for group in [next((one for one in self.mq.state.groups.values() if member in one.members), Group(""))]
+        }
+
+    def _name(self, place: tuple[int, int]) -> str:
+        return f"{self.mq.state.topics[place[0]].topic}-{place[1]}"
+
+    def see_partitions(self, expected: dict[str, str]) -> dict[str, str]:
+        """The states of partitions of the group g."""
+        known = {self._name(place): one for place, one in self.mq.state.groups["g"].assignments.items()}
+        return {place: known[place].status.value if place in known else "none" for place in expected}
+
+    def see_starts(self, expected: dict[str, int | None]) -> dict[str, int | None]:
+        """Where the owners of partitions of the group g have begun."""
+        known = {self._name(place): one for place, one in self.mq.state.groups["g"].assignments.items()}
+        return {place: known[place].start_offset for place in expected}
+
+    def see_group(self, expected: dict[str, Any]) -> dict[str, Any]:
+        """Of the group g: state, generation, leader, epochs."""
+        group = self.mq.state.groups["g"]
+        leader = group.leader.member_id if group.leader else None
+        told = {"state": group.status.value, "leader": leader, "members": sorted(group.members)}
+        return {what: told[what] if what in told else getattr(group, what) for what in expected}
+
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """What groups have committed."""
         topics = self.mq.state.topics
@@ -272,6 +376,8 @@ def answer_of(result: AnyResult) -> Any:
     if isinstance(result, Published):
         offsets = {f"{unit.topic}-{unit.partition}": unit.base_offset for unit in result.units}
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
+    if isinstance(result, OffsetsJudged):
+        return {"fenced": result.fenced}
     if isinstance(result, OffsetsFetched):
         return {f"{one.topic}-{one.partition}": one.offset for one in result.offsets}
     assert isinstance(result, ProducerDone | TransactionEnded)

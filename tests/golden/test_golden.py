@@ -29,7 +29,9 @@ def named(case: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", [*cases("topics.yaml"), *cases("sequences.yaml"), *cases("transactions.yaml")], ids=named
+    "case",
+    [*cases("topics.yaml"), *cases("sequences.yaml"), *cases("transactions.yaml"), *cases("groups.yaml")],
+    ids=named,
 )
 def test_a_story_goes_as_it_is_told(case: dict[str, Any]) -> None:
     story = Story()

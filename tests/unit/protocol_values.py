@@ -11,6 +11,24 @@ import hypothesis.strategies as st
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    ConfigureGroup,
+    GroupConfigured,
+    JoinGroup,
+    LeaveGroup,
+    MemberJoined,
+    MemberLeft,
+    Move,
+    PartitionsAdded,
+    PartitionsGone,
+    PartitionsMoved,
+    PartitionStatus,
+    RebalanceCompleted,
+    RebalanceDelayed,
+    ReleasePartitions,
+    TargetSet,
+)
 from lakemq.engine.protocol.values.journal import AnyRecord
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.leader import LeaderElected
@@ -33,6 +51,7 @@ from lakemq.engine.protocol.values.offsets import (
     OffsetCommit,
     OffsetsCommitted,
     OffsetsFetched,
+    OffsetsJudged,
     OffsetsRemoved,
 )
 from lakemq.engine.protocol.values.producers import (
@@ -146,6 +165,9 @@ offsets = st.lists(
     max_size=3,
 )
 places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
+members = st.sampled_from(["C1", "C2", "", "x" * 250]) | texts
+group_configs = st.dictionaries(st.sampled_from(["group.protocol", "group.assignor", "x"]), json_values, max_size=2)
+group_places = st.lists(st.tuples(small, small), max_size=3)
 REQUESTS: Kinds = {
     CreateTopic: st.builds(
         CreateTopic, names, st.integers(-1, 4) | st.integers(), configs, st.lists(names, max_size=2)
@@ -158,13 +180,30 @@ REQUESTS: Kinds = {
         DeleteRecords, names, st.dictionaries(st.integers(), st.integers(-2, 3) | st.integers(), max_size=2)
     ),
     InitProducer: st.builds(InitProducer, st.none() | transactional_ids, st.integers(-1, 9) | st.integers()),
-    CommitOffsets: st.builds(CommitOffsets, names, offsets, st.none() | transaction_refs),
+    CommitOffsets: st.builds(CommitOffsets, names, offsets, st.none() | transaction_refs, st.none() | members),
     FetchOffsets: st.builds(FetchOffsets, names, st.none() | places, st.booleans()),
     EndTransaction: st.builds(
         EndTransaction, transaction_refs, st.booleans(), small | counts, st.none() | small | st.integers(0, 2**62)
     ),
     AbortTransaction: st.builds(AbortTransaction, transactional_ids),
     Produce: produces,
+    JoinGroup: st.builds(
+        JoinGroup,
+        names,
+        members,
+        st.lists(names, max_size=3),
+        st.none() | texts,
+        st.none() | members,
+        st.integers(5_999, 6_001) | st.integers(),
+        st.integers(-1, 2) | st.integers(),
+        st.sampled_from(["earliest", "latest", "none", ""]),
+        group_configs,
+    ),
+    LeaveGroup: st.builds(LeaveGroup, names, st.lists(members, max_size=2), st.lists(members, max_size=2)),
+    ReleasePartitions: st.builds(
+        ReleasePartitions, names, members, st.lists(st.builds(Assigned, small, small, counts), max_size=3)
+    ),
+    ConfigureGroup: st.builds(ConfigureGroup, names, group_configs, st.booleans()),
 }
 
 RESULTS: Kinds = {
@@ -173,6 +212,7 @@ RESULTS: Kinds = {
     ProducerDone: st.builds(ProducerDone, small, epochs, st.integers(-1, 3)),
     Published: st.builds(Published, columns(st.builds(Unit, texts, small, counts, counts)), counts, st.booleans()),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
+    OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     TransactionEnded: st.builds(TransactionEnded, small, epochs, st.booleans()),
     Refusal: st.builds(
         Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
@@ -201,6 +241,35 @@ RECORDS: Kinds = {
     DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
     OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),
+    GroupConfigured: st.builds(GroupConfigured, texts, group_configs),
+    MemberJoined: st.builds(
+        MemberJoined,
+        texts,
+        members,
+        columns(texts),
+        st.none() | texts,
+        st.none() | texts,
+        counts,
+        counts,
+        texts,
+        st.none() | texts,
+    ),
+    MemberLeft: st.builds(MemberLeft, texts, members, texts),
+    PartitionsAdded: st.builds(PartitionsAdded, texts, small, texts, columns(st.none() | counts)),
+    PartitionsGone: st.builds(PartitionsGone, texts, small, texts, small),
+    TargetSet: st.builds(
+        TargetSet, texts, counts, texts, st.dictionaries(members, group_places, max_size=2), st.none() | texts
+    ),
+    PartitionsMoved: st.builds(
+        PartitionsMoved,
+        texts,
+        texts,
+        columns(
+            st.builds(Move, small, small, st.sampled_from(PartitionStatus), st.none() | members, st.none() | counts)
+        ),
+    ),
+    RebalanceDelayed: st.builds(RebalanceDelayed, texts, counts),
+    RebalanceCompleted: st.builds(RebalanceCompleted, texts, counts, counts),
     TransactionMoved: st.builds(
         TransactionMoved,
         texts,

@@ -15,8 +15,16 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.projection import READERS, files_added, project, watermark
+from lakemq.engine.protocol.projection import MEMBERS, READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    ConfigureGroup,
+    JoinGroup,
+    LeaveGroup,
+    MemberSilent,
+    ReleasePartitions,
+)
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -52,7 +60,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     if name not in mq.state.topic_ids:
         mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
         return
-    kind, topic = chance.randrange(20), mq.state.topic(name)
+    kind, topic = chance.randrange(34), mq.state.topic(name)
     if kind == 0:
         mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
     elif kind == 1:
@@ -64,6 +72,8 @@ def happen(mq: Harness, chance: random.Random) -> None:
     elif kind == 4:
         machine.begin_step(mq.state, mq.now_ms)
         mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
+    elif kind >= 20:
+        happen_in_group(mq, chance, kind)
     elif kind >= 9:
         happen_in_transaction(mq, chance, kind, topic)
     else:
@@ -77,6 +87,25 @@ def happen(mq: Harness, chance: random.Random) -> None:
         if kind == 8 and (counts or refused):
             request, rows = riding(request), sum(counts.values()) + refused
         mq.ask(request, client="p", number=1, inline_rows=rows)
+
+
+def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
+    group, member = chance.choice("gh"), chance.choice(["C1", "C2", "C3"])
+    known = mq.state.groups.get(group)
+    if kind == 20 or known is None:
+        config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
+        mq.ask(ConfigureGroup(group, config, create=known is None))
+    elif kind in (21, 22, 23):
+        topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])
+        mq.ask(JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=HOUR_MS))
+    elif kind in (24, 25, 26):
+        member = chance.choice([*sorted(known.members), member])
+        mq.ask(LeaveGroup(group, [member])) if chance.random() < 0.2 else mq.see(MemberSilent(group, member, "session"))
+    elif kind < 32:
+        mq.assign()
+    else:
+        paused = [Assigned(*place, known.assignments[place].epoch) for place in sorted(known.paused)]
+        mq.ask(ReleasePartitions(group, member, paused))
 
 
 def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
@@ -154,11 +183,21 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
-    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets"):
+    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets", "groups"):
         del found[left_out], expected[left_out]
     assert found == expected
     for topic_id, topic in mq.state.topics.items():
         assert reader.topics[topic_id].last_stable_offsets.tolist() == topic.last_stable_offsets.tolist()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
+def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int) -> None:
+    mq = busy(seed)
+    state, tables = passes(mq.steps[:at], [at])
+    member = machine.replay(restored(mark_of(state), tables, MEMBERS), mq.steps[at:])
+    assert plain(member)["groups"] == plain(mq.state)["groups"]
+    assert plain(member)["offsets"] == plain(mq.state)["offsets"]
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ...protocol.errors import IllegalState
 from ..fetch.arrow import FETCHED
 from ..fetch.fetched import Fetched, Message
 from ..offsets import ConsumedOffsets
@@ -23,7 +24,9 @@ class ConsumerBatch:
     """
 
     def __init__(self, group: str, parts: list[Fetched], offsets: ConsumedOffsets) -> None:
-        """parts: one per topic, at least one, so that a batch without messages is a table and a DataFrame as well."""
+        """parts: one per topic, at least one, so that a batch without messages is a DataFrame as well; none where the
+        consumer had no partitions.
+        """
         self.group, self._parts, self.offsets = group, parts, offsets
 
     @property
@@ -35,7 +38,12 @@ class ConsumerBatch:
         return pa.concat_tables([FETCHED.empty_table(), *(part.to_arrow() for part in self._parts)])
 
     def to_spark(self) -> DataFrame:
-        """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
+        """The same as a DataFrame; the order of its rows is Spark's.
+
+        Raises IllegalState without a Spark session, and where the consumer had no partitions.
+        """
+        if not self._parts:
+            raise IllegalState("The consumer had no partitions: there is nothing of which it could be a DataFrame.")
         return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
 
     def __iter__(self) -> Iterator[Message]:

@@ -11,14 +11,13 @@ from ...namespace.clock import Clock
 from ...namespace.process import OwnLock
 from ...protocol.errors import (
     IllegalState,
-    InvalidRequest,
     NoOffsetForPartition,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
 from ...protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
-from ..arguments import one_of, partition_number, place_offsets, text, topic_name, whole_number
+from ..arguments import one_of, partition_number, place_offsets, text, topic_name, topic_partitions, whole_number
 from ..fetch.fetched import Fetched
 from ..fetch.plan import Bounds, Isolation, check_isolation
 from ..offsets import ConsumedOffsets, TopicPartition, offset_commits
@@ -32,7 +31,7 @@ _UNSTABLE_WAIT_MS = 20
 
 
 @dataclass
-class _Position:
+class Position:
     """Where to read on in a partition of the topic with this id; None: not known yet.
 
     is_new: the partition came after the consumer began. All that it ever held is for the consumer, so that without a
@@ -73,15 +72,14 @@ class Consumer:
         """
         one_of("auto_offset_reset", auto_offset_reset, ("earliest", "latest", "none"))
         check_isolation(isolation)
-        if not topics and not assign:
-            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
         self._requester, self._topic_bounds, self._fetch, self._clock = requester, bounds, fetch, clock
         self.group, self._reset, self._isolation = group, auto_offset_reset, isolation
         self._timeout_ms = whole_number("default_timeout_ms", default_timeout_ms, 0)
         self._lock = OwnLock("This consumer", threading.RLock())
         self._topics, self._assigned = frozenset(topics), frozenset(assign)
-        self._positions: dict[TopicPartition, _Position] = {}
+        self._positions: dict[TopicPartition, Position] = {}
         """The one that was read longest ago comes first."""
+        self._halted: set[TopicPartition] = set()
         self._begun = self._closed = False
         self._look()
 
@@ -98,8 +96,7 @@ class Consumer:
         passed = ConsumedOffsets({}, {})
         while True:
             with self._lock.own:
-                if self._closed:
-                    raise IllegalState("The consumer is closed.")
+                self._begin_poll()
                 while (batch := self._next(max_records)) is None:
                     pass  # something was deleted since it looked
             moved = bool(batch.offsets)
@@ -110,14 +107,19 @@ class Consumer:
             if not moved:
                 self._clock.sleep(poll_ms)
 
+    def _begin_poll(self) -> None:
+        """What comes before each look for messages. Raises IllegalState: it is closed."""
+        if self._closed:
+            raise IllegalState("The consumer is closed.")
+
     def _next(self, max_records: int) -> ConsumerBatch | None:
         bounds, positions = self._settled()
-        taken = poll_sizes({place: bounds[place].end - at for place, at in positions.items()}, max_records)
-        moved = {place: positions[place] + count for place, count in taken.items() if count}
+        behind = {place: bounds[place].end - at for place, at in positions.items() if place not in self._halted}
+        moved = {place: positions[place] + count for place, count in poll_sizes(behind, max_records).items() if count}
         topic_ids = {topic: position.topic_id for (topic, _), position in self._positions.items()}
         parts = []
         # of one topic an empty part, so that a batch without messages is a table and a DataFrame as well
-        for topic in sorted({topic for topic, _ in moved}) or [next(iter(positions))[0]]:
+        for topic in sorted({topic for topic, _ in moved} or {topic for topic, _ in list(positions)[:1]}):
             mine = {partition: end for (name, partition), end in moved.items() if name == topic}
             start = {partition: positions[topic, partition] for partition in mine}
             part = self._fetched(topic, topic_ids[topic], start, mine)
@@ -126,7 +128,10 @@ class Consumer:
             parts.append(part)
         for place, at in moved.items():
             self._positions[place] = replace(self._positions.pop(place), offset=at)
-        return ConsumerBatch(self.group, parts, ConsumedOffsets(moved, topic_ids))
+        return ConsumerBatch(self.group, parts, self._read(moved, topic_ids))
+
+    def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        return ConsumedOffsets(offsets, topic_ids)
 
     def _fetched(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched | None:
         """None: these messages, or all of the topic, were deleted since we looked."""
@@ -147,7 +152,7 @@ class Consumer:
         for place, one in bounds.items():
             position = self._positions.get(place)
             if position is None or position.topic_id != one.topic_id:
-                self._positions[place] = _Position(one.topic_id, is_new=self._begun)
+                self._positions[place] = Position(one.topic_id, is_new=self._begun)
         self._begun = True
         return bounds
 
@@ -180,7 +185,7 @@ class Consumer:
             place for place in (self._positions if only is None else [only]) if self._positions[place].offset is None
         ]
 
-    def _start(self, place: TopicPartition, position: _Position, bounds: Bounds) -> int:
+    def _start(self, place: TopicPartition, position: Position, bounds: Bounds) -> int:
         at = position.offset
         if at is None and position.is_new:
             return bounds.first
@@ -217,6 +222,19 @@ class Consumer:
                 )
             self._positions[topic, partition].offset = offset
 
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Polls bring nothing of these until they are resumed. Raises IllegalState: one is not assigned."""
+        with self._lock.own:
+            places = topic_partitions("partitions", partitions)
+            for place in places:
+                self._check_assigned(place)
+            self._halted.update(places)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Polls bring messages of these again."""
+        with self._lock.own:
+            self._halted.difference_update(topic_partitions("partitions", partitions))
+
     def lag(self) -> dict[TopicPartition, int]:
         """(topic, partition) -> offsets between the position and the end of what this isolation sees, at least 0."""
         with self._lock.own:
@@ -233,12 +251,18 @@ class Consumer:
         Raises OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge; UnknownTopicId: the topic that was
         read is deleted, and nothing is noted.
         """
-        metadata = None if metadata is None else text("metadata", metadata)
-        with self._lock.own:
-            offsets = self._consumed(what)
+        offsets = self._to_commit(what)
         if offsets:
-            self._requester.ask(CommitOffsets(self.group, offset_commits(offsets, metadata)))
+            commits = offset_commits(offsets, self._checked_metadata(metadata))
+            self._requester.ask(CommitOffsets(self.group, commits))
         return offsets
+
+    def _checked_metadata(self, metadata: str | None) -> str | None:
+        return None if metadata is None else text("metadata", metadata)
+
+    def _to_commit(self, what: ConsumerBatch | Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
+        with self._lock.own:
+            return self._consumed(what)
 
     def _consumed(self, what: ConsumerBatch | Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         given = what.offsets if isinstance(what, ConsumerBatch) else what
@@ -249,7 +273,7 @@ class Consumer:
         else:
             given = {place: one.offset for place, one in self._positions.items() if one.offset is not None}
         # names stand for the topics that this one has seen; of others the sequencer knows best
-        return ConsumedOffsets(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
+        return self._read(given, {topic: one.topic_id for (topic, _), one in self._positions.items()})
 
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
         """What the group has committed of the assigned partitions; waits while a transaction holds some back.

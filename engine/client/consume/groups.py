@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.hashing import shard
 from ...protocol.names import shown
+from ...protocol.parameters import GROUP
+from ...protocol.values.groups import PARTITION_TRANSITIONS, ConfigureGroup, Group, GroupStatus, LeaveGroup
 from ...protocol.values.state import State
-from ..arguments import group_name
+from ..arguments import group_name, mapped, texts
+from ..requester import Requester
+
+__all__ = ["GROUP", "PARTITION_TRANSITIONS", "AssignmentInfo", "GroupInfo", "Groups", "MemberInfo", "PartitionLag"]
 
 
 @dataclass(frozen=True)
@@ -37,39 +43,150 @@ class PartitionLag:
 class GroupInfo:
     """A group. partitions: those for which it has offsets; lag: over all of them.
 
-    shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does.
+    shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
+    protocol: None where it has never had members; problem: why the assignor is not the one that was asked for.
     """
 
     group: str
     shard: int
     coordinator: str
+    protocol: str | None
+    state: str
+    generation: int
+    leader: str | None
+    members: int
+    assignor: str
+    problem: str | None
     partitions: int
     lag: int
 
 
-class Groups:
-    """Reads what groups have committed; a consumer of the group is what commits."""
+@dataclass(frozen=True)
+class MemberInfo:
+    """A member. partitions: what it has, as topic-partition."""
 
-    def __init__(self, state: Callable[[], State]) -> None:
+    group: str
+    member_id: str
+    instance_id: str | None
+    topics: list[str]
+    partitions: list[str]
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    joined_at_ms: int
+
+
+@dataclass(frozen=True)
+class AssignmentInfo:
+    """A partition of a group. target: who is to have it; since_ms, reason: since when, and why, it is in this state."""
+
+    group: str
+    topic: str
+    partition: int
+    state: str
+    owner: str | None
+    target: str | None
+    since_ms: int
+    reason: str
+
+
+class Groups:
+    """Groups as an operator sees them."""
+
+    def __init__(self, state: Callable[[], State], requester: Requester) -> None:
         """state: as of the newest step, with groups and transactions."""
-        self._state = state
+        self._state, self._requester = state, requester
+
+    def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
+        """A group with these settings, before its first member; docs/settings.md has them.
+
+        Raises InvalidGroupId, InvalidConfig, InvalidRequest: there is one.
+        """
+        self._requester.ask(ConfigureGroup(group_name(group), mapped("config", config or {}), create=True))
+
+    def alter(self, group: str, config: Mapping[str, Any]) -> None:
+        """Set these; None resets one to its default.
+
+        Raises GroupIdNotFound, InvalidConfig, InconsistentGroupProtocol (it has members of another protocol).
+        """
+        self._requester.ask(ConfigureGroup(group_name(group), mapped("config", config)))
+
+    def remove_members(self, group: str, members: Sequence[str] = (), instances: Sequence[str] = ()) -> None:
+        """Members, by their ids or instance ids, go, as if they had left; one that lives joins anew when it polls.
+
+        Raises GroupIdNotFound, UnknownMemberId: none of them has gone then.
+        """
+        gone = LeaveGroup(group_name(group), texts("members", members), texts("instances", instances))
+        self._requester.ask(gone)
 
     def list(self) -> builtins.list[str]:
-        """Groups that have committed offsets, by name."""
-        return sorted(group for group, committed in self._state().offsets.items() if committed)
+        """Groups that have committed offsets, have members, or were made, by name."""
+        state = self._state()
+        return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
 
     def describe(self, group: str) -> GroupInfo:
         """Raises GroupIdNotFound, InvalidGroupId."""
         group, state = group_name(group), self._state()
-        rows = _rows(state, group)
-        return GroupInfo(group, shard(group), state.leader, len(rows), sum(row.lag or 0 for row in rows))
+        rows = _rows(state, group) if group not in state.groups or state.offsets.get(group) else []
+        known = state.groups.get(group)
+        leader = known.leader if known else None
+        return GroupInfo(
+            group,
+            shard(group),
+            state.leader,
+            known.setting("group.protocol") if known else None,
+            (known.status if known else GroupStatus.EMPTY).value,
+            known.generation if known else 0,
+            leader.member_id if leader else None,
+            len(known.members) if known else 0,
+            known.assignor if known else "",
+            known.problem if known else None,
+            len(rows),
+            sum(row.lag or 0 for row in rows),
+        )
+
+    def members(self, group: str) -> builtins.list[MemberInfo]:
+        """In the order in which they came. Raises GroupIdNotFound, InvalidGroupId."""
+        state = self._state()
+        known = _known(state, group_name(group))
+        return [
+            MemberInfo(
+                known.group,
+                one.member_id,
+                one.instance_id,
+                [*one.topics],
+                [f"{known.assignments[place].topic}-{place[1]}" for place in known.owned(one.member_id)],
+                one.session_timeout_ms,
+                one.max_poll_interval_ms,
+                one.joined_at_ms,
+            )
+            for one in sorted(known.members.values(), key=lambda one: one.number)
+        ]
+
+    def assignments(self, group: str) -> builtins.list[AssignmentInfo]:
+        """By topic and partition. Raises GroupIdNotFound, InvalidGroupId."""
+        known = _known(self._state(), group_name(group))
+        rows = [
+            AssignmentInfo(
+                known.group, one.topic, partition, one.status.value, one.owner, one.target, one.since_ms, one.reason
+            )
+            for (_, partition), one in known.assignments.items()
+        ]
+        return sorted(rows, key=lambda row: (row.topic, row.partition))
 
     def lag(self, group: str) -> builtins.list[PartitionLag]:
         """By topic and partition, of every partition for which the group has offsets.
 
         Raises GroupIdNotFound, InvalidGroupId.
         """
-        return _rows(self._state(), group_name(group))
+        group, state = group_name(group), self._state()
+        return [] if group in state.groups and not state.offsets.get(group) else _rows(state, group)
+
+
+def _known(state: State, group: str) -> Group:
+    known = state.groups.get(group)
+    if known is None:
+        raise GroupIdNotFound(found=shown(group), expected="a group that has had members")
+    return known
 
 
 def _rows(state: State, group: str) -> list[PartitionLag]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from ...namespace.clock import Clock
 from ...namespace.namespace import Namespace
 from ...namespace.process import OwnLock
+from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from .fetched import Fetched
 from .plan import Bounds, FetchPlan, Isolation, Position, bounds_of
 from .positions import offsets_for_times, plan_positions, plan_tail
-from .reader import Reader
+from .reader import WHOLE, Reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 
 class Fetching:
@@ -28,19 +30,27 @@ class Fetching:
     def __init__(self, namespace: Namespace, clock: Clock, spark: SparkSession | None) -> None:
         self._namespace, self._clock, self._spark = namespace, clock, spark
         self._lock = OwnLock("This connection")
-
-    @cached_property
-    def _reader(self) -> Reader:
-        return Reader(self._namespace.store, self._clock)
+        self._reader = Reader(namespace.store, clock)
+        self._knows_groups = False
 
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
         with self._lock.own:
             return self._reader.refresh().snapshot()
 
+    def of_groups(self, look: Callable[[State], T]) -> T:
+        """What `look` takes from the state as of the newest step, groups, members and offsets included.
+
+        From the first call on these are loaded, too. look: keeps nothing of the state, which goes on.
+        """
+        with self._lock.own:
+            if not self._knows_groups:
+                self._reader, self._knows_groups = Reader(self._namespace.store, self._clock, MEMBERS), True
+            return look(self._reader.refresh())
+
     def whole_state(self) -> State:
         """With producers, transactions and groups, read for this call alone."""
-        return Reader(self._namespace.store, self._clock, with_clients=True).refresh()
+        return Reader(self._namespace.store, self._clock, WHOLE).refresh()
 
     def bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""

@@ -6,7 +6,7 @@ on meanwhile (a floor above the watermark, a cut journal), the reader starts ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from ...namespace.store_errors import store_errors
 from ...protocol import machine
 from ...protocol.codec.journal import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
+from ...protocol.projection import READERS, RESTORED
 from ...protocol.values.journal import Step
 from ...protocol.values.segments import table_of
 from ...protocol.values.state import State
@@ -34,6 +35,9 @@ REBASE_MS = 15_000
 
 MANY_CHUNKS = 16
 """Pieces of the overlay that are joined into one, so that looking through it stays quick."""
+
+WHOLE = RESTORED
+"""The tables of a reader who is to know all that a sequencer does."""
 
 _ATTEMPTS = 20
 
@@ -76,9 +80,9 @@ class OffsetRange:
 class Reader:
     """Follows a namespace. Not thread-safe. After any exception, a signal's too, it is loaded anew."""
 
-    def __init__(self, store: Store, clock: Clock, with_clients: bool = False) -> None:
-        """with_clients: also what the sequencer knows of producers, transactions and groups, for who asks for that."""
-        self._store, self._clock, self._with_clients = store, clock, with_clients
+    def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS) -> None:
+        """tables: from which its state comes, READERS, MEMBERS or WHOLE; of the rest it knows what came since."""
+        self._store, self._clock, self._tables = store, clock, tables
         self._loaded_at_ms: int | None = None
         self._view: _View
 
@@ -122,7 +126,7 @@ class Reader:
         """What there is now; None where housekeeping moved on meanwhile."""
         watermark = read_watermark(self._store)
         try:
-            state = load_state(self._store, watermark, with_clients=self._with_clients)
+            state = load_state(self._store, watermark, self._tables)
         except StepTooOld:
             return None
         segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)

@@ -24,6 +24,7 @@ from ...protocol.errors import (
     IllegalState,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
+    InvalidRequest,
     InvalidTxnState,
     LakeMQError,
     ProducerFenced,
@@ -94,6 +95,8 @@ class TransactionManager:
         """Whose block ends the transaction."""
         self._part_count = self._parts_on_their_way = 0
         self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
+        self._members: dict[str, str | None] = {}
+        """By group, who commits its offsets."""
         self._refused: LakeMQError | None = None
         self._over: LakeMQError | None = None
         self._is_doubtful = False
@@ -123,6 +126,7 @@ class TransactionManager:
                 raise self._phase.refusal()
             self._phase, self._part_count, self._refused, self._is_doubtful = Phase.OPEN, 0, None, False
             self._offsets.clear()
+            self._members.clear()
             return self._ref
 
     @property
@@ -213,6 +217,11 @@ class TransactionManager:
         places = offsets if isinstance(offsets, ConsumedOffsets) else place_offsets("offsets", offsets)
         with self._lock.own:
             self.ref(mine)
+            member_id = getattr(places, "member_id", None)
+            if (other := self._members.setdefault(named, member_id)) != member_id:
+                raise InvalidRequest(
+                    f"Offsets of two members of the group {named} in one transaction.", found=member_id, expected=other
+                )
             known = self._offsets.setdefault(named, {})
             known.update({(one.topic, one.partition): one for one in offset_commits(places, metadata)})
 
@@ -282,7 +291,11 @@ class TransactionManager:
         if not (parts or self._offsets or self._part_count):
             self._ended(ref)
             return []
-        offsets = [CommitOffsets(group, list(mine.values()), ref) for group, mine in self._offsets.items() if mine]
+        offsets = [
+            CommitOffsets(group, list(mine.values()), ref, self._members.get(group))
+            for group, mine in self._offsets.items()
+            if mine
+        ]
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, pa.Table | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
@@ -364,6 +377,7 @@ class TransactionManager:
             self._ref, self._phase, self._refused = following, Phase.NONE, None
             self._part_count = 0
             self._offsets.clear()
+            self._members.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)
 

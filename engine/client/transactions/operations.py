@@ -10,10 +10,11 @@ from ...protocol.hashing import shard
 from ...protocol.names import shown
 from ...protocol.values.state import State
 from ...protocol.values.transactions import TRANSITIONS, AbortTransaction, Transaction, TransactionStatus
+from ...protocol.values.transitions import Transitions
 from ..arguments import partition_number, text, texts, topic_name, whole_number
 from ..requester import Requester
 
-__all__ = ["TRANSITIONS", "TransactionInfo", "Transactions"]
+__all__ = ["TRANSITIONS", "TransactionInfo", "Transactions", "Transitions"]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 import msgspec
 
 from ..errors import (
+    FencedMemberEpoch,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
+    UnknownMemberId,
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
@@ -16,6 +18,7 @@ from ..errors import (
 from ..names import check_group, shown
 from ..values.base import Done
 from ..values.deciding import Decision, Given
+from ..values.groups import Group, Place
 from ..values.journal import JournalEntry
 from ..values.offsets import (
     CommitOffsets,
@@ -24,6 +27,7 @@ from ..values.offsets import (
     OffsetCommit,
     OffsetsCommitted,
     OffsetsFetched,
+    OffsetsJudged,
     OffsetsRemoved,
 )
 from ..values.segments import Segments
@@ -34,27 +38,58 @@ from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
-TopicIdPartition = tuple[int, int]
-"""topic_id and partition."""
 
 
 def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decision:
-    """The offsets, at once or with the transaction.
+    """The offsets, at once or with the transaction; those of partitions that are not the member's are left out.
 
     Raises InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId (offsets of a topic that is gone, whatever has its
-    name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge; of a transaction
-    InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge, UnknownMemberId (also of none at
+    all, where the group has members); of a transaction InvalidProducerIdMapping, InvalidProducerEpoch,
+    TransactionAbortable, FencedMemberEpoch (one of the partitions is not the member's).
     """
     ref = request.transaction
     if ref is not None:
         open_transaction(state, ref)
     check_group(request.group)
     topic_ids = [_checked(state, one) for one in request.offsets]
-    if not request.offsets:
-        return Decision(Done())
-    record = OffsetsCommitted(request.group, topic_ids, request.offsets, None if ref is None else ref.transactional_id)
+    fenced = _fenced(state, request, topic_ids)
+    if fenced and ref is not None:
+        raise FencedMemberEpoch(found=[_shown_place(request.offsets[i]) for i in fenced])
+    result = OffsetsJudged(fenced) if request.member_id is not None else Done()
+    kept = [i for i in range(len(topic_ids)) if i not in fenced]
+    if not kept:
+        return Decision(result)
+    record = OffsetsCommitted(
+        request.group,
+        [topic_ids[i] for i in kept],
+        [request.offsets[i] for i in kept],
+        None if ref is None else ref.transactional_id,
+    )
     begun = [] if ref is None else joined(state, ref, groups=[request.group])
-    return Decision(Done(), (*begun, JournalEntry(record)))
+    return Decision(result, (*begun, JournalEntry(record)))
+
+
+def _fenced(state: State, request: CommitOffsets, topic_ids: list[int]) -> list[int]:
+    """Indexes of offsets whose partition the member has not, or not under the epoch it says. Raises UnknownMemberId."""
+    group, member_id = state.groups.get(request.group), request.member_id
+    if member_id is None:
+        if group is not None and group.members:
+            raise UnknownMemberId("The group has members: only they may commit.", found="no member id")
+        return []
+    if group is None or member_id not in group.members:
+        raise UnknownMemberId(found=shown(member_id))
+    places = enumerate(zip(topic_ids, request.offsets, strict=True))
+    return [i for i, (topic_id, one) in places if not _has(group, member_id, (topic_id, one.partition), one.epoch)]
+
+
+def _has(group: Group, member_id: str, place: Place, epoch: int | None) -> bool:
+    one = group.assignments.get(place)
+    return one is not None and one.owner == member_id and one.epoch == epoch
+
+
+def _shown_place(one: OffsetCommit) -> str:
+    return f"{shown(one.topic)}-{one.partition}"
 
 
 def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
@@ -73,15 +108,15 @@ def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
     return Decision(OffsetsFetched(offsets))
 
 
-def _as_told(state: State, place: TopicIdPartition, committed: CommittedOffset) -> OffsetCommit:
+def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
     return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
 
 
-def _place(state: State, topic: str, partition: int) -> TopicIdPartition:
+def _place(state: State, topic: str, partition: int) -> Place:
     return _partition_of(state.topic(topic), partition)
 
 
-def _partition_of(known: Topic, partition: int) -> TopicIdPartition:
+def _partition_of(known: Topic, partition: int) -> Place:
     if not 0 <= partition < known.partition_count:
         raise UnknownTopicOrPartition(
             f"{known.topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
@@ -116,7 +151,7 @@ def evolve_committed(state: State, record: OffsetsCommitted, segments: Segments)
     elif transaction := state.transactions.get(record.transactional_id):
         # a group counts once: asked again, its offsets must not stand in for a part that was refused
         transaction.part_count += not transaction.offsets.get(record.group)
-        known = [(topic_id, msgspec.structs.replace(one, topic_id=topic_id)) for topic_id, one in new]
+        known = [(topic_id, msgspec.structs.replace(one, topic_id=topic_id, epoch=None)) for topic_id, one in new]
         transaction.offsets[record.group] = _replaced(transaction.offsets.get(record.group, ()), known)
 
 

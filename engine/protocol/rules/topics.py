@@ -161,6 +161,7 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
     )
     state.topic_ids[record.topic] = record.topic_id
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
+    state.touched_groups.update(state.groups)
     # its name is a destination now, which others may have reached by their subscriptions
     if any(topic.subscriptions for topic in state.topics.values()):
         state.routing_step = state.step
@@ -169,6 +170,7 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
 def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
+    state.touched_groups.update(state.groups)
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
     # by these rows are placed, or refused, by whoever publishes
@@ -182,6 +184,7 @@ def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> No
     # an open transaction may name it still: whoever ends that one asks what is there
     state.topics.pop(record.topic_id, None)
     state.topic_ids.pop(record.topic, None)
+    state.touched_groups.update(state.groups)
     state.lent.discard(record.topic_id)
 
 

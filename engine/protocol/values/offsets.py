@@ -13,7 +13,8 @@ from .producers import TransactionRef
 class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
     """How far a group has consumed a partition: `offset` is the next one it wants.
 
-    topic_id: of the topic that was read; None: whichever has the name when it is decided.
+    topic_id: of the topic that was read; None: whichever has the name when it is decided. epoch: of the assignment
+    under which a member has read it.
     """
 
     topic: str
@@ -21,14 +22,19 @@ class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     metadata: str | None = None
     topic_id: Number | None = None
+    epoch: Number | None = None
 
 
 class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
-    """Note how far a group has come, at once or, inside a transaction, when that commits."""
+    """Note how far a group has come, at once or, inside a transaction, when that commits.
+
+    member_id: who asks; None: nobody of the group, which it may while the group has no members.
+    """
 
     group: str
     offsets: list[OffsetCommit]
     transaction: TransactionRef | None = None
+    member_id: str | None = None
 
 
 class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
@@ -46,6 +52,14 @@ class OffsetsFetched(Result, frozen=True, tag="offsets"):
     """What was committed; a partition without an offset is left out."""
 
     offsets: list[OffsetCommit]
+
+
+class OffsetsJudged(Result, frozen=True, tag="offsets_judged"):
+    """What a member has asked for is noted, but for these of its offsets, by index: the partitions are not its own any
+    more, or were given to it anew.
+    """
+
+    fenced: list[int]
 
 
 class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
@@ -87,5 +101,5 @@ class CommittedOffset:
 
 
 REQUESTS = (CommitOffsets, FetchOffsets)
-RESULTS = (OffsetsFetched,)
+RESULTS = (OffsetsFetched, OffsetsJudged)
 RECORDS = (OffsetsCommitted, OffsetsRemoved)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..errors import UnknownTopicOrPartition
 from ..names import shown
 from .clients import Client
+from .groups import Group
 from .log import Application
 from .offsets import CommittedOffset
 from .producers import ProducerState
@@ -24,7 +25,8 @@ class State:
     """`now_ms` is the time of the last decision; `step` the last step folded in.
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
-    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; lent: topics that a snapshot
+    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; touched_groups: those in which
+    something has happened in this step, all of them where a topic has; lent: topics that a snapshot
     has as well, to be replaced (`own`) instead of changed.
     """
 
@@ -44,6 +46,8 @@ class State:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     ongoing: set[str] = field(default_factory=set)
     offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    touched_groups: set[str] = field(default_factory=set)
     lent: set[int] = field(default_factory=set)
 
     def topic(self, name: str) -> Topic:

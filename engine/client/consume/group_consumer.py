@@ -1,0 +1,184 @@
+"""A consumer that is a member of a group: it reads what the group gives it, and commits as the one that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ...namespace.clock import Clock
+from ...protocol.errors import FencedMemberEpoch
+from ...protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
+from ..attempts import until_answered
+from ..fetch.fetched import Fetched
+from ..fetch.plan import Bounds, Isolation
+from ..offsets import ConsumedOffsets, TopicPartition, offset_commits
+from ..requester import Requester
+from .batch import ConsumerBatch
+from .consumer import Consumer, Position, Reset
+from .membership import Held, Membership, Standing
+
+
+class RebalanceListener:
+    """Told by `poll` of what changes; each method is given (topic, partition) pairs. Inherit what you need."""
+
+    def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        """These are the consumer's from now on; a `seek` here counts."""
+
+    def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        """These are to be given up, and are others' when this has returned: what was read may be committed here."""
+
+    def on_lost(self, partitions: list[TopicPartition]) -> None:
+        """These are others' already: nothing can be committed for them any more."""
+
+
+class GroupConsumer(Consumer):
+    """A member of a group, which is told with each `poll` what it has. Thread-safe; close it, or use it with `with`.
+
+    Each partition is one member's at a time. Who does not poll for max_poll_interval_ms, or whose process shows no life
+    for session_timeout_ms, is lost, and its partitions are others'; its next `poll` joins anew. A commit counts where
+    the partition is still the consumer's; where it is not, it raises FencedMemberEpoch and changes nothing.
+    """
+
+    def __init__(
+        self,
+        requester: Requester,
+        membership: Membership,
+        fetch: Callable[..., Fetched],
+        clock: Clock,
+        group: str,
+        auto_offset_reset: Reset = "latest",
+        isolation: Isolation = "read_committed",
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """It joins. Raises what joining is refused with."""
+        self._membership, self._listener = membership, listener or RebalanceListener()
+        self._held: dict[TopicPartition, Held] = {}
+        """What the user was told of; those that are to be given up leave it when the user was told so."""
+        membership.join()
+        super().__init__(
+            requester, lambda topics, isolation: {}, fetch, clock, group, (), (), auto_offset_reset, isolation
+        )
+
+    @property
+    def member_id(self) -> str:
+        """Another one once it was lost and has joined anew."""
+        return self._membership.member_id
+
+    def assignment(self) -> list[TopicPartition]:
+        """What it has, as it was told by the last `poll`."""
+        with self._lock.own:
+            return sorted(self._held)
+
+    # -- what it has ------------------------------------------------------------------------------------
+
+    def _begin_poll(self) -> None:
+        super()._begin_poll()
+        self._membership.polled()
+        standing = self._membership.look()
+        if standing.replaced:
+            self._closed = True
+            self._membership.leave(for_good=False)
+            self._lose(list(self._held))
+            raise self._membership.fenced_error()
+        if not standing.is_member:
+            self._lose(list(self._held))
+            self._membership.join()
+            standing = self._membership.look()
+        self._follow(standing)
+
+    def _follow(self, standing: Standing) -> None:
+        """Tell the user what has changed, in the order lost, to be given up, new."""
+        held = standing.held
+        self._lose([place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch])
+        given_up = {place: one for place, one in held.items() if one.is_paused}
+        told = sorted(given_up.keys() & self._held.keys())
+        try:
+            if told:
+                self._listener.on_revoked(told)
+        finally:
+            for place in told:
+                del self._held[place]
+            if given_up:
+                self._membership.release(given_up.values(), given_up.keys())
+        new = {place: one for place, one in held.items() if not one.is_paused and place not in self._held}
+        if new:
+            self._held.update(new)
+            self._look()
+            self._listener.on_assigned(sorted(new))
+
+    def _lose(self, places: Sequence[TopicPartition]) -> None:
+        for place in places:
+            del self._held[place]
+            self._positions.pop(place, None)
+        if places:
+            self._listener.on_lost(sorted(places))
+
+    def _look(self) -> dict[TopicPartition, Bounds]:
+        """The bounds of what it was told it has, and still has, as of now."""
+        known = self._membership.look().held
+        mine = {place: known[place] for place, one in self._held.items() if _is_same(known.get(place), one)}
+        for place in self._positions.keys() - mine.keys():
+            del self._positions[place]
+        self._halted &= mine.keys()
+        for place, one in mine.items():
+            if place not in self._positions:
+                self._positions[place] = Position(one.bounds.topic_id, one.start_offset)
+        return {place: one.bounds for place, one in mine.items()}
+
+    # -- saying how far ---------------------------------------------------------------------------------
+
+    def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        epochs = {place: self._held[place].epoch for place in offsets if place in self._held}
+        return ConsumedOffsets(offsets, topic_ids, self.member_id, epochs)
+
+    def commit(
+        self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
+    ) -> ConsumedOffsets:
+        """As of any consumer; offsets of partitions that are not its own any more are left out.
+
+        It is asked again for a minute while nobody answers, as when the sequencer changes. Raises also
+        FencedMemberEpoch, which names those partitions, when the others are noted; UnknownMemberId: the consumer is
+        lost, and joins anew with the next `poll`.
+        """
+        offsets = self._to_commit(what)
+        if not offsets:
+            return offsets
+        commits = offset_commits(offsets, self._checked_metadata(metadata))
+        request = CommitOffsets(self.group, commits, None, offsets.member_id)
+        deadline_ms = self._clock.steady_ms() + self._timeout_ms
+        judged = until_answered(lambda: self._requester.ask(request), self._clock, deadline_ms)
+        assert isinstance(judged, OffsetsJudged)
+        if judged.fenced:
+            raise FencedMemberEpoch(found=[f"{commits[i].topic}-{commits[i].partition}" for i in judged.fenced])
+        return offsets
+
+    def committed(self) -> dict[TopicPartition, OffsetCommit]:
+        """What the group has committed of the partitions that the consumer has."""
+        with self._lock.own:
+            known = self._membership.look().held
+            return {
+                place: OffsetCommit(*place, one.committed.offset, one.committed.metadata, one.bounds.topic_id)
+                for place, one in known.items()
+                if one.committed is not None and place in self._held
+            }
+
+    def close(self, leave: bool | None = None) -> None:
+        """No more is polled. What it has is others' at once; but of a static member only with leave=True."""
+        with self._lock.own:
+            if self._closed:
+                return
+            try:
+                if self._held:
+                    self._listener.on_revoked(sorted(self._held))
+            finally:
+                self._closed = True
+                self._held.clear()
+                self._positions.clear()
+                for_good = self._membership.options.instance_id is None if leave is None else leave
+                self._membership.leave(for_good)
+
+    def __enter__(self) -> GroupConsumer:
+        return self
+
+
+def _is_same(now: Held | None, told: Held) -> bool:
+    return now is not None and now.epoch == told.epoch and not now.is_paused

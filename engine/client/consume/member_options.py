@@ -1,0 +1,58 @@
+"""How a member joins: its keywords, checked in the call that was given them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...protocol.errors import InvalidRequest, InvalidSessionTimeout
+from ..arguments import one_of, text, whole_number
+from .membership import MemberOptions
+
+log = logging.getLogger("lakemq.consumer")
+
+PROTOCOLS = ("cooperative",)
+
+MEMBER_OPTIONS = (
+    "assignor",
+    "auto_offset_reset",
+    "heartbeat_interval_ms",
+    "instance_id",
+    "isolation",
+    "listener",
+    "max_poll_interval_ms",
+    "session_timeout_ms",
+)
+
+_HOUR_MS = 3_600_000
+
+
+def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Mapping[str, Any]) -> MemberOptions:
+    """Raises InvalidRequest, InvalidSessionTimeout."""
+    settings = dict(config)
+    if (assignor := options.get("assignor")) is not None:
+        settings["group.assignor"] = text("assignor", assignor)
+    instance_id = options.get("instance_id")
+    session_ms = whole_number(
+        "session_timeout_ms", options.get("session_timeout_ms", 45_000), 6_000, 1_800_000, InvalidSessionTimeout
+    )
+    beat_ms = whole_number("heartbeat_interval_ms", options.get("heartbeat_interval_ms", 3_000), 1, _HOUR_MS)
+    if beat_ms >= session_ms:
+        raise InvalidRequest(
+            "A member that beats as seldom is lost.", found=f"{beat_ms} ms", expected=f"less than {session_ms} ms"
+        )
+    if 3 * beat_ms > session_ms:
+        log.warning("heartbeat_interval_ms is %d: more than a third of the session, %d ms", beat_ms, session_ms)
+    poll_ms = whole_number("max_poll_interval_ms", options.get("max_poll_interval_ms", 300_000), 1, 2**40)
+    reset = one_of("auto_offset_reset", options.get("auto_offset_reset", "latest"), ("earliest", "latest", "none"))
+    return MemberOptions(
+        topics,
+        None,
+        None if instance_id is None else text("instance_id", instance_id),
+        session_ms,
+        beat_ms,
+        poll_ms,
+        reset,
+        settings,
+    )

@@ -1,0 +1,159 @@
+"""A membership in a group: joining it, what the journal says of it, giving up what one is told to, leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...protocol.errors import FencedInstanceId, LakeMQError
+from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, PartitionStatus, ReleasePartitions
+from ...protocol.values.offsets import CommittedOffset
+from ...protocol.values.state import State
+from ..fetch.plan import Bounds, Isolation, bounds_of
+from ..offsets import TopicPartition
+from ..requester import Requester
+from .heart import Heart, Pulse
+
+
+@dataclass(frozen=True)
+class Held:
+    """A partition that the member has. epoch: of its assignment; start_offset: where it begins, None: as it sees fit;
+    is_paused: it is to be given up; committed: how far the group has come.
+    """
+
+    bounds: Bounds
+    epoch: int
+    start_offset: int | None
+    is_paused: bool
+    committed: CommittedOffset | None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the journal says of a member. replaced: another process has its instance id."""
+
+    is_member: bool = False
+    replaced: bool = False
+    held: Mapping[TopicPartition, Held] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemberOptions:
+    """As a member joins with them; of the group: settings that it must have, or gets where it is new."""
+
+    topics: Sequence[str]
+    pattern: str | None = None
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    auto_offset_reset: str = "latest"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Membership:
+    """Not thread-safe: its consumer has the lock."""
+
+    def __init__(
+        self,
+        requester: Requester,
+        heart: Heart,
+        of_groups: Callable[[Callable[[State], Standing]], Standing],
+        new_id: Callable[[], str],
+        group: str,
+        isolation: Isolation,
+        options: MemberOptions,
+    ) -> None:
+        """of_groups: what a function takes from the state as of the newest step."""
+        self._requester, self._heart, self._of_groups, self._new_id = requester, heart, of_groups, new_id
+        self.group, self._isolation, self.options = group, isolation, options
+        self.member_id = ""
+        self._pulse: Pulse | None = None
+        self._releasing: Future[Any] | None = None
+
+    def join(self) -> None:
+        """Be a new member, which beats. Raises what the request raises; nothing beats then."""
+        options, member_id = self.options, self._new_id()
+        pulse = self._heart.add(self.group, member_id, options.heartbeat_interval_ms)
+        try:
+            self._requester.ask(
+                JoinGroup(
+                    self.group,
+                    member_id,
+                    list(options.topics),
+                    options.pattern,
+                    options.instance_id,
+                    options.session_timeout_ms,
+                    options.max_poll_interval_ms,
+                    options.auto_offset_reset,
+                    dict(options.config),
+                )
+            )
+        except BaseException:
+            pulse.stop()
+            raise
+        self._stop_beating()
+        self.member_id, self._pulse = member_id, pulse
+
+    def polled(self) -> None:
+        if self._pulse is not None:
+            self._pulse.polled()
+
+    def look(self) -> Standing:
+        """As of the newest step."""
+        return self._of_groups(
+            partial(_standing, self.group, self.member_id, self.options.instance_id, self._isolation)
+        )
+
+    def release(self, given_up: Iterable[Held], partitions: Iterable[TopicPartition]) -> None:
+        """Say that one has done with these. Nobody waits for the answer: what is not heard is said again."""
+        if self._releasing is not None and not self._releasing.done():
+            return
+        assigned = [
+            Assigned(one.bounds.topic_id, partition, one.epoch)
+            for one, (_, partition) in zip(given_up, partitions, strict=True)
+        ]
+        self._releasing = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
+
+    def leave(self, for_good: bool) -> None:
+        """Beat no more; for_good: and tell so, so that nobody waits. A static member is expected back otherwise."""
+        self._stop_beating()
+        if for_good:
+            with suppress(LakeMQError):  # it is found out by its silence
+                self._requester.ask(LeaveGroup(self.group, [self.member_id]))
+
+    def fenced_error(self) -> FencedInstanceId:
+        return FencedInstanceId(found=self.options.instance_id)
+
+    def _stop_beating(self) -> None:
+        if self._pulse is not None:
+            self._pulse.stop()
+            self._pulse = None
+
+
+def _standing(name: str, member_id: str, instance_id: str | None, isolation: Isolation, state: State) -> Standing:
+    group = state.groups.get(name)
+    if group is None or member_id not in group.members:
+        other = group is not None and instance_id is not None and instance_id in group.instances
+        return Standing(replaced=other)
+    committed = state.offsets.get(name, {})
+    bounds: dict[int, list[Bounds]] = {}
+    held = {}
+    for topic_id, partition in group.owned(member_id):
+        topic, one = state.topics.get(topic_id), group.assignments[topic_id, partition]
+        if topic is None:
+            continue
+        if topic_id not in bounds:
+            bounds[topic_id] = bounds_of(topic, isolation)
+        held[topic.topic, partition] = Held(
+            bounds[topic_id][partition],
+            one.epoch,
+            one.start_offset,
+            one.status is PartitionStatus.PAUSED,
+            committed.get((topic_id, partition)),
+        )
+    return Standing(True, False, held)

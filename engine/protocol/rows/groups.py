@@ -1,0 +1,178 @@
+"""`groups`, `members` and `assignments`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lakemq.tables.specs.groups import ASSIGNMENTS, GROUPS, MEMBERS, AssignmentRow, GroupRow, MemberRow
+
+from ..hashing import shard
+from ..values.base import Record
+from ..values.groups import (
+    RECORDS,
+    Assignment,
+    Group,
+    Member,
+    MemberJoined,
+    MemberLeft,
+    PartitionsAdded,
+    PartitionsGone,
+    PartitionsMoved,
+    PartitionStatus,
+    Place,
+    TargetSet,
+)
+from ..values.state import State
+from .steps import Project, Restore, Steps, records
+
+_configs = msgspec.json.Decoder(dict[str, Any])
+
+
+def _groups(state: State, steps: Steps) -> pa.Table:
+    changed = {record.subject for _, record in records(steps) if isinstance(record, RECORDS)}
+    return GROUPS.table(_group_row(state.step, state.groups[name]) for name in sorted(changed))
+
+
+def _group_row(step: int, group: Group) -> GroupRow:
+    return GroupRow(
+        step=step,
+        group=group.group,
+        shard=shard(group.group),
+        protocol=group.setting("group.protocol"),
+        state=group.status.value,
+        generation=group.generation,
+        leader=group.leader.member_id if group.leader else None,
+        assignor=group.assignor,
+        problem=group.problem,
+        config=msgspec.json.encode(group.config).decode(),
+        group_epoch=group.group_epoch,
+        target_epoch=group.target_epoch,
+        settled_epoch=group.settled_epoch,
+        not_before_ms=group.not_before_ms,
+        removed=False,
+    )
+
+
+def _members(state: State, steps: Steps) -> pa.Table:
+    changed: dict[tuple[str, str], None] = {}
+    for _, record in records(steps):
+        if isinstance(record, MemberJoined | MemberLeft):
+            changed[record.group, record.member_id] = None
+        if isinstance(record, MemberJoined) and record.replaces is not None:
+            changed[record.group, record.replaces] = None
+    return MEMBERS.table(_member_row(state, *key) for key in sorted(changed))
+
+
+def _member_row(state: State, group: str, member_id: str) -> MemberRow:
+    known = state.groups[group].members.get(member_id)
+    return MemberRow(
+        step=state.step,
+        group=group,
+        member_id=member_id,
+        number=known.number if known else 0,
+        instance_id=known.instance_id if known else None,
+        topics=list(known.topics) if known else [],
+        pattern=known.pattern if known else None,
+        session_timeout_ms=known.session_timeout_ms if known else 0,
+        max_poll_interval_ms=known.max_poll_interval_ms if known else 0,
+        auto_offset_reset=known.auto_offset_reset if known else "",
+        joined_at_ms=known.joined_at_ms if known else 0,
+        removed=known is None,
+    )
+
+
+def _assignments(state: State, steps: Steps) -> pa.Table:
+    changed: dict[tuple[str, Place], str] = {}
+    for _, record in records(steps):
+        if isinstance(record, PartitionsGone):
+            changed |= {(record.group, (record.topic_id, p)): record.topic for p in range(record.partitions)}
+        elif isinstance(record, PartitionsMoved):
+            changed |= {(record.group, (move.topic_id, move.partition)): "" for move in record.moves}
+        elif _concerns_all(record):
+            changed |= {(record.subject, place): "" for place in state.groups[record.subject].assignments}
+    return ASSIGNMENTS.table(_assignment_row(state, *key, topic) for key, topic in sorted(changed.items()))
+
+
+def _concerns_all(record: Record) -> bool:
+    """Whether it tells of all partitions of the group: they have other targets, or some are new."""
+    return isinstance(record, TargetSet | PartitionsAdded) or (
+        isinstance(record, MemberJoined) and record.replaces is not None
+    )
+
+
+def _assignment_row(state: State, group: str, place: Place, topic: str) -> AssignmentRow:
+    known = state.groups[group].assignments.get(place)
+    one = known or Assignment(topic, None)
+    return AssignmentRow(
+        step=state.step,
+        group=group,
+        topic_id=place[0],
+        topic=one.topic,
+        partition=place[1],
+        state=one.status.value,
+        owner=one.owner,
+        target=one.target,
+        epoch=one.epoch,
+        start_offset=one.start_offset,
+        since_ms=one.since_ms,
+        reason=one.reason,
+        removed=known is None,
+    )
+
+
+# -- the way back ---------------------------------------------------------------------------------------
+
+
+def _restore_groups(state: State, rows: pa.Table) -> None:
+    for row in GROUPS.rows(rows):
+        state.groups[row.group] = Group(
+            row.group,
+            _configs.decode(row.config),
+            row.group_epoch,
+            row.target_epoch,
+            row.settled_epoch,
+            row.generation,
+            row.assignor,
+            row.problem,
+            row.not_before_ms,
+        )
+
+
+def _restore_members(state: State, rows: pa.Table) -> None:
+    for row in MEMBERS.rows(rows):
+        group = state.groups[row.group]
+        group.members[row.member_id] = Member(
+            row.member_id,
+            row.number,
+            tuple(row.topics),
+            row.pattern,
+            row.instance_id,
+            row.session_timeout_ms,
+            row.max_poll_interval_ms,
+            row.auto_offset_reset,
+            row.joined_at_ms,
+        )
+        if row.instance_id is not None:
+            group.instances[row.instance_id] = row.member_id
+
+
+def _restore_assignments(state: State, rows: pa.Table) -> None:
+    for row in ASSIGNMENTS.rows(rows):
+        group, place = state.groups[row.group], (row.topic_id, row.partition)
+        status = PartitionStatus(row.state)
+        group.assignments[place] = Assignment(
+            row.topic, row.start_offset, status, row.owner, row.epoch, row.target, row.since_ms, row.reason
+        )
+        if status is PartitionStatus.PAUSED:
+            group.paused.add(place)
+
+
+PROJECT: Project = {GROUPS.name: _groups, MEMBERS.name: _members, ASSIGNMENTS.name: _assignments}
+RESTORE: Restore = {
+    GROUPS.name: _restore_groups,
+    MEMBERS.name: _restore_members,
+    ASSIGNMENTS.name: _restore_assignments,
+}

@@ -1,0 +1,409 @@
+"""Groups: who joins, leaves, is lost; what an owner says it is done with. Where partitions go is `reconciling`'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import (
+    GroupIdNotFound,
+    InconsistentGroupProtocol,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidSessionTimeout,
+    UnknownMemberId,
+)
+from ..names import MAX_LENGTH, check_group, check_topic_name, shown
+from ..parameters import GROUP
+from ..values.base import Done
+from ..values.deciding import Decision, Given
+from ..values.groups import (
+    MAX_TOPICS,
+    PARTITION_TRANSITIONS,
+    Assignment,
+    ConfigureGroup,
+    Group,
+    GroupConfigured,
+    JoinGroup,
+    LeaveGroup,
+    Member,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    Move,
+    PartitionsAdded,
+    PartitionsGone,
+    PartitionsMoved,
+    PartitionStatus,
+    Place,
+    RebalanceCompleted,
+    RebalanceDelayed,
+    ReleasePartitions,
+    TargetComputed,
+    TargetSet,
+)
+from ..values.journal import JournalEntry
+from ..values.segments import Segments
+from ..values.state import State
+from . import reconciling
+from .reconciling import fenced_transactions, freed, start_of, starts_of
+from .registries import Folds, Rules
+from .timers import Timers
+
+SESSION_MS = (6_000, 1_800_000)
+MAX_POLL_MS = 2**40
+MAX_PATTERN = 1_000
+OFFSET_RESETS = ("earliest", "latest", "none")
+
+# -- members --------------------------------------------------------------------------------------------
+
+
+def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
+    """A member, new or as it wants to be from now on; the process that had its instance id before is fenced.
+
+    Raises InvalidGroupId, InvalidSessionTimeout, InvalidRequest, InvalidTopic, InvalidConfig,
+    InconsistentGroupProtocol.
+    """
+    _check_joining(request)
+    group = state.groups.get(request.group)
+    entries = _configured(group, request)
+    known = group or Group(request.group)
+    _check_is_itself(known, request)
+    before = known.instances.get(request.instance_id or "")
+    replaced = known.members[before] if before and before != request.member_id else None
+    joined = MemberJoined(
+        request.group,
+        request.member_id,
+        sorted(set(request.topics)),
+        request.pattern,
+        request.instance_id,
+        request.session_timeout_ms,
+        request.max_poll_interval_ms,
+        request.auto_offset_reset,
+        replaced.member_id if replaced else None,
+    )
+    if _is_told(known, joined):
+        return Decision(Done())
+    entries += [joined, *_first_topics(state, known, joined)]
+    if replaced:
+        entries += _taken_over(state, known, replaced.member_id, request.member_id)
+    return Decision(Done(), tuple(map(JournalEntry, entries)))
+
+
+def _check_joining(request: JoinGroup) -> None:
+    check_group(request.group)
+    for what, text in ("member id", request.member_id), ("instance id", request.instance_id):
+        if text is not None and not 1 <= len(text) <= MAX_LENGTH:
+            raise InvalidRequest(f"This is not a {what}.", found=shown(text), expected=f"1 to {MAX_LENGTH} characters")
+    low, high = SESSION_MS
+    if not low <= request.session_timeout_ms <= high:
+        raise InvalidSessionTimeout(found=request.session_timeout_ms, expected=f"{low} to {high}")
+    if not 1 <= request.max_poll_interval_ms <= MAX_POLL_MS:
+        raise InvalidRequest(
+            "max.poll.interval.ms is out of range.", found=request.max_poll_interval_ms, expected=f"1 to {MAX_POLL_MS}"
+        )
+    if request.auto_offset_reset not in OFFSET_RESETS:
+        raise InvalidRequest(
+            "auto.offset.reset is not valid.",
+            found=shown(request.auto_offset_reset),
+            expected=" or ".join(OFFSET_RESETS),
+        )
+    if len(request.topics) > MAX_TOPICS:
+        raise InvalidRequest("Too many topics.", found=len(request.topics), expected=f"at most {MAX_TOPICS}")
+    if request.pattern is not None and len(request.pattern) > MAX_PATTERN:
+        raise InvalidRequest("The pattern is too long.", found=len(request.pattern), expected=f"at most {MAX_PATTERN}")
+    for topic in request.topics:
+        check_topic_name(topic)
+
+
+def _configured(group: Group | None, request: JoinGroup) -> list[Any]:
+    """The settings of a new group, or nothing. Raises InvalidConfig, InconsistentGroupProtocol: they are others."""
+    asked = GROUP.parse(request.config)
+    if group is None:
+        return [GroupConfigured(request.group, dict(asked))]
+    for key, value in asked.items():
+        if value != (found := group.setting(key)):
+            error = InconsistentGroupProtocol if key == "group.protocol" else InvalidConfig
+            raise error(f"The group {group.group} has another {key}.", found=value, expected=found)
+    return []
+
+
+def _check_is_itself(group: Group, request: JoinGroup) -> None:
+    """A member has the instance id, or none, with which it came."""
+    known = group.members.get(request.member_id)
+    if known is not None and known.instance_id != request.instance_id:
+        raise InvalidRequest(
+            "The member has another instance id.", found=request.instance_id, expected=known.instance_id or "none"
+        )
+
+
+def _is_told(group: Group, joined: MemberJoined) -> bool:
+    """Whether the member is like this already, as after a repeat."""
+    known = group.members.get(joined.member_id)
+    return known is not None and (
+        list(known.topics),
+        known.pattern,
+        known.session_timeout_ms,
+        known.max_poll_interval_ms,
+        known.auto_offset_reset,
+    ) == (
+        joined.topics,
+        joined.pattern,
+        joined.session_timeout_ms,
+        joined.max_poll_interval_ms,
+        joined.auto_offset_reset,
+    )
+
+
+def _first_topics(state: State, group: Group, joined: MemberJoined) -> list[PartitionsAdded]:
+    """Topics that are there when the group hears of them first: it begins in them as this member says.
+
+    What comes later is read from its start, see `reconciling`.
+    """
+    counts = group.partition_counts
+    found = (state.topics[state.topic_ids[name]] for name in joined.topics if name in state.topic_ids)
+    return [
+        PartitionsAdded(group.group, one.topic_id, one.topic, starts_of(one, joined.auto_offset_reset))
+        for one in found
+        if one.topic_id not in counts
+    ]
+
+
+def _taken_over(state: State, group: Group, old: str, new: str) -> list[Any]:
+    """A new process of a static member has what the one before it had; what that was to give up is free."""
+    moves = []
+    for place in group.owned(old):
+        if place in group.paused:
+            moves.append(Move(*place, PartitionStatus.UNASSIGNED))
+        else:
+            moves.append(Move(*place, PartitionStatus.READY, new, start_of(state, group, place, None)))
+    if not moves:
+        return []
+    moved = PartitionsMoved(group.group, "replaced", moves)
+    return [moved, *fenced_transactions(state, group.group, group.owned(old))]
+
+
+def decide_leave(state: State, request: LeaveGroup, given: Given) -> Decision:
+    """They are gone, and what they had is free. Raises GroupIdNotFound, UnknownMemberId: nobody has left then."""
+    group = _group(state, request.group)
+    leaving = list(request.members)
+    for instance in request.instances:
+        if instance not in group.instances:
+            raise UnknownMemberId(found=f"instance id {shown(instance)}")
+        leaving.append(group.instances[instance])
+    for member_id in leaving:
+        _member(group, member_id)
+    entries: list[JournalEntry] = []
+    for member_id in dict.fromkeys(leaving):
+        entries += _gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+    return Decision(Done(), tuple(entries))
+
+
+def decide_silent(state: State, seen: MemberSilent, given: Given) -> Decision:
+    """A member that is lost; what it had waits for it where the group is told to wait."""
+    group = state.groups.get(seen.group)
+    if group is None or seen.member_id not in group.members:
+        return Decision(Done())
+    return Decision(Done(), tuple(_lost(state, group, seen.member_id, seen.reason)))
+
+
+def _lost(state: State, group: Group, member_id: str, reason: str) -> list[JournalEntry]:
+    delay_ms = group.setting("scheduled.rebalance.max.delay.ms")
+    has_others = len(group.members) > 1
+    waits = bool(group.not_before_ms) or (delay_ms > 0 and bool(group.owned(member_id)) and has_others)
+    status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
+    entries = _gone(state, group, member_id, reason, status)
+    if waits and not group.not_before_ms:
+        entries.append(JournalEntry(RebalanceDelayed(group.group, state.now_ms + delay_ms)))
+    return entries
+
+
+def _gone(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
+    entries: list[Any] = [MemberLeft(group.group, member_id, reason)]
+    if owned := group.owned(member_id):
+        entries += freed(state, group, owned, status, reason)
+    return list(map(JournalEntry, entries))
+
+
+def decide_release(state: State, request: ReleasePartitions, given: Given) -> Decision:
+    """Those of them that the member was to give up are free; of others, which it has not any more, nothing changes.
+
+    Raises GroupIdNotFound, UnknownMemberId.
+    """
+    group = _group(state, request.group)
+    _member(group, request.member_id)
+    done = [
+        place
+        for one in request.partitions
+        if (place := (one.topic_id, one.partition)) in group.paused
+        and (known := group.assignments[place]).owner == request.member_id
+        and known.epoch == one.epoch
+    ]
+    if not done:
+        return Decision(Done())
+    entries = freed(state, group, sorted(set(done)), PartitionStatus.UNASSIGNED, "released")
+    return Decision(Done(), tuple(map(JournalEntry, entries)))
+
+
+def decide_configure(state: State, request: ConfigureGroup, given: Given) -> Decision:
+    """Raises InvalidGroupId, GroupIdNotFound, InvalidConfig, InconsistentGroupProtocol (while it has members)."""
+    check_group(request.group)
+    if request.create and request.group in state.groups:
+        raise InvalidRequest("The group exists already.", found=request.group)
+    group = Group(request.group) if request.create else _group(state, request.group)
+    for key in request.config:
+        GROUP[key]  # unknown keys are refused, also when they are to be reset
+    config = {key: value for key, value in group.config.items() if key not in request.config}
+    config.update(GROUP.parse({key: value for key, value in request.config.items() if value is not None}))
+    protocol = config.get("group.protocol", GROUP["group.protocol"].default)
+    if group.members and protocol != group.setting("group.protocol"):
+        raise InconsistentGroupProtocol(found=protocol, expected=group.setting("group.protocol"))
+    return Decision(Done(), (JournalEntry(GroupConfigured(request.group, config)),))
+
+
+def decide_target(state: State, computed: TargetComputed, given: Given) -> Decision:
+    """The target, unless the group has changed since it was computed."""
+    group = state.groups.get(computed.group)
+    if group is None or group.group_epoch != computed.group_epoch or computed.target.keys() - group.members.keys():
+        return Decision(Done())
+    record = TargetSet(computed.group, computed.group_epoch, computed.assignor, computed.target, computed.problem)
+    return Decision(Done(), (JournalEntry(record),))
+
+
+def _group(state: State, name: str) -> Group:
+    group = state.groups.get(name)
+    if group is None:
+        raise GroupIdNotFound(found=shown(name))
+    return group
+
+
+def _member(group: Group, member_id: str) -> Member:
+    member = group.members.get(member_id)
+    if member is None:
+        raise UnknownMemberId(found=shown(member_id))
+    return member
+
+
+# -- folding --------------------------------------------------------------------------------------------
+
+
+def _touched(state: State, name: str) -> Group:
+    state.touched_groups.add(name)
+    return state.groups.setdefault(name, Group(name))
+
+
+def evolve_configured(state: State, record: GroupConfigured, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    group.config = record.config
+    group.group_epoch += 1
+
+
+def evolve_joined(state: State, record: MemberJoined, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    before = group.members.get(record.replaces or record.member_id)
+    member = Member(
+        record.member_id,
+        before.number if before else group.next_number,
+        tuple(record.topics),
+        record.pattern,
+        record.instance_id,
+        record.session_timeout_ms,
+        record.max_poll_interval_ms,
+        record.auto_offset_reset,
+        state.now_ms,
+    )
+    if record.replaces is not None:
+        group.members.pop(record.replaces, None)
+        for one in group.assignments.values():
+            one.target = record.member_id if one.target == record.replaces else one.target
+    group.members[record.member_id] = member
+    if record.instance_id is not None:
+        group.instances[record.instance_id] = record.member_id
+    if before is None or before.topics != member.topics:
+        group.group_epoch += 1
+
+
+def evolve_left(state: State, record: MemberLeft, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    gone = group.members.pop(record.member_id, None)
+    if gone is not None and gone.instance_id is not None:
+        group.instances.pop(gone.instance_id, None)
+    group.group_epoch += 1
+
+
+def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    first = group.partition_counts.get(record.topic_id, 0)
+    for partition, start in enumerate(record.start_offsets, first):
+        group.assignments[record.topic_id, partition] = Assignment(record.topic, start, since_ms=state.now_ms)
+    group.group_epoch += 1
+
+
+def evolve_gone(state: State, record: PartitionsGone, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    for place in [place for place in group.assignments if place[0] == record.topic_id]:
+        del group.assignments[place]
+        group.paused.discard(place)
+    group.group_epoch += 1
+
+
+def evolve_target(state: State, record: TargetSet, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    group.target_epoch, group.assignor, group.problem = record.group_epoch, record.assignor, record.problem
+    owners = {tuple(place): member_id for member_id, places in record.target.items() for place in places}
+    for place, one in group.assignments.items():
+        one.target = owners.get(place)
+
+
+def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    for move in record.moves:
+        _move(state, group, (move.topic_id, move.partition), move, record.reason)
+
+
+def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
+    one = group.assignments.get(place)
+    if one is None:  # a reader has none loaded
+        one = group.assignments[place] = Assignment("", None, move.status)
+    else:
+        PARTITION_TRANSITIONS.check(one.status, move.status)
+    one.status, one.owner, one.since_ms, one.reason = move.status, move.owner, state.now_ms, reason
+    if move.status is PartitionStatus.READY:
+        one.epoch, one.start_offset = state.step, move.start_offset
+    if move.status is PartitionStatus.PAUSED:
+        group.paused.add(place)
+    else:
+        group.paused.discard(place)
+
+
+def evolve_delayed(state: State, record: RebalanceDelayed, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    group.not_before_ms = record.not_before_ms
+    if not record.not_before_ms:
+        group.group_epoch += 1
+
+
+def evolve_completed(state: State, record: RebalanceCompleted, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    group.generation, group.settled_epoch = record.generation, record.group_epoch
+
+
+DECIDE: Rules = {
+    JoinGroup: decide_join,
+    LeaveGroup: decide_leave,
+    ReleasePartitions: decide_release,
+    ConfigureGroup: decide_configure,
+    MemberSilent: decide_silent,
+    TargetComputed: decide_target,
+}
+EVOLVE: Folds = {
+    GroupConfigured: evolve_configured,
+    MemberJoined: evolve_joined,
+    MemberLeft: evolve_left,
+    PartitionsAdded: evolve_added,
+    PartitionsGone: evolve_gone,
+    TargetSet: evolve_target,
+    PartitionsMoved: evolve_moved,
+    RebalanceDelayed: evolve_delayed,
+    RebalanceCompleted: evolve_completed,
+}
+TIMERS: Timers = reconciling.TIMERS

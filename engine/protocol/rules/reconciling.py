@@ -1,0 +1,213 @@
+"""Reconciling: each partition of a group goes, by itself, from who has it to who is to have it (after KIP-848).
+
+It is ready with its owner; paused, when that is not its target any more; free, when the owner has said that it is done
+with it, or is gone; ready with its target. Nothing is assigned that is not free, hence nothing has two owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..values.base import Record
+from ..values.groups import (
+    Assignment,
+    Group,
+    MemberLeft,
+    Move,
+    PartitionsAdded,
+    PartitionsGone,
+    PartitionsMoved,
+    PartitionStatus,
+    Place,
+    RebalanceCompleted,
+    RebalanceDelayed,
+    TargetSet,
+)
+from ..values.journal import JournalEntry
+from ..values.state import State
+from ..values.topics import Topic
+from ..values.transactions import TransactionFailed
+from .timers import Time, Timer, Timers
+
+# -- where a group begins -------------------------------------------------------------------------------
+
+
+def starts_of(topic: Topic, reset: str) -> list[int | None]:
+    """Where a group begins in each partition of a topic that it hears of first."""
+    if reset == "none":
+        return [None] * topic.partition_count
+    return [int(at) for at in (topic.log_starts if reset == "earliest" else topic.last_stable_offsets)]
+
+
+def start_of(state: State, group: Group, place: Place, owner: str | None) -> int | None:
+    """Where a new owner begins: where the group has come to, else where it was to begin, else as this owner says."""
+    committed = state.offsets.get(group.group, {}).get(place)
+    if committed is not None:
+        return committed.offset
+    start = group.assignments[place].start_offset
+    if start is None and owner is not None and place[0] in state.topics:
+        return starts_of(state.topics[place[0]], group.members[owner].auto_offset_reset)[place[1]]
+    return start
+
+
+# -- what ends an assignment ----------------------------------------------------------------------------
+
+
+def freed(state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str) -> list[Record]:
+    """These partitions are nobody's; what transactions hold of them under their owners can only be aborted."""
+    moved = PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])
+    return [moved, *fenced_transactions(state, group.group, places)]
+
+
+def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
+    """Open transactions with offsets of the group in these partitions: they were given under an assignment that ends,
+    or before anybody had the partition, and the next owner goes on without them.
+    """
+    ended = set(places)
+    return [
+        TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
+        for name in sorted(state.ongoing)
+        if state.transactions[name].error is None
+        and any((topic_id, one.partition) in ended for topic_id, one in state.transactions[name].offsets.get(group, ()))
+    ]
+
+
+# -- at the end of a step -------------------------------------------------------------------------------
+
+
+def decide_topics(state: State, group: Group) -> list[Record]:
+    """Partitions and topics that have come or gone since; what comes is read from its start."""
+    counts = group.partition_counts
+    named = {
+        name: topic_id
+        for one in group.members.values()
+        for name in one.topics
+        if (topic_id := state.topic_ids.get(name))
+    }
+    wanted = sorted({*named.values(), *counts} & state.topics.keys())
+    entries: list[Record] = [
+        PartitionsGone(group.group, topic_id, _name(group, topic_id), counts[topic_id])
+        for topic_id in sorted(counts.keys() - state.topics.keys())
+    ]
+    for topic_id in wanted:
+        topic, known = state.topics[topic_id], counts.get(topic_id, 0)
+        if topic.partition_count > known:
+            starts = [int(at) for at in topic.log_starts[known:]]
+            entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts)))
+    return entries
+
+
+def _name(group: Group, topic_id: int) -> str:
+    return next(one.topic for (other, _), one in group.assignments.items() if other == topic_id)
+
+
+def decide_nobody(state: State, group: Group) -> list[Record]:
+    """Without members the target needs no assignor; and there is nobody to wait for."""
+    if group.members or group.target_epoch == group.group_epoch:
+        return []
+    return [TargetSet(group.group, group.group_epoch, group.assignor, {})]
+
+
+def decide_moves(state: State, group: Group) -> list[Record]:
+    """What may move now. While a delay runs, only what nobody has lost."""
+    if group.target_epoch != group.group_epoch:
+        return []
+    moves: list[Move] = []
+    taken: list[Place] = []
+    for place, one in sorted(group.assignments.items()):
+        move = _move(state, group, place, one)
+        if move is not None:
+            moves.append(move)
+        if move is not None and move.status is PartitionStatus.READY:
+            taken.append(place)
+    if not moves:
+        return []
+    return [PartitionsMoved(group.group, "balance", moves), *fenced_transactions(state, group.group, taken)]
+
+
+def _move(state: State, group: Group, place: Place, one: Assignment) -> Move | None:
+    waits = group.not_before_ms > 0
+    if one.is_free:
+        if waits and one.status is PartitionStatus.UNBOUND:
+            return None
+        if one.target is not None:
+            return Move(*place, PartitionStatus.READY, one.target, start_of(state, group, place, one.target))
+        return Move(*place, PartitionStatus.UNASSIGNED) if one.status is PartitionStatus.UNBOUND else None
+    if one.status is PartitionStatus.READY and one.owner != one.target and not waits:
+        return Move(*place, PartitionStatus.PAUSED, one.owner)
+    return None
+
+
+def decide_completed(state: State, group: Group) -> list[Record]:
+    """A rebalance is completed when each partition is where it is to be, and no delay runs."""
+    if not group.members or group.not_before_ms or group.settled_epoch == group.group_epoch or not group.is_settled():
+        return []
+    return [RebalanceCompleted(group.group, group.generation + 1, group.group_epoch)]
+
+
+SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
+    decide_topics,
+    decide_nobody,
+    decide_moves,
+    decide_completed,
+)
+"""What a touched group comes to before its step ends; each sees what the one before it has decided."""
+
+
+def wanting_target(state: State) -> list[Group]:
+    """Groups that wait for an assignor."""
+    return [one for one in state.groups.values() if one.members and one.target_epoch != one.group_epoch]
+
+
+# -- what time brings -----------------------------------------------------------------------------------
+
+
+def _delayed(state: State) -> list[str]:
+    return [name for name, one in state.groups.items() if one.not_before_ms]
+
+
+def _delay_is_over(state: State, name: str, time: Time) -> bool:
+    group = state.groups.get(name)
+    return group is not None and 0 < group.not_before_ms <= time.now_ms
+
+
+def decide_delay_over(state: State, name: str) -> list[JournalEntry]:
+    return [JournalEntry(RebalanceDelayed(name, 0))]
+
+
+_Waiting = tuple[str, str, Place, int]
+"""Group, owner, and the partition that it is to give up, since when."""
+
+
+def _to_give_up(state: State) -> list[_Waiting]:
+    return [
+        (group.group, one.owner or "", place, one.since_ms)
+        for group in state.groups.values()
+        for place in sorted(group.paused)
+        for one in [group.assignments[place]]
+    ]
+
+
+def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
+    name, member_id, place, since_ms = key
+    group = state.groups.get(name)
+    if group is None or place not in group.paused or member_id not in group.members:
+        return False
+    one = group.assignments[place]
+    same = one.owner == member_id and one.since_ms == since_ms
+    return same and time.is_over(since_ms, group.members[member_id].max_poll_interval_ms)
+
+
+def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
+    """An owner that does not give up what it is to: it is out, for it does not poll."""
+    name, member_id, _, _ = key
+    group = state.groups[name]
+    left: list[Record] = [MemberLeft(name, member_id, "poll")]
+    left += freed(state, group, group.owned(member_id), PartitionStatus.UNASSIGNED, "poll")
+    return list(map(JournalEntry, left))
+
+
+TIMERS: Timers = (
+    Timer(_delayed, _delay_is_over, decide_delay_over),
+    Timer(_to_give_up, _gives_no_word, decide_no_word),
+)

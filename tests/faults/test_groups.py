@@ -1,0 +1,99 @@
+"""Members of a group as processes that are killed and stopped: nothing is lost, and nobody commits for another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+from faults.checks import check_all
+from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate, until
+
+import lakemq
+
+SESSION_S = 6.0
+GROUP = "g"
+
+
+class Members:
+    """What members have noted."""
+
+    def __init__(self, family: Processes, *names: str) -> None:
+        self.family, self.names = family, names
+
+    def read(self, name: str) -> list[tuple[int, int, str]]:
+        return [tuple(one) for word, places in self.family.consumed(name) if word == "read" for one in places]
+
+    def words(self, name: str) -> Counter[str]:
+        return Counter(word for word, _ in self.family.consumed(name))
+
+    def all_read(self) -> Counter[tuple[int, int, str]]:
+        return Counter(one for name in self.names for one in self.read(name))
+
+    def partitions(self, name: str, since: int) -> set[int]:
+        """Of what it has read after so many messages."""
+        return {partition for partition, _, _ in self.read(name)[since:]}
+
+
+def check_group(family: Processes, members: Members, acknowledged: list[Any], twice: set[str]) -> None:
+    """All that was acknowledged was read, in order within an assignment, and twice only by whom it may have been.
+
+    twice: members that were killed or stopped: what they read and did not commit is read again.
+    """
+    rows = check_all(family.path, TOPIC, acknowledged)
+    there = {(r["partition"], r["offset"], r["value"].decode()) for r in rows.to_pylist()}
+    read = members.all_read()
+    assert read.keys() == there
+    again = {one for one, count in read.items() if count > 1}
+    assert again <= {one for name in twice for one in members.read(name)}
+    assert len(again) <= 7 * len(twice)  # a batch
+    with lakemq.connect(family.path) as mq:
+        lag = mq.groups.lag(GROUP)
+        assert [one.lag for one in lag] == [0] * len(lag)
+
+
+def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> None:
+    """The sequencer is killed, too, and its successor thinks nobody dead who lives."""
+    first = family.serve()
+    one, two = family.consume("one", GROUP), family.consume("two", GROUP)
+    members = Members(family, "one", "two")
+    with Publishing(family.path, "p", family.config) as publishing:
+        publishing.wait_for(20)
+        until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
+        first.kill()
+        serving = family.serve()
+        publishing.wait_for(10)
+        since = len(members.read("two"))
+        one.kill()
+        killed_s = time.monotonic()
+        until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
+        assert SESSION_S - 2 < time.monotonic() - killed_s < SESSION_S + 6
+        publishing.wait_for(5)
+    until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(two)
+    terminate(serving)
+    check_group(family, members, publishing.acknowledged, twice={"one"})
+
+
+def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_anew(family: Processes) -> None:
+    serving = family.serve()
+    one, two = family.consume("one", GROUP), family.consume("two", GROUP)
+    members = Members(family, "one", "two")
+    with Publishing(family.path, "p", family.config) as publishing:
+        until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
+        since = len(members.read("two"))
+        os.kill(one.pid, signal.SIGSTOP)
+        until(lambda: is_stopped(one.pid), 5, "stop")
+        until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
+        read = len(members.read("one"))
+        os.kill(one.pid, signal.SIGCONT)
+        until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
+    until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(one)
+    terminate(two)
+    terminate(serving)
+    check_group(family, members, publishing.acknowledged, twice={"one"})
+    words = members.words("one")
+    assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)

@@ -1,0 +1,417 @@
+"""Consumers that are members of a cooperative group: what each has, what it reads, and what its commits are worth."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import committed, new_name, new_topic, until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.errors import (
+    FencedInstanceId,
+    FencedMemberEpoch,
+    IllegalState,
+    InvalidConfig,
+    InvalidRequest,
+    InvalidSessionTimeout,
+    NoOffsetForPartition,
+    TransactionAbortable,
+    UnknownMemberId,
+    UnknownTopicOrPartition,
+)
+
+
+class Told(RebalanceListener):
+    """What a listener was told of, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, list[int]]] = []
+
+    def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("assigned", [p for _, p in partitions]))
+
+    def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("revoked", [p for _, p in partitions]))
+
+    def on_lost(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("lost", [p for _, p in partitions]))
+
+
+def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsumer:
+    options = {"auto_offset_reset": "earliest", **options}
+    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
+    assert isinstance(consumer, GroupConsumer)
+    return consumer
+
+
+def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
+    places = [(p, i) for p, count in counts.items() for i in range(count)]
+    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
+    mq.publish(topic, pa.table(rows))
+
+
+def texts(batch: Any) -> list[str]:
+    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
+
+
+def owned(consumer: GroupConsumer) -> list[int]:
+    return [partition for _, partition in consumer.assignment()]
+
+
+def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
+    """Poll all of them until it is so; what they read is not looked at."""
+
+    def poll() -> bool:
+        for one in consumers:
+            one.poll(max_records=1)
+        return on()
+
+    until(poll)
+
+
+def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
+    """A topic, a group, and two members that share it evenly."""
+    topic, group = new_topic(mq, partitions), new_name("g")
+    first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
+    settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == partitions // 2)
+    return topic, group, first, second
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_alone_reads_all_and_commits(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 2, 1: 1})
+    with member(mq, group, topic) as one:
+        batch = one.poll(timeout_ms=5_000)
+        assert texts(batch) == ["0.0", "0.1", "1.0"]
+        assert one.commit(batch) == {(topic, 0): 2, (topic, 1): 1}
+        assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 2, (topic, 1): 1}
+        assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
+    assert committed(mq, group, topic) == 2
+
+
+def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq: Connection) -> None:
+    topic, _, first, second = shared(mq, 4)
+    add(mq, topic, dict.fromkeys(range(4), 3))
+    read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
+    assert sorted(read) == sorted(f"{p}.{i}" for p in range(4) for i in range(3))
+    first.close()
+    second.close()
+
+
+def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    first, standby = member(mq, group, topic), member(mq, group, topic)
+    settle(first, on=lambda: owned(first) == [0])
+    batch = standby.poll(timeout_ms=50)
+    assert not batch
+    assert batch.to_arrow().num_rows == 0
+    with pytest.raises(IllegalState, match="no partitions"):
+        batch.to_spark()
+    first.close()
+    settle(standby, on=lambda: owned(standby) == [0])
+    standby.close()
+
+
+def test_the_latest_is_where_the_log_ended_when_the_member_joined(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 2}, "old ")
+    one = mq.consumer(group, topics=[topic], protocol="cooperative")
+    add(mq, topic, {0: 1}, "new ")
+    assert texts(one.poll(timeout_ms=5_000)) == ["new 0.0"]
+    one.close()
+
+
+def test_without_an_offset_and_without_a_reset_a_poll_says_so(mq: Connection) -> None:
+    topic = new_topic(mq, 1)
+    one = member(mq, new_name("g"), topic, auto_offset_reset="none")
+    with pytest.raises(NoOffsetForPartition):
+        until(lambda: bool(one.poll()))
+    one.close()
+
+
+def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    with member(mq, new_name("g"), topic) as one:
+        settle(one, on=lambda: len(owned(one)) == 2)
+        one.pause([(topic, 0)])
+        add(mq, topic, {0: 1, 1: 1})
+        assert texts(one.poll(timeout_ms=5_000)) == ["1.0"]
+        one.resume([(topic, 0)])
+        assert texts(one.poll(timeout_ms=5_000)) == ["0.0"]
+        with pytest.raises(IllegalState, match="not assigned"):
+            one.pause([(topic, 2)])
+
+
+def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) -> None:
+    topic = new_topic(mq, 1)
+    with mq.consumer(new_name("g"), topics=[topic], protocol="cooperative") as one:
+        settle(one, on=lambda: owned(one) == [0])
+        mq.topics.alter(topic, partitions=2)
+        add(mq, topic, {1: 2})
+        assert texts(one.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
+
+
+# -- changing hands -----------------------------------------------------------------------------------------
+
+
+def test_what_moves_is_told_and_only_that(mq: Connection) -> None:
+    topic, group = new_topic(mq, 4), new_name("g")
+    first, second = Told(), Told()
+    one = member(mq, group, topic, listener=first)
+    settle(one, on=lambda: len(owned(one)) == 4)
+    two = member(mq, group, topic, listener=second)
+    settle(one, two, on=lambda: len(owned(two)) == 2)
+    two.close()
+    settle(one, on=lambda: len(owned(one)) == 4)
+    one.close()
+    assert first.words == [
+        ("assigned", [0, 1, 2, 3]),
+        ("revoked", [2, 3]),
+        ("assigned", [2, 3]),
+        ("revoked", [0, 1, 2, 3]),
+    ]
+    assert second.words == [("assigned", [2, 3]), ("revoked", [2, 3])]
+
+
+def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 3, 1: 3})
+    batches: list[Any] = []
+
+    class Commits(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            one.commit({place: batches[-1].offsets[place] for place in partitions})
+
+    one = member(mq, group, topic, listener=Commits())
+    batches.append(one.poll(timeout_ms=5_000))
+    assert batches[0].record_count == 6
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: owned(two) == [1])
+    add(mq, topic, {1: 1}, "later ")
+    assert texts(two.poll(timeout_ms=5_000)) == ["later 1.0"]
+    two.close()
+    one.close()
+
+
+def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 3, 1: 3})
+    one = member(mq, group, topic)
+    batch = one.poll(timeout_ms=5_000)
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: owned(two) == [1])
+    with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
+        one.commit(batch)
+    assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 3}
+    assert two.committed() == {}
+    two.close()
+    one.close()
+
+
+def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Connection) -> None:
+    class Raises(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            raise ValueError("mine")
+
+    topic, group = new_topic(mq, 2), new_name("g")
+    one = member(mq, group, topic, listener=Raises())
+    settle(one, on=lambda: len(owned(one)) == 2)
+    two = member(mq, group, topic)
+    with pytest.raises(ValueError, match="mine"):
+        until(lambda: one.poll() is None)
+    settle(two, on=lambda: owned(two) == [1])
+    assert owned(one) == [0]
+    two.close()
+    with pytest.raises(ValueError, match="mine"):
+        one.close()
+
+
+def test_a_static_member_comes_back_to_what_it_had(mq: Connection) -> None:
+    topic, group = new_topic(mq, 4), new_name("g")
+    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b")
+    settle(a, b, on=lambda: len(owned(a)) == len(owned(b)) == 2)
+    had = owned(a)
+    a.close()
+    told = Told()
+    again = member(mq, group, topic, instance_id="a", listener=told)
+    settle(again, b, on=lambda: bool(owned(again)))
+    assert told.words == [("assigned", had)]
+    again.close(leave=True)
+    settle(b, on=lambda: len(owned(b)) == 4)
+    b.close()
+
+
+def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    told = Told()
+    first = member(mq, group, topic, instance_id="i", listener=told)
+    settle(first, on=lambda: owned(first) == [0])
+    second = member(mq, group, topic, instance_id="i")
+    with pytest.raises(FencedInstanceId):
+        first.poll()
+    assert told.words == [("assigned", [0]), ("lost", [0])]
+    with pytest.raises(IllegalState, match="closed"):
+        first.poll()
+    settle(second, on=lambda: owned(second) == [0])
+    second.close()
+
+
+def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    told = Told()
+    one = member(mq, group, topic, listener=told)
+    settle(one, on=lambda: owned(one) == [0])
+    before = one.member_id
+    mq.groups.remove_members(group, members=[before])
+    with pytest.raises(UnknownMemberId):
+        one.commit({(topic, 0): 0})
+    settle(one, on=lambda: owned(one) == [0])
+    assert one.member_id != before
+    assert told.words == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
+    one.close()
+
+
+def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Connection) -> None:
+    topic, told = new_topic(mq, 1), Told()
+    with member(mq, new_name("g"), topic, listener=told) as one:
+        settle(one, on=lambda: owned(one) == [0])
+        mq.topics.delete(topic)
+        settle(one, on=lambda: owned(one) == [])
+        mq.topics.create(topic, 1)
+        add(mq, topic, {0: 1})
+        assert texts(one.poll(timeout_ms=5_000)) == ["0.0"]
+    assert told.words[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
+
+
+# -- transactions -------------------------------------------------------------------------------------------
+
+
+def test_offsets_of_a_member_count_with_the_transaction(mq: Connection) -> None:
+    topic, out, group = new_topic(mq, 1), new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one:
+        batch = one.poll(timeout_ms=5_000)
+        with mq.transaction(new_name("tx")) as txn:
+            txn.publish(out, batch.to_arrow().select(["value"]))
+            txn.send_offsets(batch)
+        assert committed(mq, group, topic) == 2
+
+
+def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_aborted(mq: Connection) -> None:
+    topic, out, group = new_topic(mq, 2), new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 2, 1: 2})
+    one = member(mq, group, topic)
+    batch = one.poll(timeout_ms=5_000)
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: owned(two) == [1])
+    with pytest.raises((TransactionAbortable, FencedMemberEpoch)), mq.transaction(new_name("tx")) as txn:  # noqa: PT012
+        txn.publish(out, batch.to_arrow().select(["value"]))
+        txn.send_offsets(batch)
+    assert mq.fetch(out).to_arrow().num_rows == 0
+    assert one.committed() == two.committed() == {}
+    two.close()
+    one.close()
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"session_timeout_ms": 5_999}, InvalidSessionTimeout),
+        ({"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000}, InvalidRequest),
+        ({"max_poll_interval_ms": 0}, InvalidRequest),
+        ({"auto_offset_reset": "sometime"}, InvalidRequest),
+        ({"instance_id": ""}, InvalidRequest),
+        ({"assignor": 3}, InvalidRequest),
+        ({"isolation": "none"}, InvalidRequest),
+        ({"listener": 3}, InvalidRequest),
+        ({"no_such": 3}, InvalidConfig),
+    ],
+    ids=str,
+)
+def test_a_member_that_cannot_be_is_refused(mq: Connection, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        member(mq, new_name("g"), new_topic(mq), **options)
+
+
+def test_a_group_of_another_kind_or_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with pytest.raises(UnknownTopicOrPartition):
+        member(mq, group, "nowhere")
+    with pytest.raises(InvalidRequest):
+        mq.consumer(group, topics=[topic], protocol="chaotic")
+    with pytest.raises(InvalidRequest):
+        mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
+    with member(mq, group, topic, assignor="range"), pytest.raises(InvalidConfig, match="range"):
+        member(mq, group, topic, assignor="sticky")
+
+
+def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    outside = mq.consumer(group, topics=[topic])
+    batch = outside.poll(timeout_ms=5_000)
+    with member(mq, group, topic), pytest.raises(UnknownMemberId):
+        outside.commit(batch)
+    assert outside.commit(batch) == {(topic, 0): 2}
+
+
+# -- one group, many threads and processes ------------------------------------------------------------------
+
+
+def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection) -> None:
+    """Who commits what it has read before it gives up, or closes, hands over without a doubt."""
+    topic, group, total = new_topic(mq, 6), new_name("g"), 600
+    read: list[str] = []
+    lock, stop = threading.Lock(), threading.Event()
+    errors: list[BaseException] = []
+
+    def work(rounds: int) -> None:
+        try:
+            for _ in range(rounds):
+                with member(mq, group, topic) as one:
+                    until_s = time.monotonic() + 0.4
+                    while time.monotonic() < until_s and not stop.is_set():
+                        batch = one.poll(max_records=20, timeout_ms=5)
+                        if batch:
+                            one.commit(batch)
+                            with lock:
+                                read.extend(texts(batch))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rounds,)) for rounds in (3, 4, 30)]
+    for thread in threads:
+        thread.start()
+    for i in range(total // 60):
+        add(mq, topic, dict.fromkeys(range(6), 10), f"{i} ")
+    deadline_s = time.monotonic() + 20
+    while len(read) < total and time.monotonic() < deadline_s and threads[2].is_alive():
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    # committed before anybody else could have it: nothing is read twice
+    assert sorted(read) == sorted({f"{i} {p}.{n}" for i in range(total // 60) for p in range(6) for n in range(10)})
+
+
+def test_an_own_connection_sees_the_group_as_it_is(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    with lakemq.connect(mq.namespace.path) as other, member(mq, group, topic) as one:
+        two = member(other, group, topic)
+        settle(one, two, on=lambda: owned(one) == [0] and owned(two) == [1])
+        two.close()
+        settle(one, on=lambda: owned(one) == [0, 1])

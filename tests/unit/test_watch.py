@@ -1,0 +1,230 @@
+"""The watch over members: who is silent, and who is not thought so. The clock is the test's."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from clocks import ManualClock
+from faulty_files import FaultyFiles
+from protocol_harness import AtOnce, Harness
+
+from lakemq.engine.client.consume.heart import Heart
+from lakemq.engine.protocol.codec.beat import Beating, encode_beat
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.sequencer.watch import ABANDONED_MS, Watch
+from lakemq.tables.storage.beats import Beats
+
+SESSION_MS = 6_000
+
+
+class Scene:
+    """A leader that watches members, and processes that beat for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files, self.clock, self.mq = FaultyFiles(str(folder)), ManualClock(), Harness()
+        self.beats = Beats(self.files)
+        self.watch = Watch(self.beats, self.clock, AtOnce())
+        self.numbers: dict[str, int] = {}
+        self.mq.create("t")
+
+    def join(self, *members: str, poll_ms: int = 300_000) -> None:
+        for member in members:
+            self.mq.ask(JoinGroup("g", member, ["t"], session_timeout_ms=SESSION_MS, max_poll_interval_ms=poll_ms))
+
+    def beat(self, beats_id: str, *members: str, polls: int = 0) -> None:
+        self.numbers[beats_id] = self.numbers.get(beats_id, 0) + 1
+        self.beats.put(beats_id, self.numbers[beats_id], encode_beat([Beating("g", one, polls) for one in members]))
+
+    def pass_ms(self, ms: int) -> list[tuple[str, str]]:
+        """The time passes; who is found silent after it."""
+        self.clock.ms += ms
+        return self.look()
+
+    def look(self) -> list[tuple[str, str]]:
+        found = self.watch.silent(self.mq.state)
+        found += self.watch.silent(self.mq.state)  # what the look that began just now has found
+        return [(one.member_id, one.reason) for one in found]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_who_beats_lives_and_who_does_not_is_lost_after_its_session(scene: Scene) -> None:
+    scene.join("C1", "C2")
+    scene.beat("a", "C1")
+    scene.beat("b", "C2")
+    assert scene.look() == []
+    for _ in range(6):
+        scene.beat("a", "C1")
+        assert scene.pass_ms(1_000) == []
+    scene.beat("a", "C1")
+    assert scene.pass_ms(1_000) == [("C2", "session")]
+
+
+def test_silence_is_told_just_after_the_deadline_and_not_a_second_later(scene: Scene) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.look()
+    for _ in range(5):
+        scene.pass_ms(1_000)
+    assert scene.pass_ms(1_000) == []
+    assert scene.watch.due_in_ms(scene.mq.state) == 1
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
+    scene.join("C1", poll_ms=2_000)
+    scene.beat("a", "C1", polls=1)
+    assert scene.look() == []
+    for polls in (2, 3, 3):
+        scene.beat("a", "C1", polls=polls)
+        assert scene.pass_ms(1_000) == []
+    scene.beat("a", "C1", polls=3)
+    assert scene.pass_ms(1_001) == [("C1", "poll")]
+
+
+def test_who_has_never_been_seen_has_its_session_from_the_first_look_on(scene: Scene) -> None:
+    scene.join("C1")
+    assert scene.look() == []
+    for _ in range(6):
+        assert scene.pass_ms(1_000) == []
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_a_leader_that_was_stopped_finds_nobody_silent(scene: Scene) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.look()
+    assert scene.pass_ms(3_600_000) == []
+    # nor when everybody was
+    for _ in range(5):
+        assert scene.pass_ms(1_000) == []
+    assert [scene.pass_ms(1_000), scene.pass_ms(1)] == [[], [("C1", "session")]]
+
+
+def test_nobody_is_silent_because_the_leader_cannot_read(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.look()
+
+    def fails(prefix: str, limit: int | None = None) -> list[str]:
+        raise OSError(errno.EIO, "the store is gone", prefix)
+
+    monkeypatch.setattr(scene.files, "list", fails)
+    for _ in range(20):
+        assert scene.pass_ms(1_000) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    monkeypatch.undo()
+    scene.beat("a", "C1")
+    assert scene.pass_ms(1_000) == []
+
+
+def test_a_beat_that_is_followed_while_it_is_read_counts(scene: Scene) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.look()
+    scene.files.unreadable = "beats/"
+    for _ in range(10):
+        scene.beat("a", "C1")
+        assert scene.pass_ms(1_000) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00", b"\xc1", encode_beat([])[:-1], b"\x91\x93\xa1g\xa2C1\xa1x"], ids=str)
+def test_what_is_no_beat_keeps_nobody_alive_and_stops_nobody(scene: Scene, body: bytes) -> None:
+    scene.join("C1")
+    scene.beats.put("f", 1, body)
+    scene.files.put("beats/what-is-this", b"?")
+    scene.look()
+    for number in range(2, 8):
+        scene.beats.put("f", number, body)
+        assert scene.pass_ms(1_000) == []
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> None:
+    assert scene.watch.due_in_ms(scene.mq.state) is None
+    scene.join("C1")
+    scene.look()
+    scene.mq.ask(LeaveGroup("g", ["C1"]))
+    assert scene.pass_ms(10_000) == []
+    scene.files.reads.clear()
+    assert scene.pass_ms(10_000) == []
+    assert scene.files.reads == []
+
+
+def test_beats_of_processes_that_are_gone_are_deleted_in_the_end(scene: Scene) -> None:
+    scene.join("C1", poll_ms=2 * ABANDONED_MS)
+    scene.beat("dead", "C0")
+    scene.beat("abc", "C1")
+    scene.look()
+    for _ in range(ABANDONED_MS // 4_000 + 2):
+        scene.beat("abc", "C1")
+        assert scene.pass_ms(4_000) == []
+    scene.look()
+    assert [name.split("-")[0] for name in scene.files.list("beats")] == ["beats/abc"]
+
+
+def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) -> None:
+    scene.join("C1", "C2")
+    scene.beat("a", "C1")
+    scene.look()
+    for _ in range(6):
+        scene.beat("a", "C1")
+        scene.pass_ms(1_000)
+    silent = MemberSilent("g", "C2", "session")
+    assert "member_left" in scene.mq.see(silent)
+    assert scene.mq.see(silent) == []
+    assert scene.pass_ms(1_000) == []
+
+
+def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    beats = Beats(FaultyFiles(str(tmp_path)))
+    heart = Heart(beats, "abc")
+    one, two = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
+    one.polled()
+    wait_for(lambda: seen(beats) == [("C1", 1), ("C2", 0)])
+    number = beats.look()["abc"][0]
+    wait_for(lambda: beats.look()["abc"][0] > number)
+    one.stop()
+    wait_for(lambda: seen(beats) == [("C2", 0)])
+    two.stop()
+    wait_for(lambda: beats.look() == {})
+    again = heart.add("g", "C3", 5)
+    wait_for(lambda: seen(beats) == [("C3", 0)])
+    again.stop()
+
+
+def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles(str(tmp_path), undeletable="beats/")
+    beats = Beats(files)
+    heart = Heart(beats, "abc")
+    heart.add("g", "C1", 2)
+    wait_for(lambda: len(files.list("beats")) > 3)
+    files.undeletable = ""
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    number = beats.look()["abc"][0]
+    wait_for(lambda: beats.look()["abc"][0] > number)
+    heart.stop()
+
+
+def seen(beats: Beats) -> list[tuple[str, int]]:
+
+    bodies = [body for _, body in beats.look().values() if body is not None]
+    return [(one[1], one[2]) for body in bodies for one in msgspec.msgpack.decode(body)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
