@@ -1,0 +1,233 @@
+"""Groups, whatever their members do: the core alone, with assignors that answer late, silence, restarts and time.
+
+What must hold is said of the journal, not of the state: who was given a partition when, and who had let it go by then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from protocol_harness import Harness, plain
+from protocol_tables import add_pass, mark_of, restored
+from stateful.runs import runs
+
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    GroupStatus,
+    JoinGroup,
+    LeaveGroup,
+    MemberJoined,
+    MemberLeft,
+    MemberSilent,
+    PartitionsGone,
+    PartitionsMoved,
+    PartitionStatus,
+    Place,
+    ReleasePartitions,
+    TargetComputed,
+)
+from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
+from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
+
+GROUP = "g"
+MAX_POLL_MS = 10_000
+TOPICS = ["t", "u"]
+
+members = st.sampled_from([f"C{n}" for n in range(1, 6)])
+instances = st.sampled_from([None, None, None, "i", "j"])
+topics = st.sampled_from([["t"], ["u"], ["t", "u"]])
+
+
+class Groups(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mq = Harness()
+        self.mq.create("t", 3)
+        self.mq.create("u", 2)
+        self.late: list[TargetComputed] = []
+        self.believed: dict[tuple[str, Place], int] = {}
+        """Member and partition -> the epoch of an assignment that it was told of once."""
+        self.seen_steps = 0
+        self.owners: dict[Place, str] = {}
+        self.living: set[str] = set()
+        self.delay_ms = 0
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    @rule(member=members, wanted=topics, instance=instances)
+    def join(self, member: str, wanted: list[str], instance: str | None) -> None:
+        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest"))
+
+    @rule(member=members)
+    def leave(self, member: str) -> None:
+        self.mq.one(LeaveGroup(GROUP, [member]))
+
+    @rule(member=members, reason=st.sampled_from(["session", "poll"]))
+    def fall_silent(self, member: str, reason: str) -> None:
+        self.mq.see(MemberSilent(GROUP, member, reason))
+
+    @rule()
+    def ask_assignors(self) -> None:
+        self.late += self.mq.targets()
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def hear_an_assignor(self, data: st.DataObject) -> None:
+        """In any order, and maybe of a group as it was long ago."""
+        which = data.draw(st.integers(0, len(self.late) - 1))
+        self.mq.see(self.late.pop(which))
+
+    @rule(member=members, how_many=st.integers(0, 5))
+    def give_up(self, member: str, how_many: int) -> None:
+        """What one was told to, or once was."""
+        told = [Assigned(*place, epoch) for (who, place), epoch in sorted(self.believed.items()) if who == member]
+        self.mq.one(ReleasePartitions(GROUP, member, told[:how_many]))
+
+    @rule(member=members, wait_ms=st.sampled_from([1, MAX_POLL_MS + 1]))
+    def pass_time(self, member: str, wait_ms: int) -> None:
+        self.mq.now_ms += wait_ms
+        self.mq.expire()
+
+    @rule(topic=st.sampled_from(TOPICS), more=st.integers(0, 2))
+    def grow(self, topic: str, more: int) -> None:
+        if topic in self.mq.state.topic_ids:
+            self.mq.one(AlterTopic(topic, partitions=self.mq.state.topic(topic).partition_count + more))
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_or_make(self, topic: str) -> None:
+        if topic in self.mq.state.topic_ids:
+            self.mq.one(DeleteTopic(topic))
+        else:
+            self.mq.create(topic, 2)
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def publish(self, topic: str) -> None:
+        if topic in self.mq.state.topic_ids:
+            request: Produce = self.mq.produce({0: 2}, topic)
+            self.mq.one(request)
+
+    @rule(member=members, data=st.data())
+    def commit(self, member: str, data: st.DataObject) -> None:
+        """Under an assignment that one was told of once: it counts if that is still the one."""
+        mine = [(place, epoch) for (who, place), epoch in sorted(self.believed.items()) if who == member]
+        mine = [(place, epoch) for place, epoch in mine if place[0] in self.mq.state.topics]
+        if not mine:
+            return
+        chosen = data.draw(st.lists(st.sampled_from(mine), min_size=1, max_size=3, unique=True))
+        known = self.mq.state.groups[GROUP]
+        fenced = [
+            i
+            for i, (place, epoch) in enumerate(chosen)
+            if self.owners.get(place) != member or known.assignments[place].epoch != epoch
+        ]
+        before = dict(self.mq.state.offsets.get(GROUP, {}))
+        asked = [
+            OffsetCommit(self.mq.state.topics[t].topic, p, 0, f"by {member}", t, epoch) for (t, p), epoch in chosen
+        ]
+        result = self.mq.one(CommitOffsets(GROUP, asked, None, member))
+        after = self.mq.state.offsets.get(GROUP, {})
+        changed = {place for place, one in after.items() if before.get(place) != one}
+        if member not in known.members:
+            assert isinstance(result, Refusal)
+            assert result.error == "UNKNOWN_MEMBER_ID"
+            assert not changed
+        else:
+            assert isinstance(result, OffsetsJudged)
+            assert result.fenced == fenced
+            assert changed <= {place for i, (place, _) in enumerate(chosen) if i not in fenced}
+
+    @rule()
+    def another_leads(self) -> None:
+        """What the tables say makes the same groups."""
+        tables: dict[str, Any] = {}
+        add_pass(tables, self.mq.state, self.mq.steps)
+        again = restored(mark_of(self.mq.state), tables)
+        assert plain(again)["groups"] == plain(self.mq.state)["groups"]
+        self.mq.state.groups = again.groups
+
+    # -- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def the_journal_gives_nothing_that_is_not_free(self) -> None:
+        for step in self.mq.steps[self.seen_steps :]:
+            replaced: dict[str, str] = {}
+            for one in step.entries:
+                record = one.record
+                if isinstance(record, MemberJoined):
+                    self.living.add(record.member_id)
+                    if record.replaces is not None:
+                        self.living.discard(record.replaces)
+                        replaced[record.member_id] = record.replaces
+                elif isinstance(record, MemberLeft):
+                    self.living.discard(record.member_id)
+                elif isinstance(record, PartitionsGone):
+                    self.owners = {place: who for place, who in self.owners.items() if place[0] != record.topic_id}
+                elif isinstance(record, PartitionsMoved):
+                    for move in record.moves:
+                        self._move((move.topic_id, move.partition), move.status, move.owner, replaced, step.step)
+        self.seen_steps = len(self.mq.steps)
+
+    def _move(
+        self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
+    ) -> None:
+        before = self.owners.pop(place, None)
+        if status is PartitionStatus.READY:
+            assert owner in self.living
+            assert before is None or before == replaced.get(owner or "")
+            self.believed[owner or "", place] = step
+        if status is PartitionStatus.PAUSED:
+            assert before == owner
+        if owner is not None:
+            self.owners[place] = owner
+
+    @invariant()
+    def the_state_is_what_the_journal_says(self) -> None:
+        group = self.mq.state.groups.get(GROUP)
+        if group is None:
+            return
+        assert group.members.keys() == self.living
+        assert {place: one.owner for place, one in group.assignments.items() if one.owner} == self.owners
+        assert group.instances == {one.instance_id: name for name, one in group.members.items() if one.instance_id}
+        assert group.paused == {
+            place for place, one in group.assignments.items() if one.status is PartitionStatus.PAUSED
+        }
+
+    @invariant()
+    def a_stable_group_is_whole_and_even(self) -> None:
+        group = self.mq.state.groups.get(GROUP)
+        if group is None or group.status is not GroupStatus.STABLE:
+            return
+        wanted = {name for one in group.members.values() for name in one.topics}
+        for place, one in group.assignments.items():
+            assert (one.owner is not None) == (self.mq.state.topics[place[0]].topic in wanted)
+            if one.owner is not None:
+                assert self.mq.state.topics[place[0]].topic in group.members[one.owner].topics
+        if len({one.topics for one in group.members.values()}) == 1:
+            counts = Counter(dict.fromkeys(group.members, 0)) + Counter(self.owners.values())
+            shares = [counts[name] for name in group.members]
+            assert max(shares) - min(shares) <= 1
+
+    def teardown(self) -> None:
+        """Left alone, with members that do as they are told, every group comes to rest."""
+        group = self.mq.state.groups.get(GROUP)
+        for _ in range(4):
+            self.mq.assign()
+            for member in sorted(group.members if group else ()):
+                paused = [place for place in group.owned(member) if place in group.paused]
+                if paused:
+                    told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+                    self.mq.one(ReleasePartitions(GROUP, member, told))
+        if group is not None:
+            self.the_journal_gives_nothing_that_is_not_free()
+            group = self.mq.state.groups[GROUP]
+            assert group.status in (GroupStatus.STABLE, GroupStatus.EMPTY)
+            self.a_stable_group_is_whole_and_even()
+
+
+TestGroups = Groups.TestCase
+TestGroups.settings = runs(60, 40)
