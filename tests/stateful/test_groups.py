@@ -72,7 +72,24 @@ class Groups(RuleBasedStateMachine):
         self.mq.see(MemberSilent(GROUP, member, reason))
 
     @rule()
-    def ask_assignors(self) -> None:
+    def assignors_answer(self) -> None:
+        self.mq.assign()
+
+    @rule(member=members)
+    def join_and_be_given(self, member: str) -> None:
+        self.join(member, ["t"], None)
+        self.mq.assign()
+
+    @rule(member=members)
+    def do_as_one_is_told(self, member: str) -> None:
+        if group := self.mq.state.groups.get(GROUP):
+            paused = [place for place in group.owned(member) if place in group.paused]
+            told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+            self.mq.one(ReleasePartitions(GROUP, member, told))
+            self.mq.assign()
+
+    @rule()
+    def assignors_are_asked(self) -> None:
         self.late += self.mq.targets()
 
     @precondition(lambda self: self.late)
@@ -82,11 +99,22 @@ class Groups(RuleBasedStateMachine):
         which = data.draw(st.integers(0, len(self.late) - 1))
         self.mq.see(self.late.pop(which))
 
-    @rule(member=members, how_many=st.integers(0, 5))
-    def give_up(self, member: str, how_many: int) -> None:
-        """What one was told to, or once was."""
-        told = [Assigned(*place, epoch) for (who, place), epoch in sorted(self.believed.items()) if who == member]
-        self.mq.one(ReleasePartitions(GROUP, member, told[:how_many]))
+    @rule(member=members, data=st.data())
+    def give_up_what_one_once_had(self, member: str, data: st.DataObject) -> None:
+        """Under the assignment of that time, or another member's: only what is its own, and is to be given up, goes."""
+        known = sorted({*self.believed.items()})
+        if not known or (group := self.mq.state.groups.get(GROUP)) is None:
+            return
+        (_, place), epoch = data.draw(st.sampled_from(known))
+        goes = place in group.paused and self.owners.get(place) == member and group.assignments[place].epoch == epoch
+        self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*place, epoch)]))
+        moved = [
+            move
+            for one in self.mq.steps[-1].entries
+            if isinstance(one.record, PartitionsMoved) and one.record.reason == "released"
+            for move in one.record.moves
+        ]
+        assert [(move.topic_id, move.partition) for move in moved] == [place] * goes
 
     @rule(member=members, wait_ms=st.sampled_from([1, MAX_POLL_MS + 1]))
     def pass_time(self, member: str, wait_ms: int) -> None:
@@ -208,7 +236,7 @@ class Groups(RuleBasedStateMachine):
             if one.owner is not None:
                 assert self.mq.state.topics[place[0]].topic in group.members[one.owner].topics
         if len({one.topics for one in group.members.values()}) == 1:
-            counts = Counter(dict.fromkeys(group.members, 0)) + Counter(self.owners.values())
+            counts = Counter(one.owner for one in group.assignments.values())
             shares = [counts[name] for name in group.members]
             assert max(shares) - min(shares) <= 1
 
