@@ -20,6 +20,7 @@ from lakemq.engine.protocol.values.groups import (
     LeaveGroup,
     MemberSilent,
     ReleasePartitions,
+    TargetComputed,
 )
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
@@ -76,6 +77,7 @@ class Story:
         self.published: list[Produce] = []
         self.read_steps = 0
         self.answers_at_once = True
+        self.asked: list[TargetComputed] = []
 
     def tell(self, line: dict[str, Any]) -> None:
         line = dict(line)
@@ -92,6 +94,8 @@ class Story:
         elif word == "silent":
             self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
         elif word == "assignor":
+            self.mq.see(*self.asked) if given == "answers" and self.asked else None
+            self.asked = self.mq.targets() if given == "asked" else []
             self.answers_at_once = given == "answers"
         elif word == "as_if_in_epoch":
             self._pretend_epoch(producer, given)

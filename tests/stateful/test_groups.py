@@ -102,10 +102,11 @@ class Groups(RuleBasedStateMachine):
     @rule(member=members, data=st.data())
     def give_up_what_one_once_had(self, member: str, data: st.DataObject) -> None:
         """Under the assignment of that time, or another member's: only what is its own, and is to be given up, goes."""
-        known = sorted({*self.believed.items()})
-        if not known or (group := self.mq.state.groups.get(GROUP)) is None:
+        if not self.believed or (group := self.mq.state.groups.get(GROUP)) is None:
             return
-        (_, place), epoch = data.draw(st.sampled_from(known))
+        known = sorted(self.believed.items())
+        paused = [one for one in known if one[0][1] in group.paused]
+        (_, place), epoch = data.draw(st.sampled_from(paused or known))
         goes = place in group.paused and self.owners.get(place) == member and group.assignments[place].epoch == epoch
         self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*place, epoch)]))
         moved = [
@@ -141,12 +142,14 @@ class Groups(RuleBasedStateMachine):
 
     @rule(member=members, data=st.data())
     def commit(self, member: str, data: st.DataObject) -> None:
-        """Under an assignment that one was told of once: it counts if that is still the one."""
-        mine = [(place, epoch) for (who, place), epoch in sorted(self.believed.items()) if who == member]
-        mine = [(place, epoch) for place, epoch in mine if place[0] in self.mq.state.topics]
-        if not mine:
+        """Under an assignment that somebody was told of once: it counts if that is still the one, and the member's."""
+        told = [(who, place, epoch) for (who, place), epoch in sorted(self.believed.items())]
+        there = [one for one in told if one[1][0] in self.mq.state.topics]
+        if not there:
             return
-        chosen = data.draw(st.lists(st.sampled_from(mine), min_size=1, max_size=3, unique=True))
+        mine = [one for one in there if one[0] == member] or there
+        drawn = data.draw(st.lists(st.sampled_from(mine) | st.sampled_from(there), min_size=1, max_size=3, unique=True))
+        chosen = [(place, epoch) for _, place, epoch in drawn]
         known = self.mq.state.groups[GROUP]
         fenced = [
             i
