@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import control_plane
+import groups
 import latency
 import transactions
 import with_spark
@@ -27,6 +28,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
         if quick
         else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
     ),
+    "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (1_000_000, 1_000, 60, 10_000, 500))),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
 }
 

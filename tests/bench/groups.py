@@ -1,0 +1,287 @@
+"""Groups: how long a change of hands takes, what idle members cost, how fast a member reads. No JVM.
+
+Members are processes; the sequencer is one more. Times are the machine's, the same for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from figures import Figure, median, percentile
+from serving import served
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.tables.specs.journal import JOURNAL
+
+SESSION_MS = 6_000
+_Noted = tuple[float, list[int], list[float]]
+"""When, the partitions it has, and of the messages it was handed when they were sent."""
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def run(messages: int, idle_members: int, idle_s: float, partitions: int, members: int) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _hands(folder)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _reading(folder, messages)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder) as sequencer:
+        yield from _idle(folder, sequencer.pid, idle_members, idle_s)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _many(folder, partitions, members)
+
+
+def joined(mq: Connection, group: str, topic: str) -> GroupConsumer:
+    options = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 1_000, "auto_offset_reset": "earliest"}
+    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
+    assert isinstance(consumer, GroupConsumer)
+    return consumer
+
+
+# -- changes of hands ---------------------------------------------------------------------------------------
+
+
+def _member(folder: str, notes: str, stop: Event) -> None:
+    """Polls without a rest, and notes what it has when that is something else, and of messages when they were sent."""
+    with (
+        lakemq.connect(folder) as mq,
+        joined(mq, "g", "t") as consumer,
+        Path(notes).open("w", buffering=1) as file,
+    ):
+        had: list[int] = []
+        while not stop.is_set():
+            batch = consumer.poll(timeout_ms=20, poll_ms=1)
+            now = time.time()
+            has = [partition for _, partition in consumer.assignment()]
+            sent = [float(value) for value in batch.to_arrow()["value"].to_pylist()]
+            if has != had or sent:
+                file.write(json.dumps([now, has, sent]) + "\n")
+                had = has
+
+
+class Members:
+    """Processes, and what they have noted so far. A queue of theirs would not survive that one is killed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._numbers = folder, itertools.count()
+        self._children: dict[str, tuple[multiprocessing.process.BaseProcess, Event]] = {}
+
+    def start(self) -> str:
+        notes, stop = f"{self._folder}/member-{next(self._numbers)}.json", spawn.Event()
+        child = spawn.Process(target=_member, args=(self._folder, notes, stop))
+        child.start()
+        self._children[notes] = child, stop
+        return notes
+
+    def stop(self, notes: str) -> float:
+        """When it was told to close."""
+        child, stop = self._children.pop(notes)
+        at = time.time()
+        stop.set()
+        child.join(10)
+        return at
+
+    def kill(self, notes: str) -> None:
+        child, _ = self._children.pop(notes)
+        child.kill()
+        child.join()
+
+    def until_each_has(self, count: int, timeout_s: float = 60) -> float:
+        """When the last of those that live has got what it was to."""
+        deadline = time.time() + timeout_s
+        while time.time() < deadline:
+            last = [(_noted(notes) or [(0.0, [], [])])[-1] for notes in self._children]
+            if all(len(has) == count for _, has, _ in last):
+                return max(at for at, _, _ in last)
+            time.sleep(0.01)
+        raise TimeoutError(f"not each member has {count} partitions")
+
+    def waits(self) -> list[float]:
+        """Seconds from a message's sending to its handing out."""
+        return [at - sent for notes in self._children for at, _, times in _noted(notes) for sent in times]
+
+    def close(self) -> None:
+        for notes in list(self._children):
+            self.stop(notes)
+
+
+def _noted(notes: str) -> list[_Noted]:
+    path = Path(notes)
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def _hands(folder: str) -> Iterator[Figure]:
+    with lakemq.connect(folder) as mq:
+        mq.topics.create("t", partitions=6)
+        members = Members(folder)
+        last = [members.start() for _ in range(3)][-1]
+        members.until_each_has(2)
+        with mq.producer(linger_ms=0) as producer:
+            for i in range(300):
+                producer.send("t", f"{time.time()}", key=b"%d" % i)
+                producer.flush()
+        time.sleep(0.5)
+        waits = members.waits()
+        left_s, started_s = [], []
+        for _ in range(3):
+            at = members.stop(last)
+            left_s.append(members.until_each_has(3) - at)
+            asked = time.time()
+            last = members.start()
+            started_s.append(members.until_each_has(2) - asked)
+        members.kill(last)
+        last_beat = max(path.stat().st_mtime for path in Path(folder, "beats").iterdir())
+        killed_s = members.until_each_has(3) - last_beat - SESSION_MS / 1000
+        yield Figure("sent -> handed out by a poll of another process, p50", median(waits) * 1e3, "ms", 25, "<=")
+        yield Figure("sent -> handed out, p99", percentile(waits, 0.99) * 1e3, "ms", 100, "<=")
+        yield Figure("a member leaves: reassigned after", median(left_s), "s", 0.15, "<=")
+        yield Figure("a member's process starts: has its share after", median(started_s), "s", 2, "<=")
+        yield Figure(
+            "one of 3 is killed: after its session", killed_s, "s", 0.5, "<=", "counted from the last beat put"
+        )
+        members.close()
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def _reading(folder: str, messages: int) -> Iterator[Figure]:
+    with lakemq.connect(folder) as mq:
+        mq.topics.create("t", partitions=8)
+        rng = np.random.default_rng(1)
+        for _ in range(max(1, messages // 1_000_000)):
+            n = min(messages, 1_000_000)
+            values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(92), n, [None, pa.py_buffer(rng.bytes(92 * n))])
+            keys = pa.array(rng.integers(0, 10_000, n).astype("S8"), pa.binary())
+            mq.publish("t", pa.table({"key": keys, "value": values.cast(pa.binary())}))
+        time.sleep(3)
+        with joined(mq, "arrow", "t") as one:
+            started, read = time.perf_counter(), 0
+            while read < messages:
+                batch = one.poll(100_000, timeout_ms=5_000)
+                read += batch.to_arrow().num_rows
+                one.commit(batch)
+            taken = time.perf_counter() - started
+        yield Figure("one member, Arrow, a commit per 100,000", read / taken / 1e6, "M/s", 3, ">=")
+        with joined(mq, "single", "t") as one:
+            started, read, wanted = time.perf_counter(), 0, min(messages, 500_000)
+            while read < wanted:
+                batch = one.poll(10_000, timeout_ms=5_000)
+                for _ in batch:
+                    read += 1
+                one.commit(batch)
+            taken = time.perf_counter() - started
+        yield Figure("one member, message by message, a commit per 10,000", read / taken / 1e6, "M/s", 0.5, ">=")
+
+
+# -- members that do nothing --------------------------------------------------------------------------------
+
+
+def _idle_process(folder: str, first: int, count: int, stop: Event, told: Queue[int]) -> None:
+    with lakemq.connect(folder) as mq:
+        consumers = [
+            mq.consumer(f"g{(first + i) % 100}", topics=["t"], protocol="cooperative", max_poll_interval_ms=10**9)
+            for i in range(count)
+        ]
+        told.put(len(consumers))
+        stop.wait()
+        told.put(sum(one.poll().record_count for one in consumers))
+        os._exit(0)
+
+
+def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int = 8) -> Iterator[Figure]:
+    with lakemq.connect(folder) as mq:
+        mq.topics.create("t", partitions=10)
+        stop, told, share = spawn.Event(), spawn.Queue(), members // processes
+        children = [
+            spawn.Process(target=_idle_process, args=(folder, i * share, share, stop, told)) for i in range(processes)
+        ]
+        for child in children:
+            child.start()
+        started = time.time()
+        for _ in children:
+            told.get()
+        print(f"{members} members have joined after {time.time() - started:.1f} s")
+        time.sleep(5)
+        before, cpu = _steps(mq), _cpu_s(pid)
+        time.sleep(idle_s)
+        steps, cpu = _steps(mq) - before, _cpu_s(pid) - cpu
+        lost = members - sum(mq.groups.describe(name).members for name in mq.groups.list())
+        stop.set()
+        for child in children:
+            child.join(60)
+        name = f"{members} idle members in {processes} processes"
+        renewals = idle_s / 3 + 2
+        yield Figure(f"{name}: steps but for the lease", max(0, steps - renewals), "", 0, "<=")
+        yield Figure(f"{name}: of a core, the sequencer", cpu / idle_s, "", 0.2, "<=")
+        yield Figure(f"{name}: lost", lost, "", 0, "<=")
+
+
+def _steps(mq: Connection) -> int:
+    return mq.namespace.store.open(JOURNAL).version
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- many ---------------------------------------------------------------------------------------------------
+
+
+def _many(folder: str, partitions: int, members: int) -> Iterator[Figure]:
+    """Members that join in one process, while another one sends."""
+    with lakemq.connect(folder) as mq:
+        mq.topics.create("t", partitions=partitions)
+        mq.topics.create("other")
+        stop, told = spawn.Event(), spawn.Queue()
+        sender = spawn.Process(target=_sender, args=(folder, stop, told))
+        sender.start()
+        told.get()
+        started = time.time()
+        consumers = [joined(mq, "g", "t") for _ in range(members)]
+        while mq.groups.describe("g").state != "Stable" and time.time() - started < 120:
+            for one in consumers:
+                one.poll()
+        taken = time.time() - started
+        stop.set()
+        waits = told.get()
+        sender.join()
+        name = f"{members} members join, {partitions:,} partitions"
+        yield Figure(f"{name}: settled after", taken, "s", 60, "<=")
+        yield Figure(f"{name}: longest send meanwhile", max(waits) * 1e3, "ms", 50, "<=")
+        yield Figure(f"{name}: send p50 meanwhile", median(waits) * 1e3, "ms", 25, "<=")
+
+
+def _sender(folder: str, stop: Event, told: Queue[object]) -> None:
+    waits = []
+    with lakemq.connect(folder) as mq, mq.producer(linger_ms=0) as producer:
+        producer.send("other", "x")
+        producer.flush()
+        told.put(0)
+        while not stop.is_set():
+            started = time.perf_counter()
+            producer.send("other", "x")
+            producer.flush()
+            waits.append(time.perf_counter() - started)
+            time.sleep(0.01)
+    told.put(waits)
+
+
+if __name__ == "__main__":
+    for figure in run(1_000_000, 1_000, 20, 1_000, 50):
+        print(f"{figure.name}: {figure.value:.3g} {figure.unit} ({figure.sense} {figure.target:g})", flush=True)
