@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .publish.spark import SparkPublisher
     from .publish.streaming import Streamed
 
+T = TypeVar("T")
 Closable = TypeVar("Closable", Producer, Serving)
 
 
@@ -108,7 +109,7 @@ class Connection:
         self._fetching = Fetching(namespace, self._clock, spark)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         # also while the connection closes, for producers that send what they have
-        self._routes = RouteCache(self._fetching.state)
+        self._routes = RouteCache(self._fetching.look)
         self._names = itertools.count(1)
         self._spread = Spread(int(new_id()[:6], 16))
 
@@ -117,12 +118,16 @@ class Connection:
     @cached_property
     def topics(self) -> Topics:
         """Create, list, describe, alter and delete topics."""
-        return Topics(self.requester, self.state, self._routes.forget)
+        return Topics(self.requester, self._look, self._routes.forget)
 
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
         self._check_open()
         return self._fetching.state()
+
+    def _look(self, what: Callable[[State], T]) -> T:
+        self._check_open()
+        return self._fetching.look(what)
 
     # -- publishing -------------------------------------------------------------------------------------
 

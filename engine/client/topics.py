@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
 from ..protocol.parameters import TOPIC
@@ -12,6 +12,8 @@ from ..protocol.values.state import State
 from ..protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic, TopicDone
 from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
 from .requester import Requester
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,18 @@ class TopicDescription:
         return sum(self.end_offsets) - sum(self.beginning_offsets)
 
 
+class Look(Protocol):
+    """At topics and partitions as of the newest step, none of which is kept: they change."""
+
+    def __call__(self, what: Callable[[State], T]) -> T: ...
+
+
 class Topics:
     """Create, list, describe, alter and delete topics."""
 
-    def __init__(self, requester: Requester, state: Callable[[], State], changed: Callable[[], None]) -> None:
+    def __init__(self, requester: Requester, look: Look, changed: Callable[[], None]) -> None:
         """changed: to be told of every change this one makes."""
-        self._requester, self._state, self._changed = requester, state, changed
+        self._requester, self._look, self._changed = requester, look, changed
 
     def create(
         self,
@@ -57,21 +65,21 @@ class Topics:
             _checked_config(config),
             texts("subscriptions", subscriptions, InvalidTopic),
         )
-        known = self._state() if flag("exist_ok", exist_ok) else None
-        if known is not None and topic in known.topic_ids:
-            existing = _description(known.topic(topic))
-            if existing.partitions == partitions:
+        if flag("exist_ok", exist_ok):
+            existing = self._look(lambda state: _description(state.topic(topic)) if topic in state.topic_ids else None)
+            if existing is not None and existing.partitions == partitions:
                 return existing
         self._ask(request)
         return self.describe(topic)
 
     def list(self) -> list[TopicDescription]:
         """All topics, by name."""
-        return [_description(t) for t in sorted(self._state().topics.values(), key=lambda t: t.topic)]
+        return self._look(lambda state: [_description(state.topic(name)) for name in sorted(state.topic_ids)])
 
     def describe(self, topic: str) -> TopicDescription:
         """One topic. Raises UnknownTopicOrPartition, InvalidTopic."""
-        return _description(self._state().topic(topic_name("topic", topic)))
+        name = topic_name("topic", topic)
+        return self._look(lambda state: _description(state.topic(name)))
 
     def alter(
         self,

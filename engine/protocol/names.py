@@ -8,7 +8,7 @@ by `/`; a subscription is a destination in which a level may be `*` (any one lev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from .errors import InvalidGroupId, InvalidTopic
 
@@ -59,10 +59,9 @@ def check_subscription(subscription: str) -> None:
             )
 
 
-def clashes(topic: str, others: Iterable[str]) -> str | None:
-    """The first of `others` that differs from `topic` in `.` against `_` only (Kafka refuses such pairs)."""
-    folded = topic.replace(".", "_")
-    return next((name for name in others if name != topic and name.replace(".", "_") == folded), None)
+def folded(topic: str) -> str:
+    """The same for names that differ in `.` against `_` only, of which Kafka lets one topic have one."""
+    return topic.replace(".", "_")
 
 
 def matches(subscription: str, destination: str) -> bool:
@@ -76,15 +75,16 @@ def matches(subscription: str, destination: str) -> bool:
     return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))
 
 
-def reached(destination: str, subscriptions: Mapping[str, Iterable[str]]) -> list[str]:
+def reached(destination: str, topics: Container[str], subscriptions: Mapping[str, Iterable[str]]) -> list[str]:
     """Names of the topics a destination reaches, sorted: the one so named, and all that subscribe to it.
 
-    `subscriptions`: topic name -> its subscriptions, for every topic.
+    topics: the names of all; subscriptions: topic name -> its subscriptions, of those that have any.
     """
+    named = {destination} if destination in topics else set()
     return sorted(
-        topic
-        for topic, wanted in subscriptions.items()
-        if topic == destination or any(matches(one, destination) for one in wanted)
+        named.union(
+            topic for topic, wanted in subscriptions.items() if any(matches(one, destination) for one in wanted)
+        )
     )
 
 

@@ -102,7 +102,7 @@ def large_namespace(segments: int) -> Iterator[Figure]:
                     max_timestamp_ms=zeros,
                 )
                 mq.requester.ask(Produce(topics=[ref], ranges=ranges, metadata_step=step, files=[file]))
-        starts = [_started(folder) for _ in range(3)]
+        starts = [started(folder) for _ in range(3)]
         yield Figure(f"{segments / 1e6:g} M segments: start of a sequencer", min(s for s, _ in starts), "s", 3, "<=")
         yield Figure(f"{segments / 1e6:g} M segments: its memory", min(m for _, m in starts), "MiB", 400, "<=")
         with lakemq.connect(folder) as mq:
@@ -117,7 +117,7 @@ def large_namespace(segments: int) -> Iterator[Figure]:
         yield Figure(f"{segments / 1e6:g} M segments: range look-up", median(taken) * 1e3, "ms", 50, "<=")
 
 
-def _started(folder: str) -> tuple[float, float]:
+def started(folder: str) -> tuple[float, float]:
     done = subprocess.run([sys.executable, "-c", _START, folder], capture_output=True, text=True, check=True)
     begun, memory = done.stdout.split()
     return float(begun), float(memory)

@@ -12,6 +12,7 @@ from pathlib import Path
 import control_plane
 import groups
 import latency
+import many_topics
 import transactions
 import with_spark
 import without_jvm
@@ -30,6 +31,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     ),
     "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (1_000_000, 1_000, 60, 10_000, 500))),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
+    "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }
 
 

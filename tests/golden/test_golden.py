@@ -69,7 +69,7 @@ def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("routing.yaml"), ids=named)
 def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
-    assert {to: reached(to, case["queues"]) for to in case["reaches"]} == case["reaches"]
+    assert {to: reached(to, case["queues"], case["queues"]) for to in case["reaches"]} == case["reaches"]
 
 
 # -- times --------------------------------------------------------------------------------------------------

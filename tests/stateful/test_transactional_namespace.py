@@ -122,7 +122,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.publisher = ArrowPublisher(
             self.world.namespace.files,
             self.requester,  # type: ignore[arg-type]
-            RouteCache(self.world.reader.refresh),
+            RouteCache(lambda what: what(self.world.reader.refresh())),
             self.world.clock,
             self.world.new_file_id,
             INLINE_MAX_BYTES,

@@ -41,7 +41,7 @@ PATIENCE_MS = 5_000
 def publisher(desk: Desk) -> ArrowPublisher:
     mq = Harness()
     mq.create("t", 1)
-    routes = RouteCache(lambda: mq.state)
+    routes = RouteCache(lambda what: what(mq.state))
     return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: 15, 10_000, Spread(0))
 
 

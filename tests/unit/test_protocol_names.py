@@ -11,7 +11,7 @@ from lakemq.engine.protocol.names import (
     check_destination,
     check_subscription,
     check_topic_name,
-    clashes,
+    folded,
     is_name,
     matches,
     reached,
@@ -113,13 +113,14 @@ def test_matching_is_level_by_level(wanted: list[str], rest: bool, given_levels:
 
 
 def test_a_destination_reaches_the_topic_so_named_and_all_that_subscribe() -> None:
-    topics = {"q3": ["a/>", "a/b"], "q1": ["*/b"], "a": [], "q2": ["b/>"], "other": []}
-    assert reached("a/b", topics) == ["q1", "q3"]
-    assert reached("a", topics) == ["a"]
-    assert reached("b/b/b", topics) == ["q2"]
-    assert reached("nobody", topics) == []
+    topics, subscriptions = {"q3", "q1", "a", "q2", "other"}, {"q3": ["a/>", "a/b"], "q1": ["*/b"], "q2": ["b/>"]}
+    assert reached("a/b", topics, subscriptions) == ["q1", "q3"]
+    assert reached("a", topics, subscriptions) == ["a"]
+    assert reached("q1", topics, {"q1": ["q1"]}) == ["q1"]
+    assert reached("b/b/b", topics, subscriptions) == ["q2"]
+    assert reached("nobody", topics, subscriptions) == []
 
 
 def test_dots_and_underscores_clash() -> None:
-    assert clashes("a.b_c", ["x", "a_b.c"]) == "a_b.c"
-    assert clashes("a.b", ["a.b", "a-b", "a.b.c"]) is None
+    assert folded("a.b_c") == folded("a_b.c")
+    assert len({folded(name) for name in ("a.b", "a-b", "a.b.c")}) == 3

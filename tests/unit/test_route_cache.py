@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.publish.routing import RouteCache
+from lakemq.engine.client.publish.routing import Route, RouteCache
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic
@@ -14,11 +16,11 @@ from lakemq.engine.protocol.values.topics import AlterTopic
 def test_a_route_is_looked_up_again_when_it_is_said_to_have_changed() -> None:
     mq, looks = Harness(), []
 
-    def metadata() -> State:
+    def look(what: Callable[[State], Route]) -> Route:
         looks.append(mq.state.step)
-        return mq.state
+        return what(mq.state)
 
-    routes = RouteCache(metadata)
+    routes = RouteCache(look)
     with pytest.raises(UnknownTopicOrPartition):
         routes.find("t")
     mq.create("t", 2)

@@ -35,8 +35,12 @@ class Fetching:
 
     def state(self) -> State:
         """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
+        return self.look(State.snapshot)
+
+    def look(self, what: Callable[[State], T]) -> T:
+        """What it makes of topics and partitions as of the newest step. It keeps none of them: they change."""
         with self._lock.own:
-            return self._reader.refresh().snapshot()
+            return what(self._reader.refresh())
 
     def of_groups(self, look: Callable[[State], T]) -> T:
         """What `look` takes from the state as of the newest step, groups, members and offsets included.
@@ -54,9 +58,11 @@ class Fetching:
 
     def bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
-        with self._lock.own:
-            state = self._reader.refresh()
+
+        def found(state: State) -> dict[tuple[str, int], Bounds]:
             return {(name, p): one for name in topics for p, one in enumerate(bounds_of(state.topic(name), isolation))}
+
+        return self.look(found)
 
     def plan(
         self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None

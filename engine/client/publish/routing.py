@@ -26,7 +26,7 @@ class Route:
 def find_route(state: State, destination: str) -> Route:
     """The route of a destination. Raises InvalidTopic (not a name), UnknownTopicOrPartition (nobody receives it)."""
     check_destination(destination)
-    names = reached(destination, state.subscriptions())
+    names = reached(destination, state.topic_ids, state.subscribers)
     if not names:
         raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
     topics = [state.topic(name) for name in names]
@@ -47,9 +47,9 @@ class RouteCache:
     What has become wrong about one the sequencer tells (StaleTopicMetadata), so that they may be of any age.
     """
 
-    def __init__(self, metadata: Callable[[], State]) -> None:
-        """metadata: topics as of now."""
-        self._metadata = metadata
+    def __init__(self, look: Callable[[Callable[[State], Route]], Route]) -> None:
+        """look: at topics as of now."""
+        self._look = look
         self._known: dict[str, Route] = {}
 
     def find(self, destination: str) -> tuple[Route, bool]:
@@ -58,7 +58,7 @@ class RouteCache:
         if destination in known:
             return known[destination], False
         # kept where it was looked up: who says meanwhile that topics have changed has begun another
-        route = known[destination] = find_route(self._metadata(), destination)
+        route = known[destination] = self._look(lambda state: find_route(state, destination))
         return route, True
 
     def forget(self) -> None:

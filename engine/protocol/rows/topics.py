@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -73,11 +74,9 @@ def _partitions(state: State, steps: Steps) -> pa.Table:
             elif isinstance(record, Produced | MarkersWritten):
                 _add_touched(changed, one.segments)
     there = [(state.topics[t], sorted(p)) for t, p in sorted(changed.items()) if t in state.topics]
-    gone = [record for _, record in records(steps) if isinstance(record, TopicDeleted)]
+    gone = [_nothing_left(record) for _, record in records(steps) if isinstance(record, TopicDeleted)]
     return pa.concat_tables(
-        [PARTITIONS.empty()]
-        + [_partition_rows(state.step, topic, partitions) for topic, partitions in there]
-        + [_no_partition_rows(state.step, record) for record in gone]
+        [_partition_rows(state.step, there, removed=False), _partition_rows(state.step, gone, removed=True)]
     )
 
 
@@ -86,27 +85,30 @@ def _add_touched(changed: dict[int, set[int]], segments: Segments) -> None:
         changed.setdefault(topic_id, set()).add(partition)
 
 
-def _partition_rows(step: int, topic: Topic, partitions: list[int]) -> pa.Table:
-    n, chosen = len(partitions), np.array(partitions, np.int64)
+def _nothing_left(record: TopicDeleted) -> tuple[Topic, Sequence[int]]:
+    zeros = np.zeros(record.partitions, np.int64)
+    return Topic(record.topic_id, record.topic, {}, [], zeros, zeros), range(record.partitions)
+
+
+def _partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
+    """A row per topic and partition of it, in this order; all at once, as topics may be thousands."""
+    if not touched:
+        return PARTITIONS.empty()
+    chosen = [(topic, np.array(partitions, np.int64)) for topic, partitions in touched]
+    counts = [len(partitions) for _, partitions in chosen]
+    n = sum(counts)
     columns: list[Any] = [
         pa.repeat(step, n),
-        pa.repeat(topic.topic_id, n),
-        pa.repeat(topic.topic, n),
-        chosen.astype(np.int32),
-        topic.log_starts[chosen],
-        topic.high_watermarks[chosen],
-        topic.last_stable_offsets[chosen],
-        pa.array([_open(topic, partition) for partition in partitions], OPEN_TRANSACTIONS),
-        pa.repeat(False, n),
+        np.repeat([topic.topic_id for topic, _ in chosen], counts),
+        [topic.topic for topic, partitions in touched for _ in partitions],
+        np.concatenate([partitions for _, partitions in chosen]).astype(np.int32),
+        np.concatenate([topic.log_starts[partitions] for topic, partitions in chosen]),
+        np.concatenate([topic.high_watermarks[partitions] for topic, partitions in chosen]),
+        np.concatenate([topic.last_stable_offsets[partitions] for topic, partitions in chosen]),
+        pa.array([_open(topic, partition) for topic, mine in touched for partition in mine], OPEN_TRANSACTIONS),
+        pa.repeat(removed, n),
     ]
     return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
-
-
-def _no_partition_rows(step: int, record: TopicDeleted) -> pa.Table:
-    zeros = np.zeros(record.partitions, np.int64)
-    none_open = Topic(record.topic_id, record.topic, {}, [], zeros, zeros)
-    rows = _partition_rows(step, none_open, list(range(record.partitions)))
-    return rows.set_column(rows.column_names.index("removed"), "removed", pa.repeat(True, record.partitions))
 
 
 def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
@@ -122,27 +124,29 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
             raise ValueError(f"{TOPICS.name} has two topics {row.topic}")
         zeros = np.zeros(row.partition_count, np.int64)
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
-        state.topics[row.topic_id] = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
-        state.topic_ids[row.topic] = row.topic_id
+        state.add(Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy()))
 
 
 def _restore_partitions(state: State, partitions: pa.Table) -> None:
-    topic_ids = partitions.column("topic_id").to_numpy()
-    for topic_id in np.unique(topic_ids).tolist():
-        mine = topic_ids == topic_id
-        numbers = partitions.column("partition").to_numpy()[mine]
-        topic = state.topics[topic_id]
-        if numbers.min() < 0 or numbers.max() >= topic.partition_count:
-            raise ValueError(f"{PARTITIONS.name} has a partition of {topic.topic} beyond its {topic.partition_count}")
-        ends = partitions.column("high_watermark").to_numpy()[mine]
-        starts = partitions.column("log_start_offset").to_numpy()[mine]
-        if (starts < 0).any() or (starts > ends).any():
-            raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")
-        topic.high_watermarks[numbers], topic.log_starts[numbers] = ends, starts
+    partitions = partitions.sort_by("topic_id")
+    names = ("topic_id", "partition", "high_watermark", "log_start_offset")
+    topic_ids, numbers, ends, starts = (partitions.column(name).to_numpy() for name in names)
+    found, counts = np.unique(topic_ids, return_counts=True)
+    topics = [state.topics[topic_id] for topic_id in found.tolist()]
+    beyond = numbers >= np.repeat(np.array([topic.partition_count for topic in topics], np.int64), counts)
+    if len(wrong := np.flatnonzero((numbers < 0) | beyond)):
+        topic = state.topics[int(topic_ids[wrong[0]])]
+        raise ValueError(f"{PARTITIONS.name} has a partition of {topic.topic} beyond its {topic.partition_count}")
+    if len(wrong := np.flatnonzero((starts < 0) | (starts > ends))):
+        topic = state.topics[int(topic_ids[wrong[0]])]
+        raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")
+    for topic, count, end in zip(topics, counts.tolist(), np.cumsum(counts).tolist(), strict=True):
+        mine = slice(end - count, end)
+        topic.high_watermarks[numbers[mine]], topic.log_starts[numbers[mine]] = ends[mine], starts[mine]
     has_open = partitions.filter(pc.greater(pc.list_value_length(partitions.column("open_transactions")), 0))
     for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
-        firsts = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}
-        state.topics[row["topic_id"]].open_transactions[row["partition"]] = firsts
+        opened = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}
+        state.topics[row["topic_id"]].open_transactions[row["partition"]] = opened
 
 
 PROJECT: Project = {TOPICS.name: _topics, PARTITIONS.name: _partitions}

@@ -130,8 +130,7 @@ def _transactions(state: State, steps: Steps) -> pa.Table:
 
 
 def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
-    names = {topic_id: topic.topic for topic_id, topic in state.topics.items()}
-    names |= {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
+    gone = {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
     for step in steps:
         for position, one in enumerate(step.entries):
             record = one.record
@@ -148,7 +147,10 @@ def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
                 timeout_ms=record.timeout_ms,
                 started_at_ms=record.started_at_ms,
                 updated_at_ms=step.decided_at_ms,
-                topics=[f"{names[topic_id]}-{partition}" for topic_id, partition in record.partitions],
+                topics=[
+                    f"{gone.get(topic_id) or state.topics[topic_id].topic}-{partition}"
+                    for topic_id, partition in record.partitions
+                ],
                 groups=record.groups,
                 reason=None if record.reason is None else record.reason.value,
                 batch_id=record.batch_id,

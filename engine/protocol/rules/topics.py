@@ -14,7 +14,7 @@ from ..errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from ..names import check_subscription, check_topic_name, clashes
+from ..names import check_subscription, check_topic_name, folded
 from ..parameters import TOPIC
 from ..values.base import Done
 from ..values.deciding import Decision, Given
@@ -47,7 +47,7 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
     check_topic_name(request.topic)
     if request.topic in state.topic_ids:
         raise TopicAlreadyExists(found=request.topic)
-    if clash := clashes(request.topic, state.topic_ids):
+    if clash := state.folded_names.get(folded(request.topic)):
         raise InvalidTopic(
             "The name differs from another topic's in '.' against '_' only.",
             found=request.topic,
@@ -156,14 +156,11 @@ def _check_partition_count(partitions: int) -> None:
 
 def evolve_created(state: State, record: TopicCreated, segments: Segments) -> None:
     zeros = np.zeros(record.partitions, np.int64)
-    state.topics[record.topic_id] = Topic(
-        record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()
-    )
-    state.topic_ids[record.topic] = record.topic_id
+    state.add(Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()))
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
     state.touched_groups.update(state.groups)
     # its name is a destination now, which others may have reached by their subscriptions
-    if any(topic.subscriptions for topic in state.topics.values()):
+    if state.subscribers:
         state.routing_step = state.step
 
 
@@ -175,17 +172,16 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
     topic.log_starts = np.concatenate([topic.log_starts, added])
     # by these rows are placed, or refused, by whoever publishes
     before = topic.subscriptions, topic.setting("max.message.bytes")
-    topic.config, topic.subscriptions = record.config, record.subscriptions
+    topic.config = record.config
+    state.subscribe(record.topic_id, record.subscriptions)
     if before != (topic.subscriptions, topic.setting("max.message.bytes")):
         state.routing_step = state.step
 
 
 def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> None:
     # an open transaction may name it still: whoever ends that one asks what is there
-    state.topics.pop(record.topic_id, None)
-    state.topic_ids.pop(record.topic, None)
     state.touched_groups.update(state.groups)
-    state.lent.discard(record.topic_id)
+    state.remove(record.topic_id)
 
 
 def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segments) -> None:

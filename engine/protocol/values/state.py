@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
-from ..names import shown
+from ..names import folded, shown
 from .clients import Client
 from .groups import Group
 from .log import Application
@@ -28,6 +28,9 @@ class State:
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; touched_groups: those in which
     something has happened in this step, all of them where a topic has; lent: topics that a snapshot
     has as well, to be replaced (`own`) instead of changed.
+
+    A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
+    folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any.
     """
 
     step: int = 0
@@ -40,6 +43,8 @@ class State:
     routing_step: int = 0
     topics: dict[int, Topic] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
+    folded_names: dict[str, str] = field(default_factory=dict)
+    subscribers: dict[str, list[str]] = field(default_factory=dict)
     producers: dict[int, ProducerState] = field(default_factory=dict)
     applications: dict[tuple[str, str], Application] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
@@ -57,6 +62,31 @@ class State:
             raise UnknownTopicOrPartition("There is no such topic.", found=shown(name))
         return self.topics[topic_id]
 
+    def add(self, topic: Topic) -> None:
+        """A topic that is new."""
+        self.topics[topic.topic_id] = topic
+        self.topic_ids[topic.topic] = topic.topic_id
+        self.folded_names[folded(topic.topic)] = topic.topic
+        if topic.subscriptions:
+            self.subscribers[topic.topic] = topic.subscriptions
+
+    def remove(self, topic_id: int) -> None:
+        """A topic is there no more, if it was."""
+        topic = self.topics.pop(topic_id, None)
+        if topic is not None:
+            self.topic_ids.pop(topic.topic, None)
+            self.folded_names.pop(folded(topic.topic), None)
+            self.subscribers.pop(topic.topic, None)
+        self.lent.discard(topic_id)
+
+    def subscribe(self, topic_id: int, subscriptions: list[str]) -> None:
+        """From now on these are the topic's."""
+        topic = self.own(topic_id)
+        topic.subscriptions = subscriptions
+        self.subscribers.pop(topic.topic, None)
+        if subscriptions:
+            self.subscribers[topic.topic] = subscriptions
+
     def own(self, topic_id: int) -> Topic:
         """The topic, to be changed: a copy takes its place first where a snapshot has it as well."""
         if topic_id in self.lent:
@@ -67,7 +97,14 @@ class State:
     def snapshot(self) -> State:
         """The same, with topics that stay as they are while this one goes on; the rest is shared."""
         self.lent = set(self.topics)
-        return replace(self, topics=dict(self.topics), topic_ids=dict(self.topic_ids), lent=set(self.topics))
+        return replace(
+            self,
+            topics=dict(self.topics),
+            topic_ids=dict(self.topic_ids),
+            folded_names=dict(self.folded_names),
+            subscribers=dict(self.subscribers),
+            lent=set(self.topics),
+        )
 
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
@@ -81,7 +118,3 @@ class State:
             for topic_id, one in self.transactions[name].offsets.get(group, ())
             if topic_id in self.topics
         }
-
-    def subscriptions(self) -> dict[str, list[str]]:
-        """Topic name -> subscriptions, for every topic."""
-        return {topic.topic: topic.subscriptions for topic in self.topics.values()}

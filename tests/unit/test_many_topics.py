@@ -1,0 +1,71 @@
+"""A namespace may have very many topics: what is asked of one costs nothing for each of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from protocol_harness import Harness
+
+from lakemq.engine.client.publish.routing import find_route
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
+
+BY_TOPIC = ("topics", "topic_ids", "folded_names")
+
+
+class Untraversed(dict[Any, Any]):
+    """A dict in which things are found, and which nobody goes through or copies."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("somebody goes through all topics")
+
+    keys = values = items = copy = __or__ = __iter__  # type: ignore[assignment]
+
+
+@pytest.fixture
+def mq() -> Harness:
+    mq = Harness()
+    mq.ask(*(CreateTopic(f"topic-{i}", 2) for i in range(20)))
+    for name in BY_TOPIC:
+        setattr(mq.state, name, Untraversed(getattr(mq.state, name)))
+    return mq
+
+
+def test_the_fixture_notices_a_walk(mq: Harness) -> None:
+    for walk in (dict, list, sorted, lambda d: [*d.items()], lambda d: {**d}, lambda d: any(d.values())):
+        with pytest.raises(AssertionError):
+            walk(mq.state.topics)
+
+
+def test_no_request_goes_through_all_topics(mq: Harness) -> None:
+    mq.create("t", 2)
+    for request in (
+        mq.produce({0: 2, 1: 1}),
+        CreateTopic("other", 3, subscriptions=["x/>"]),
+        AlterTopic("t", {"retention.ms": 5}, 4, ["y/*"]),
+        AlterTopic("t", subscriptions=[]),
+        DeleteRecords("t", {0: 1}),
+        DeleteTopic("other"),
+        CreateTopic("topic.1", 1),
+    ):
+        result = mq.one(request)
+        assert not isinstance(result, Refusal), result
+    clash = mq.one(CreateTopic("topic_1", 1))
+    assert isinstance(clash, Refusal)
+    assert clash.expected == "not to clash with 'topic.1'"
+    assert mq.state.subscribers == {}, "of those that are there and have any"
+
+
+def test_neither_time_nor_a_projection_nor_a_route_does(mq: Harness) -> None:
+    first = len(mq.steps)
+    mq.create("t", 2)
+    mq.one(mq.produce({0: 2}))
+    machine.due(mq.state, Time(mq.now_ms))
+    list(machine.watched(mq.state))
+    assert [table.num_rows for table in project(mq.state, mq.steps[first:]).values()]
+    assert find_route(mq.state, "t").topics[0].partition_count == 2
