@@ -19,7 +19,7 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
-from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile, statistics_of
+from lakemq.tables.storage.commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile, statistics_of
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.leftovers import Leftovers
@@ -234,7 +234,7 @@ class Housekeeping:
             rows = rows.sort_by([(key, "ascending") for key in spec.sort_by])
         name = f"{spec.name}/{path}"
         with self._files.open_output(name) as sink:
-            pq.write_table(rows, sink, compression="zstd", row_group_size=1 << 16)
+            pq.write_table(rows, sink, compression="zstd", row_group_size=GROUP_ROWS)
         size, written_ms = self._files.size(name), self._files.modified_ms(name)
         return (NewFile(path, size or 0, written_ms or 0, statistics_of(rows)),)
 

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.files import verify_files
+from lakemq.engine.client.fetch.lookup import OffsetRange
 from lakemq.engine.client.fetch.plan import beginning_offsets
-from lakemq.engine.client.fetch.reader import WHOLE, OffsetRange, Reader
+from lakemq.engine.client.fetch.reader import WHOLE, Reader
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.sequencer.aside import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding

@@ -13,6 +13,10 @@ LONGEST_BOUND = 32
 """Bytes of a text that is a bound in a file's statistics, as Delta's own writers cut it."""
 
 
+GROUP_ROWS = 1 << 14
+"""Rows of a row group: who looks up little in a large file reads so many at least."""
+
+
 class CommitConflict(Exception):
     """Somebody else committed to the table first: nothing was written."""
 

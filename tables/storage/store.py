@@ -20,6 +20,7 @@ from deltalake import (
     DeltaTable,
     PostCommitHookProperties,
     Transaction,
+    WriterProperties,
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -27,7 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from ..specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
-from .commits import CommitConflict, NewFile, StoredFile
+from .commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile
 from .delta_log import DeltaLog
 from .files import Files, LocalFiles
 from .follower import Follower
@@ -39,6 +40,7 @@ APP_ID = "lakemq"
 FLOOR_ID = "lakemq-floor"
 """Delta application id under which a merge notes the step below which it forgot what keys were."""
 
+_WRITTEN = WriterProperties(compression="SNAPPY", max_row_group_size=GROUP_ROWS)
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
@@ -120,6 +122,7 @@ class TableHandle:
                 self._table,
                 rows,
                 mode="append",
+                writer_properties=_WRITTEN,
                 commit_properties=_commit(last_step),
                 post_commithook_properties=_NO_HOOKS,
             )

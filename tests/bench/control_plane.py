@@ -49,7 +49,7 @@ def ranges_per_second(ranges_per_request: int, requests: int, rows_per_range: in
         first = np.arange(0, rows, rows_per_range)
         zeros = [0] * ranges_per_request
         ranges = Ranges(
-            topic=zeros,
+            topic_index=zeros,
             partition=(np.arange(ranges_per_request) % PARTITIONS).tolist(),
             file=zeros,
             first_row=first.tolist(),
@@ -93,7 +93,7 @@ def large_namespace(segments: int) -> Iterator[Figure]:
             zeros = [0] * per_request
             for _ in range(segments // per_request):
                 ranges = Ranges(
-                    topic=zeros,
+                    topic_index=zeros,
                     partition=(np.arange(per_request) % PARTITIONS).tolist(),
                     file=zeros,
                     first_row=list(range(per_request)),

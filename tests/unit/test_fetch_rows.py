@@ -11,8 +11,8 @@ import pytest
 from lakemq.engine.client.fetch import arrow
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.held import HeldPart
+from lakemq.engine.client.fetch.lookup import PLANNED
 from lakemq.engine.client.fetch.plan import FetchPlan
-from lakemq.engine.client.fetch.reader import PLANNED
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
 from lakemq.errors import FileTruncated

@@ -48,6 +48,7 @@ class HeldRows:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._parts: dict[int, list[HeldPart]] = {}
+        self._last_steps: dict[int, int] = {}
         self._size_bytes = 0
 
     def add(self, steps: Iterable[Step]) -> None:
@@ -57,6 +58,7 @@ class HeldRows:
                 if isinstance(record, RowsJournaled) and step.rows is not None:
                     part = HeldPart(record.first_row, record.record_count, step.rows)
                     self._parts.setdefault(record.file_id, []).append(part)
+                    self._last_steps[record.file_id] = step.step
                     self._size_bytes += len(step.rows)
         if self._size_bytes > MOST_BYTES:
             self._let_go()
@@ -65,7 +67,16 @@ class HeldRows:
         for file_id in list(self._parts):
             if self._size_bytes <= MOST_BYTES or self._files.size(file_name(file_id)) is None:
                 return  # files are written in this order, too
-            self._size_bytes -= sum(len(part.stream) for part in self._parts.pop(file_id))
+            self._drop(file_id)
+
+    def forget(self, step: int) -> None:
+        """The rows of steps up to this one are in their files: it is a watermark."""
+        for file_id in [file_id for file_id, last in self._last_steps.items() if last <= step]:
+            self._drop(file_id)
+
+    def _drop(self, file_id: int) -> None:
+        del self._last_steps[file_id]
+        self._size_bytes -= sum(len(part.stream) for part in self._parts.pop(file_id))
 
     def of(self, segments: pa.Table) -> Held:
         """What is held of the rows of these segments (columns file_id, footer_hash, first_row, record_count)."""

@@ -13,7 +13,8 @@ from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
 from ..arguments import one_of
 from .held import Held
-from .reader import OffsetRange, Reader
+from .lookup import OffsetRange
+from .reader import Reader
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 Position = int | str | datetime | Mapping[int, int]

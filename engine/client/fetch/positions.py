@@ -12,6 +12,7 @@ from lakemq.tables.storage.files import Files
 from ...protocol.errors import InvalidRequest, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
 from .arrow import first_at_or_after
+from .lookup import OffsetRange
 from .plan import (
     FetchPlan,
     Isolation,
@@ -23,7 +24,7 @@ from .plan import (
     explicit_offsets,
     plan_fetch,
 )
-from .reader import OffsetRange, Reader
+from .reader import Reader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -7,13 +7,12 @@ on meanwhile (a floor above the watermark, a cut journal), the reader starts ove
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.follower import Follower, LogGone
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
@@ -24,57 +23,23 @@ from ...protocol import machine
 from ...protocol.codec.journal import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
 from ...protocol.projection import READERS, RESTORED
-from ...protocol.values.journal import Step
-from ...protocol.values.segments import table_of
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
 from .held import Held, HeldRows
+from .lookup import PLANNED, Lookup, OffsetRange, is_kind
+from .overlay import Overlay
+from .stored import StoredSegments
 
 REBASE_MS = 15_000
 """Age after which a reader takes a newer watermark, so that its overlay stays short."""
-
-MANY_CHUNKS = 16
-"""Pieces of the overlay that are joined into one, so that looking through it stays quick."""
 
 WHOLE = RESTORED
 """The tables of a reader who is to know all that a sequencer does."""
 
 _ATTEMPTS = 20
 
-PLANNED: pa.Schema = pa.schema(
-    [
-        SEGMENT_SCHEMA.field(name)
-        for name in (
-            "partition",
-            "base_offset",
-            "record_count",
-            "last_offset",
-            "file_id",
-            "footer_hash",
-            "first_row",
-            "file_partition",
-            "min_timestamp_ms",
-            "max_timestamp_ms",
-            "append_time_ms",
-            "producer_id",
-            "producer_epoch",
-            "transactional",
-        )
-    ]
-)
-"""What a fetch needs of a segment; the rest of them is not read."""
-
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
 """What a transaction is known by within a topic."""
-
-
-@dataclass(frozen=True)
-class OffsetRange:
-    """Offsets start <= offset < end of a partition."""
-
-    partition: int
-    start: int
-    end: int
 
 
 class Reader:
@@ -83,7 +48,8 @@ class Reader:
     def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS) -> None:
         """tables: from which its state comes, READERS, MEMBERS or WHOLE; of the rest it knows what came since."""
         self._store, self._clock, self._tables = store, clock, tables
-        self._loaded_at_ms: int | None = None
+        self._based_at_ms: int | None = None
+        self._refreshed_at_ms = 0
         self._view: _View
 
     @property
@@ -96,26 +62,44 @@ class Reader:
 
         Raises StorageError, NewerFormat, TableDamaged.
         """
+        now_ms = self._clock.steady_ms()
         # forgotten until it has worked: what is interrupted may have folded a step in part, or lost rows it took
-        loaded_at_ms, self._loaded_at_ms = self._loaded_at_ms, None
-        stale = loaded_at_ms is None or self._clock.steady_ms() - loaded_at_ms > REBASE_MS
+        based_at_ms, self._based_at_ms = self._based_at_ms, None
+        # to follow very many steps takes longer than to load
+        is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
         with store_errors(), damage_told(self._store):
-            if stale or not self._view.follow():
+            if based_at_ms is None or not is_close or not self._view.follow():
                 self._load()
+            elif now_ms - based_at_ms > REBASE_MS:
+                self._rebase()
             else:
-                self._loaded_at_ms = loaded_at_ms
+                self._based_at_ms = based_at_ms
+        self._refreshed_at_ms = now_ms
         return self.state
+
+    def _rebase(self) -> None:
+        """Go on from a newer watermark. What was followed stays: only its segments are read from the table now."""
+        try:
+            is_done = self._view.rebase(read_watermark(self._store).step, self._store.open(SEGMENTS))
+        except (FileNotFoundError, NotATable):
+            is_done = False
+        if is_done:
+            if self._tables is not WHOLE:
+                self._view.state = self._view.state.without_clients(with_groups=self._tables is not READERS)
+            self._based_at_ms = self._clock.steady_ms()
+        else:
+            self._load()
 
     def _load(self) -> None:
         gone: FileNotFoundError | NotATable | None = None
-        self._loaded_at_ms = None
+        self._based_at_ms = None
         for attempt in range(_ATTEMPTS):
             try:
                 view = self._loaded()
             except (FileNotFoundError, NotATable) as error:  # removed before we came to it, with its log entry, or lost
                 gone, view = error, None
             if view is not None:
-                self._view, self._loaded_at_ms = view, self._clock.steady_ms()
+                self._view, self._based_at_ms = view, self._clock.steady_ms()
                 return
             self._clock.sleep(5 * attempt)
         if gone is not None:
@@ -130,7 +114,7 @@ class Reader:
         except StepTooOld:
             return None
         segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)
-        view = _View(watermark.step, state, segments, self._store.follow(journal), HeldRows(self._store.files))
+        view = _View(self._store, watermark.step, state, segments, self._store.follow(journal))
         if not view.fold(journal.read(step=(watermark.step + 1, None))):
             return None
         # a tail that was projected and cut off meanwhile looks like none at all
@@ -144,71 +128,44 @@ class Reader:
         """
         if not ranges:
             return PLANNED.empty_table()
-        with store_errors():
+        lookup = Lookup(topic.topic_id, ranges, committed)
+        with store_errors(), damage_told(self._store):
             try:
-                return self._overlaid(topic, ranges, committed)
+                found = self._view.find(topic, lookup)
             except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
                 self._load()
                 if topic.topic_id not in self.state.topics:
                     raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
-                return self._overlaid(topic, ranges, committed)
+                found = self._view.find(self.state.topics[topic.topic_id], lookup)
+        return clip(_not_aborted(found), {r.partition: r for r in ranges})
 
     def held(self, segments: pa.Table) -> Held:
         """What the journal's tail has of the rows of these segments, columns of PLANNED."""
         return self._view.held.of(segments)
 
-    def _overlaid(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
-        end = max(r.end for r in ranges)
-        where = (pc.field("kind") == "data") & _overlapping(ranges)
-        if committed:
-            # looked for in the same scan; a marker comes after all that it ends, maybe after the end of the range
-            where = where | ((pc.field("kind") == "abort") & (pc.field("first_offset") < end))
-        found = self._found(topic, ranges, where, None if committed else end - 1)
-        aborted = found.filter(pc.field("kind") == "abort")
-        if aborted.num_rows:
-            data = found.filter(pc.field("kind") == "data")
-            found = data.join(aborted.select(_TRANSACTION), keys=_TRANSACTION, join_type="left anti")
-        ordered = found.select(PLANNED.names).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-        return clip(ordered, {r.partition: r for r in ranges})
 
-    def _found(self, topic: Topic, ranges: list[OffsetRange], where: pc.Expression, last: int | None) -> pa.Table:
-        """Columns PLANNED, and the kind, of segments: those projected at the watermark, then the journal's tail.
-
-        last: the highest base offset of interest.
-        """
-        columns = ["kind", *PLANNED.names]
-        view = self._view
-        tail = view.overlay().filter(where & (pc.field("topic_id") == topic.topic_id)).select(columns)
-        ends = view.stored_ends.get(topic.topic_id, ())
-        wanted = [r for r in ranges if r.partition < len(ends) and r.start < ends[r.partition]]
-        if not wanted:
-            return tail
-        stored = view.segments.read(
-            columns,
-            where=where,
-            topic_id=(topic.topic_id, topic.topic_id),
-            partition=(min(r.partition for r in wanted), max(r.partition for r in wanted)),
-            base_offset=(None, last),
-            last_offset=(min(r.start for r in wanted), None),
-            step=(None, view.watermark_step),
-        )
-        return pa.concat_tables([stored, tail])
+def _not_aborted(found: pa.Table) -> pa.Table:
+    """Data segments, but for those of transactions that an abort among them has ended; by partition and offset."""
+    aborts = is_kind(found, "abort")
+    if aborts.any():
+        of_aborted = found.filter(pa.array(aborts)).select(_TRANSACTION)
+        found = found.filter(pa.array(~aborts)).join(of_aborted, keys=_TRANSACTION, join_type="left anti")
+    return found.select(PLANNED.names).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
 
 
 class _View:
     """One load of a namespace and what was followed since.
 
-    stored_ends: where the projected segments of a topic end; who follows the end of a log needs only the overlay.
     held: the rows that ride in the tail.
     """
 
     def __init__(
-        self, watermark_step: int, state: State, segments: TableHandle, journal: Follower, held: HeldRows
+        self, store: Store, watermark_step: int, state: State, segments: TableHandle, journal: Follower
     ) -> None:
-        self.watermark_step, self.state, self.segments, self._journal = watermark_step, state, segments, journal
-        self.stored_ends = {t.topic_id: t.high_watermarks.copy() for t in state.topics.values()}
-        self._overlay: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
-        self.held = held
+        self.state, self._journal = state, journal
+        self._overlay, self._stored, self.held = Overlay(), StoredSegments(store), HeldRows(store.files)
+        self._table_id = segments.table_id
+        self._stored.move_to(segments, watermark_step)
 
     def follow(self) -> bool:
         """Fold what the journal has gained; False where its tail has a gap."""
@@ -227,32 +184,27 @@ class _View:
             return False
         machine.replay(self.state, steps)
         self.held.add(steps)
-        self._overlay += [table for table in map(_segments_of, steps) if table.num_rows]
-        if len(self._overlay) > MANY_CHUNKS:
-            self._overlay = [self.overlay().combine_chunks()]
+        self._overlay.add(steps)
         return True
 
-    def overlay(self) -> pa.Table:
-        """Segments that came after the watermark."""
-        return pa.concat_tables(self._overlay)
+    def rebase(self, watermark_step: int, segments: TableHandle) -> bool:
+        """From now on segments up to this step are those of the table, opened after its watermark was read.
 
+        False: it is another table than it was, or the watermark is of a step that nobody can follow to.
+        """
+        if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
+            return False
+        self._stored.move_to(segments, watermark_step)
+        self._overlay.forget(watermark_step)
+        self.held.forget(watermark_step)
+        return True
 
-def _segments_of(step: Step) -> pa.Table:
-    return table_of(one.segments for one in step.entries)
-
-
-def _overlapping(ranges: list[OffsetRange]) -> pc.Expression:
-    """Segments that share an offset with one of the ranges."""
-    bounds: dict[tuple[int, int], list[int]] = {}
-    for r in ranges:
-        bounds.setdefault((r.start, r.end), []).append(r.partition)
-    expression: pc.Expression | None = None
-    for (first, last), partitions in bounds.items():
-        one = pc.field("partition").isin(pa.array(partitions, pa.int32()))
-        one = one & (pc.field("base_offset") < last) & (pc.field("last_offset") >= first)
-        expression = one if expression is None else expression | one
-    assert expression is not None
-    return expression
+    def find(self, topic: Topic, lookup: Lookup) -> pa.Table:
+        """What is looked for of the topic, columns of LOOKED_AT: up to the watermark, then in the journal's tail."""
+        tail, ends = self._overlay.find(lookup), self._overlay.begins(topic)
+        if any(r.start < ends[r.partition] for r in lookup.ranges):
+            return pa.concat_tables([self._stored.find(lookup), tail])
+        return tail
 
 
 def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:

@@ -106,6 +106,11 @@ class State:
             lent=set(self.topics),
         )
 
+    def without_clients(self, with_groups: bool) -> State:
+        """The same as one loads it who decides nothing: what its tail tells of producers, and of groups, is left out."""
+        left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
+        return left if with_groups else replace(left, offsets={}, groups={})
+
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)

@@ -1,0 +1,200 @@
+"""Looking up segments: in files and row groups of the table, and in the journal's tail. Found is what is there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from clocks import AheadClock
+from unit.served import CONFIG, until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import overlay, reader, stored
+from lakemq.engine.client.fetch.lookup import LOOKED_AT, Lookup, OffsetRange
+from lakemq.engine.client.fetch.overlay import Overlay
+from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.stored import StoredSegments
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
+from lakemq.engine.protocol.values.log import Produced
+from lakemq.engine.protocol.values.segments import segments
+from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.storage.commits import NewFile, statistics_of
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.store import Store
+
+PARTITIONS = 4
+
+
+def random_rows(random: random.Random, count: int, step: int) -> list[SegmentRow]:
+    rows = []
+    for _ in range(count):
+        base, length = random.randrange(200), random.randrange(1, 5)
+        kind = random.choice(["data", "data", "data", "abort", "commit", "log_start"])
+        rows.append(
+            SegmentRow(
+                step=step,
+                kind=kind,
+                topic_id=random.randrange(1, 4),
+                topic="t",
+                partition=random.randrange(PARTITIONS),
+                base_offset=base,
+                record_count=length,
+                last_offset=base + length - 1,
+                transactional=kind != "data",
+                origin="publish",
+                first_offset=random.randrange(base + 1) if kind in ("abort", "commit") else None,
+            )
+        )
+    return rows
+
+
+def random_lookup(random: random.Random) -> Lookup:
+    ranges = [
+        OffsetRange(partition, start, start + random.randrange(1, 60))
+        for partition in random.sample(range(PARTITIONS), random.randrange(1, PARTITIONS + 1))
+        for start in [random.randrange(200)]
+    ]
+    return Lookup(random.randrange(1, 5), ranges, random.random() < 0.5)
+
+
+def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
+    """As one would say it."""
+    of_partition = {one.partition: one for one in lookup.ranges}.get(row.partition)
+    if row.topic_id != lookup.topic_id or of_partition is None:
+        return False
+    if row.kind == "abort":
+        return lookup.committed and row.first_offset < max(one.end for one in lookup.ranges)  # type: ignore[operator]
+    return row.kind == "data" and row.base_offset < of_partition.end and row.last_offset >= of_partition.start
+
+
+def told(rows: pa.Table) -> list[str]:
+    return sorted(map(str, rows.select(LOOKED_AT.names).to_pylist()))
+
+
+def expected(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
+    """But for aborts that come before all of the ranges, which end nothing in them."""
+    return told(SEGMENTS.table(row for row in rows if is_wanted(row, lookup) and row.last_offset >= lookup.start))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_found_is_what_is_there_whoever_wrote_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(stored, "_FEW_ROWS", 20)
+    monkeypatch.setattr(stored, "_MOST_ROWS_KEPT", 60)
+    chance, store, rows = random.Random(seed), Store(LocalFiles(str(tmp_path))), list[SegmentRow]()
+    store.create(SEGMENTS)
+    table = store.open(SEGMENTS)
+    found = StoredSegments(store)
+    for step in range(1, 13):
+        new = random_rows(chance, chance.choice([1, 5, 15, 100]), step)
+        rows += new
+        name = f"{step}.parquet"
+        written = SEGMENTS.table(new).sort_by([(key, "ascending") for key in SEGMENTS.sort_by])
+        if step % 4 == 3:  # as another engine would
+            texts = [pa.large_string() if type == pa.string() else type for type in written.schema.types]
+            written = written.cast(pa.schema(zip(written.column_names, texts, strict=True)))
+        pq.write_table(written, tmp_path / SEGMENTS.name / name, row_group_size=7)
+        known = {"numRecords": written.num_rows} if step % 4 == 2 else statistics_of(SEGMENTS.table(new))
+        table.replace_at(table.version, [NewFile(name, 1, 1, known)])
+        if step % 3:
+            continue
+        found.move_to(table, step - 1)
+        for _ in range(30):
+            lookup = random_lookup(chance)
+            seen = lookup.among(found.find(lookup))
+            seen = seen.filter(pa.array([last >= lookup.start for last in seen["last_offset"].to_pylist()], pa.bool_()))
+            assert told(seen) == expected([row for row in rows if row.step < step], lookup)
+
+
+def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "_FEW_ROWS", 20)
+    store = Store(LocalFiles(str(tmp_path)))
+    store.create(SEGMENTS)
+    table = store.open(SEGMENTS)
+    rows = [
+        SegmentRow(
+            step=1, kind="data", topic_id=1, topic="t", partition=n // 500, base_offset=n % 500, record_count=1,
+            last_offset=n % 500, transactional=False, origin="publish",
+        )
+        for n in range(2000)
+    ]  # fmt: skip
+    pq.write_table(SEGMENTS.table(rows), tmp_path / SEGMENTS.name / "large.parquet", row_group_size=50)
+    table.replace_at(table.version, [NewFile("large.parquet", 1, 1, statistics_of(SEGMENTS.table(rows)))])
+    found, groups = StoredSegments(store), []
+    found.move_to(table, 1)
+    read = pq.ParquetFile.read_row_groups
+
+    def noted(file: pq.ParquetFile, wanted: list[int], **how: object) -> pa.Table:
+        groups.append(wanted)
+        return read(file, wanted, **how)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", noted)
+    assert found.find(Lookup(1, [OffsetRange(2, 120, 130)], committed=True)).num_rows == 10
+    assert groups == [[22]]
+
+
+# -- the tail -----------------------------------------------------------------------------------------------
+
+
+def tail_step(step: int, partition: int) -> Step:
+    columns = {
+        "kind": ["data"], "topic_id": [1], "topic": ["t"], "partition": [partition], "base_offset": [step],
+        "record_count": [1], "last_offset": [step], "transactional": [False], "origin": ["publish"],
+    }  # fmt: skip
+    return Step(step, 0, 1, [JournalEntry(Produced("t"), segments(1, **columns))])
+
+
+def test_a_long_tail_is_in_few_pieces() -> None:
+    tail = Overlay()
+    for step in range(1, 2001):
+        tail.add([tail_step(step, step % 2)])
+        assert len(tail._joined) + len(tail._recent) < overlay._MANY_PIECES + 12
+    assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
+        1000, 1002, 1004, 1006, 1008,
+    ]  # fmt: skip
+    tail.forget(1005)
+    assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [1006, 1008]
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq:
+        mq.serving()
+        mq.topics.create("t", partitions=2)
+        yield mq
+
+
+def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = AheadClock()
+    follower = Reader(mq.namespace.store, clock)
+    follower.refresh()
+
+    def load_state(*_: object, **__: object) -> None:
+        raise AssertionError("loaded again")
+
+    for turn in range(6):
+        mq.publish("t", pa.table({"value": [f"{turn}-{n}" for n in range(5)], "partition": [0, 0, 0, 1, 1]}))
+        step = mq.state().step
+        until(lambda step=step: reader.read_watermark(mq.namespace.store).step >= step)  # type: ignore[misc]
+        clock.ahead_ms += 2 * REBASE_MS // 3
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "load_state", load_state)
+            state = follower.refresh()
+        fresh = Reader(mq.namespace.store, clock)
+        assert fresh.refresh().topic("t").high_watermarks.tolist() == state.topic("t").high_watermarks.tolist()
+        ranges = [OffsetRange(0, 0, 3 * turn + 3), OffsetRange(1, 1, 2 * turn + 2)]
+        found = [one.segments(one.state.topic("t"), ranges, committed=True) for one in (follower, fresh)]
+        assert found[0].equals(found[1])
+        assert sum(found[0]["record_count"].to_pylist()) == 5 * turn + 4
+    assert follower._view._overlay._all().num_rows == 0, "all of it is stored by the last watermark"
+    held = [len(parts) for parts in follower._view.held._parts.values()]
+    assert sum(held) <= 2, "what is in its file by the last watermark is let go"
+    assert follower.state.clients == fresh.state.clients
