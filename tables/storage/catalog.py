@@ -11,6 +11,7 @@ from ..specs.registry import TABLES
 from ..specs.spec import TableSpec
 from ..specs.views import VIEWS
 from .store import Store
+from .workers import Workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,10 @@ _TYPES = {
     pa.binary(): "binary",
     pa.bool_(): "boolean",
 }
+
+
+_AT_ONCE = 8
+"""Statements that Spark is given at a time."""
 
 
 class DatabaseTaken(Exception):
@@ -81,9 +86,13 @@ def register(spark: SparkSession, path: str, store: Store) -> str:
                 f"The Spark session has a database {database} already: found {found!r},"
                 f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
             )
-        statements = statements[1:]
-    for statement in statements:
-        spark.sql(statement)
+    else:
+        spark.sql(statements[0])
+    # Delta reads the log of each table; what a view reads must be there
+    tables, views = statements[1 : 1 + len(TABLES)], statements[1 + len(TABLES) :]
+    with Workers(_AT_ONCE, "lakemq-catalog") as threads:
+        for some in (tables, views):
+            list(threads.map(spark.sql, some))
     return database
 
 
