@@ -24,8 +24,6 @@ from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest, Unsup
 from ..protocol.values.log import ApplicationVersion, Published
 from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
-from ..sequencer.sequencer import Sequencer
-from ..sequencer.serving import Serving, step_until_idle
 from .arguments import (
     fetch_position,
     group_name,
@@ -68,12 +66,14 @@ from .transactions.scope import TransactionScope
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ..sequencer.sequencer import Sequencer
+    from ..sequencer.serving import Serving
     from .publish.inbox import Drained
     from .publish.spark import SparkPublisher
     from .publish.streaming import Streamed
 
 T = TypeVar("T")
-Closable = TypeVar("Closable", Producer, Serving)
+Closable = TypeVar("Closable", "Producer", "Serving")
 
 
 def new_id() -> str:
@@ -436,6 +436,8 @@ class Connection:
 
     def serving(self) -> Serving:
         """A sequencer in a thread of this process. It stands by while another one leads."""
+        from ..sequencer.serving import Serving  # few clients are sequencers, too
+
         return self._kept(Serving(self.sequencer, self.namespace.config, self._clock), self._serving.append)
 
     def step_until_idle(self, wait_ms: int = 0) -> int:
@@ -444,10 +446,14 @@ class Connection:
         A transaction older than its timeout is waited for, for one timeout, and aborted; so is a letter after a gap,
         for request.gap.ms.
         """
+        from ..sequencer.serving import step_until_idle  # few clients are sequencers, too
+
         wait_ms = whole_number("wait_ms", wait_ms, 0)
         return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 
     def sequencer(self) -> Sequencer:
+        from ..sequencer.sequencer import Sequencer  # few clients are sequencers, too
+
         self._check_open()
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
         return Sequencer(self.namespace, name, self._clock, new_file_id, self._reached)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lakemq
 from lakemq.jobs.commands.page import command_page
 
 PAGE = Path(__file__).parents[2] / "docs/command.md"
@@ -45,3 +46,23 @@ def test_there_is_no_colour_in_a_pipe() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("check")
     assert "\x1b" not in done.stdout + done.stderr
+
+
+_COMMAND = """
+import sys
+from lakemq.jobs.cli import main
+try:
+    main(["--path", sys.argv[1], "topics", "list"])
+except SystemExit as end:
+    assert not end.code, end
+print(sorted({"pandas", "pyspark", "duckdb", "lakemq.engine.sequencer.sequencer"} & set(sys.modules)))
+import pandas, pyarrow
+print(pyarrow.array(pandas.Series([1, 2], dtype="Int64")).type, pyarrow.table({"a": [1]}).to_pandas().shape)
+"""
+
+
+def test_a_command_loads_nothing_heavy_that_it_has_no_use_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    lakemq.connect(path, create=True).close()
+    done = subprocess.run([sys.executable, "-c", _COMMAND, path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[]", "int64 (1, 1)"], "and who wants pandas later has it"

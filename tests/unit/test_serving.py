@@ -18,7 +18,6 @@ import pytest
 from unit.served import until, values
 
 import lakemq
-from lakemq.engine.client import connection
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
@@ -407,7 +406,7 @@ def test_serving_that_comes_while_the_connection_closes_is_ended(
             made.append(self)
             mq.close()
 
-    monkeypatch.setattr(connection, "Serving", Late)
+    monkeypatch.setattr("lakemq.engine.sequencer.serving.Serving", Late)
     with pytest.raises(IllegalState):
         mq.serving()
     assert made[0].wait(0)
