@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,21 +36,32 @@ SMALL_BYTES = 8 << 20
 MANY_BIG_FILES = 8
 """Merged files of a changelog that are merged once more: most of their rows have newer ones by then."""
 
+_STEP_BYTES = 64 << 10
+"""A file of the journal of this size is one of a few steps."""
+
 LOAD_MS = 10_000
 """Age of a watermark that nobody begins to read from any more: what keys were before it may be forgotten."""
 
 CLEAN_MS = 10_000
 """Least time between two removals of old log entries and replaced files of a table."""
 
+JOURNAL_CHECKPOINT_MS = 5_000
+"""Least time between two checkpoints of the journal, each of which holds the tombstones of two minutes of steps."""
+
+MOST_UNCHECKPOINTED = 1_000
+"""Commits of the journal after which one is due nevertheless: who opens it reads each, at 0.3 ms."""
+
 SWEEP_MS = 3_600_000
 """Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
 
-_JOURNAL = JOURNAL.stored_schema.names
+JOURNAL_KEPT = tuple(name for name in JOURNAL.stored_schema.names if name != "rows")
+"""Columns of the journal that a merge keeps."""
 
 
 @dataclass
 class _Maintained:
     checkpointed_version: int
+    checkpointed_at_ms: int | None = None
     merged_version: int = 0
     cleaned_at_ms: int | None = None
     swept_at_ms: int | None = None
@@ -143,26 +154,36 @@ class Housekeeping:
     # -- the journal ------------------------------------------------------------------------------------
 
     def maintain_journal(
-        self, store: Store, version: int, files: Sequence[StoredFile], watermark: int
+        self, store: Store, version: int, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
     ) -> JournalMerge | None:
         """Checkpoint the journal, and prepare the merge of its files up to the watermark, as far as it is time.
 
-        version, files: the sequencer's when this began. The merge is a commit to the journal, so that the sequencer
-        makes it, between two steps; the files it names stay live until then, because nobody else removes any.
+        version, files: the sequencer's when this began; kept: by the path of their file, rows that need not be read,
+        columns of JOURNAL_KEPT. The merge is a commit to the journal, so that the sequencer makes it, between two
+        steps; the files it names stay live until then, because nobody else removes any.
         """
         maintained = self._maintained(JOURNAL.name)
-        if version - maintained.checkpointed_version >= self._config.number("checkpoint.interval"):
+        if self._is_journal_checkpoint_due(maintained, version - maintained.checkpointed_version):
             handle = store.open(JOURNAL)
             self._checkpoint(handle, maintained)
             self._clean(handle, maintained)  # the term has begun with a commit to it
         if version - maintained.merged_version < self._config.number("compact.min.files"):
             return None
-        merge = self._journal_merge(store, files, watermark)
+        merge = self._journal_merge(store, files, kept, watermark)
         if merge is not None:
             maintained.merged_version = version
         return merge
 
-    def _journal_merge(self, store: Store, files: Sequence[StoredFile], watermark: int) -> JournalMerge | None:
+    def _is_journal_checkpoint_due(self, maintained: _Maintained, commits: int) -> bool:
+        if commits < self._config.number("checkpoint.interval"):
+            return False
+        at_ms = maintained.checkpointed_at_ms
+        is_time = at_ms is None or self._clock.steady_ms() - at_ms >= JOURNAL_CHECKPOINT_MS
+        return is_time or commits >= MOST_UNCHECKPOINTED
+
+    def _journal_merge(
+        self, store: Store, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
+    ) -> JournalMerge | None:
         """Of what is projected, small files become one, and decisions older than journal.retention.ms go.
 
         The last step stays at any age: a reader with an older watermark must find that it has missed some.
@@ -179,10 +200,13 @@ class Housekeeping:
         ]
         if len(small) < self._config.number("compact.min.files") and not old:
             return None
+        small = _newest(small)
         stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
+        stored = store.dataset(JOURNAL, [file for file in small if file.path not in kept])
+        parts = [kept[file.path] for file in small if file.path in kept]
+        rows = pa.concat_tables([stored.to_table(columns=list(JOURNAL_KEPT)), *parts]).filter(stays)
         # message rows that rode here are in their data files by now
-        columns = {name: pc.scalar(None).cast(pa.binary()) if name == "rows" else pc.field(name) for name in _JOURNAL}
-        rows = store.dataset(JOURNAL, small).to_table(columns=columns, filter=stays)
+        rows = rows.append_column("rows", pa.nulls(rows.num_rows, pa.binary())).select(JOURNAL.stored_schema.names)
         added = self._write(JOURNAL, rows, (*small, *old))
         self._reached("housekeeping.merged_journal_written")
         gone = {f.path for f in (*small, *old)}
@@ -206,6 +230,7 @@ class Housekeeping:
     def _checkpoint(self, handle: TableHandle, maintained: _Maintained) -> None:
         handle.checkpoint()
         maintained.checkpointed_version = handle.version
+        maintained.checkpointed_at_ms = self._clock.steady_ms()
         self._reached("housekeeping.checkpointed")
 
     def _clean(self, handle: TableHandle, maintained: _Maintained) -> None:
@@ -237,6 +262,21 @@ class Housekeeping:
             pq.write_table(rows, sink, compression="zstd", row_group_size=GROUP_ROWS)
         size, written_ms = self._files.size(name), self._files.modified_ms(name)
         return (NewFile(path, size or 0, written_ms or 0, statistics_of(rows)),)
+
+
+def _newest(small: Sequence[StoredFile]) -> list[StoredFile]:
+    """The newest of these files of the journal, and older ones as long as each is no larger than all of these.
+
+    So a row is written again about as often as the size of its file has doubled, not whenever there are new steps.
+    """
+    chosen: list[StoredFile] = []
+    size_bytes = 0
+    for file in sorted(small, key=lambda file: file.statistics["max.step"], reverse=True):
+        if size_bytes and file.size_bytes > max(size_bytes, _STEP_BYTES):
+            break
+        chosen.append(file)
+        size_bytes += file.size_bytes
+    return chosen
 
 
 def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:

@@ -7,8 +7,10 @@ failed with is raised by the next call here, never lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
+
+import pyarrow as pa
 
 from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.store import Store
@@ -116,15 +118,25 @@ class Background:
         self._begun_at_ms = self._clock.steady_ms()
         work = plan_projection(state, self._tail, self._housekeeping.floor, self._housekeeping.journal_start)
         self._running = self._executor.submit(
-            self._write, work, self._journal.lookout(), self._journal.version, self._journal.files
+            self._write,
+            work,
+            self._journal.lookout(),
+            self._journal.version,
+            self._journal.files,
+            self._journal.kept(),
         )
 
     def _write(
-        self, work: Projection, look: Callable[[], None], version: int, files: Sequence[StoredFile]
+        self,
+        work: Projection,
+        look: Callable[[], None],
+        version: int,
+        files: Sequence[StoredFile],
+        kept: Mapping[str, pa.Table],
     ) -> JournalMerge | None:
-        """In the background. look, version, files: the journal's when the pass began."""
+        """In the background. look, version, files, kept: the journal's when the pass began."""
         self._projector.write(work, look)
-        return self._housekeeping.maintain_journal(self._store, version, files, work.step)
+        return self._housekeeping.maintain_journal(self._store, version, files, kept, work.step)
 
     def _finish(self) -> None:
         assert self._running is not None

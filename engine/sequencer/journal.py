@@ -12,10 +12,14 @@ from lakemq.tables.storage.committer import Committer, open_committer
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.store import Store, TableHandle
 
+from ..maintenance.housekeeping import JOURNAL_KEPT
 from ..namespace import crash
 from ..protocol.codec.journal import steps_after
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import Step
+
+_MOST_KEPT, _MOST_KEPT_BYTES = 2_000, 32 << 10
+"""Files, and the size of each, whose rows stay in memory until they are merged: reading them back costs 2 ms a file."""
 
 
 class Journal:
@@ -31,6 +35,7 @@ class Journal:
         self._committer: Committer = open_committer(store, self._opened)
         self.table_id = self._opened.table_id
         self.files: tuple[StoredFile, ...] = tuple(self._opened.files())
+        self._kept: dict[str, pa.Table] = {}
 
     @property
     def version(self) -> int:
@@ -44,6 +49,8 @@ class Journal:
         file = self._committer.write(rows)
         self._reached("sequencer.step_written")
         self._commit(f"Step {step} did not land", [file])
+        if len(self._kept) < _MOST_KEPT and file.size_bytes <= _MOST_KEPT_BYTES:
+            self._kept[file.path] = rows.select(JOURNAL_KEPT)
 
     def replace(self, add: Sequence[NewFile], remove: Sequence[StoredFile]) -> None:
         """Swap files for merged ones; a commit like any other, hence raises NotLeader."""
@@ -55,8 +62,17 @@ class Journal:
         except CommitConflict as conflict:
             raise NotLeader(f"{failed}: {conflict}") from conflict
         gone = {file.path for file in remove}
+        for path in gone:
+            self._kept.pop(path, None)
         stay = self.files if not gone else (file for file in self.files if file.path not in gone)
         self.files = (*stay, *(file.stored() for file in add))
+
+    def kept(self) -> dict[str, pa.Table]:
+        """What this one has appended and nobody has merged yet, by the path of its file, without rows of messages.
+
+        Most of it, that is, and none of steps that are large.
+        """
+        return dict(self._kept)
 
     def steps_after(self, step: int) -> list[Step]:
         """All later steps of the version at which this was opened, in order.
