@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, repeat
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ def decode_steps(rows: pa.Table) -> list[Step]:
     """Rows of the journal, in any order, as steps in theirs. Raises NewerFormat; ValueError: no rows of a journal."""
     if rows.num_rows == 0:
         return []
-    rows = JOURNAL.checked(rows).sort_by([("step", "ascending"), ("position", "ascending")])
+    rows = _ordered(JOURNAL.checked(rows))
     newest = max(rows.column("format_version").to_pylist())
     if newest > FORMAT_VERSION:
         raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
@@ -97,6 +97,14 @@ def decode_steps(rows: pa.Table) -> list[Step]:
         riding = next((riding for *_, riding in members if riding is not None), None)
         steps.append(Step(step, members[0][3], members[0][4], entries, riding))
     return steps
+
+
+def _ordered(rows: pa.Table) -> pa.Table:
+    """By step and position. Rows of one commit are so already, and to sort them costs a tenth of decoding them."""
+    places = list(zip(rows.column("step").to_pylist(), rows.column("position").to_pylist(), strict=True))
+    if all(one < other for one, other in pairwise(places)):
+        return rows
+    return rows.sort_by([("step", "ascending"), ("position", "ascending")])
 
 
 def _decode_record(text: str) -> Record:

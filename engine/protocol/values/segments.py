@@ -91,7 +91,7 @@ def marker_segments(
 
 def table_of(parts: Iterable[Segments]) -> pa.Table:
     """All segments one after the other, as a table of SEGMENT_SCHEMA."""
-    tables: list[pa.Table] = [SEGMENT_SCHEMA.empty_table()]
+    tables: list[pa.Table] = []
     lists: list[Sequence[list[Any]]] = []
     for part in parts:
         if isinstance(part._columns, pa.RecordBatch):
@@ -99,7 +99,8 @@ def table_of(parts: Iterable[Segments]) -> pa.Table:
             lists = []
         elif len(part):
             lists.append(part._columns)
-    return pa.concat_tables([*tables, *_arrow(lists)])
+    tables += _arrow(lists)
+    return tables[0] if len(tables) == 1 else pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *tables])
 
 
 def _arrow(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:

@@ -107,7 +107,7 @@ class State:
         )
 
     def without_clients(self, with_groups: bool) -> State:
-        """The same as one loads it who decides nothing: what its tail tells of producers, and of groups, is left out."""
+        """The same as who decides nothing loads it: what its tail tells of producers, and of groups, is left out."""
         left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
         return left if with_groups else replace(left, offsets={}, groups={})
 
