@@ -6,20 +6,18 @@ number of live files, of files on disk and of log entries stays bounded, however
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
-from lakemq.tables.storage.commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile, statistics_of
+from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.leftovers import Leftovers
@@ -28,10 +26,9 @@ from lakemq.tables.storage.store import Store, TableHandle
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
+from .data_files import FEW_FILES, SMALL_BYTES, DataFiles, Open
 from .trimming import Living, is_spent, trimmed
-
-SMALL_BYTES = 8 << 20
-"""Files below this size are merged."""
+from .writing import write_merged
 
 MANY_BIG_FILES = 8
 """Merged files of a changelog that are merged once more: most of their rows have newer ones by then."""
@@ -50,6 +47,9 @@ JOURNAL_CHECKPOINT_MS = 5_000
 
 MOST_UNCHECKPOINTED = 1_000
 """Commits of the journal after which one is due nevertheless: who opens it reads each, at 0.3 ms."""
+QUIET_MS = 60_000
+"""Time without a commit to a table after which it is checkpointed and merged, however little there is of it; and most
+time between two removals."""
 
 SWEEP_MS = 3_600_000
 """Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
@@ -60,8 +60,12 @@ JOURNAL_KEPT = tuple(name for name in JOURNAL.stored_schema.names if name != "ro
 
 @dataclass
 class _Maintained:
+    """version, moved_at_ms: the table's as it was last seen, and since when it has been at that one."""
+
     checkpointed_version: int
     checkpointed_at_ms: int | None = None
+    version: int = -1
+    moved_at_ms: int = 0
     merged_version: int = 0
     cleaned_at_ms: int | None = None
     swept_at_ms: int | None = None
@@ -89,10 +93,12 @@ class Housekeeping:
         clock: Clock,
         watermark: WatermarkRow,
         now_ms: Callable[[], int],
+        data_files: DataFiles,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
         """watermark: the newest one at the beginning of the term; now_ms: the time of the steps."""
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
+        self._data_files = data_files
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
         self.floor, self.journal_start = watermark.floor, watermark.journal_start
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
@@ -110,22 +116,35 @@ class Housekeeping:
     def maintain(self, handle: TableHandle) -> None:
         """Checkpoint, merge and remove as far as it is time. Raises CommitConflict."""
         maintained = self._maintained(handle.spec.name)
-        if handle.version - maintained.checkpointed_version < self._config.number("checkpoint.interval"):
-            return
-        if handle.spec.shape != "data":
-            self._merge(handle)
-        self._checkpoint(handle, maintained)
-        version = handle.version
-        handle.reopen()
-        if handle.version != version:
-            raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
-        if handle.has_committed:
+        is_quiet, since = self._is_quiet(handle, maintained), handle.version - maintained.checkpointed_version
+        is_due = since >= self._config.number("checkpoint.interval") or (is_quiet and since > 0)
+        if is_due:
+            if handle.spec.shape != "data":
+                self._merge(handle, is_quiet)
+            self._checkpoint(handle, maintained)
+            version = handle.version
+            handle.reopen()
+            if handle.version != version:
+                raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
+        if handle.has_committed and self._is_to_be_cleaned(maintained, CLEAN_MS if is_due else QUIET_MS):
             self._clean(handle, maintained)
 
-    def _merge(self, handle: TableHandle) -> None:
-        files = handle.files()
+    def maintain_data_files(self, open_table: Open, step: int) -> None:
+        """Merge and remove data files as far as it is time. step: of the watermark. Raises CommitConflict."""
+        floor = self._settled_step()
+        if self._data_files.maintain(open_table, step, floor):
+            self.floor = max(self.floor, floor)
+
+    def _is_quiet(self, handle: TableHandle, maintained: _Maintained) -> bool:
+        now_ms = self._clock.steady_ms()
+        if handle.version != maintained.version:
+            maintained.version, maintained.moved_at_ms = handle.version, now_ms
+        return now_ms - maintained.moved_at_ms >= QUIET_MS
+
+    def _merge(self, handle: TableHandle, is_quiet: bool) -> None:
+        files, least = handle.files(), self._config.number("compact.min.files")
         chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
-        if len(chosen) < self._config.number("compact.min.files"):
+        if len(chosen) < (min(FEW_FILES, least) if is_quiet else least):
             return
         is_changelog = handle.spec.shape == "changelog"
         if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
@@ -137,7 +156,7 @@ class Housekeeping:
         rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
         if now is not None:
             rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
-        added = self._write(handle.spec, rows, chosen)
+        added = write_merged(self._files, self._leftovers, handle.spec, rows, chosen)
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
@@ -163,10 +182,14 @@ class Housekeeping:
         steps; the files it names stay live until then, because nobody else removes any.
         """
         maintained = self._maintained(JOURNAL.name)
-        if self._is_journal_checkpoint_due(maintained, version - maintained.checkpointed_version):
+        is_due = self._is_journal_checkpoint_due(maintained, version - maintained.checkpointed_version)
+        is_to_be_cleaned = self._is_to_be_cleaned(maintained, CLEAN_MS if is_due else QUIET_MS)
+        if is_due or is_to_be_cleaned:
             handle = store.open(JOURNAL)
-            self._checkpoint(handle, maintained)
-            self._clean(handle, maintained)  # the term has begun with a commit to it
+            if is_due:
+                self._checkpoint(handle, maintained)
+            if is_to_be_cleaned:
+                self._clean(handle, maintained)  # the term has begun with a commit to it
         if version - maintained.merged_version < self._config.number("compact.min.files"):
             return None
         merge = self._journal_merge(store, files, kept, watermark)
@@ -207,7 +230,7 @@ class Housekeeping:
         rows = pa.concat_tables([stored.to_table(columns=list(JOURNAL_KEPT)), *parts]).filter(stays)
         # message rows that rode here are in their data files by now
         rows = rows.append_column("rows", pa.nulls(rows.num_rows, pa.binary())).select(JOURNAL.stored_schema.names)
-        added = self._write(JOURNAL, rows, (*small, *old))
+        added = write_merged(self._files, self._leftovers, JOURNAL, rows, (*small, *old))
         self._reached("housekeeping.merged_journal_written")
         gone = {f.path for f in (*small, *old)}
         firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
@@ -233,13 +256,15 @@ class Housekeeping:
         maintained.checkpointed_at_ms = self._clock.steady_ms()
         self._reached("housekeeping.checkpointed")
 
+    def _is_to_be_cleaned(self, maintained: _Maintained, pause_ms: int) -> bool:
+        last_ms = maintained.cleaned_at_ms
+        return last_ms is None or self._clock.steady_ms() - last_ms >= pause_ms
+
     def _clean(self, handle: TableHandle, maintained: _Maintained) -> None:
-        """Remove what nobody needs of a table that this leader has committed to, as far as it is time."""
+        """Remove what nobody needs of a table that this leader has committed to."""
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
         if handle.spec.replaced_retention_ms is not None:
             grace_ms = min(grace_ms, handle.spec.replaced_retention_ms)
-        if maintained.cleaned_at_ms is not None and steady_ms - maintained.cleaned_at_ms < CLEAN_MS:
-            return
         maintained.cleaned_at_ms = steady_ms
         handle.expire_log()
         if handle.spec.shape == "data":
@@ -248,20 +273,6 @@ class Housekeeping:
         if maintained.swept_at_ms is None or steady_ms - maintained.swept_at_ms >= SWEEP_MS:
             maintained.swept_at_ms = steady_ms
             self._leftovers.sweep(name, grace_ms, handle.renewed)
-
-    def _write(self, spec: TableSpec, rows: pa.Table, replaced: Sequence[StoredFile]) -> tuple[NewFile, ...]:
-        """The rows as one file, none where there are none. Said before: which files are of no use afterwards."""
-        path = f"merged-{uuid.uuid4().hex}.parquet"
-        self._leftovers.announce(spec.name, [path, *(file.path for file in replaced)])
-        if not rows.num_rows:
-            return ()
-        if spec.sort_by:
-            rows = rows.sort_by([(key, "ascending") for key in spec.sort_by])
-        name = f"{spec.name}/{path}"
-        with self._files.open_output(name) as sink:
-            pq.write_table(rows, sink, compression="zstd", row_group_size=GROUP_ROWS)
-        size, written_ms = self._files.size(name), self._files.modified_ms(name)
-        return (NewFile(path, size or 0, written_ms or 0, statistics_of(rows)),)
 
 
 def _newest(small: Sequence[StoredFile]) -> list[StoredFile]:

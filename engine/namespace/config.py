@@ -131,6 +131,13 @@ ENGINE = Parameters(
             1,
             600_000,
         ),
+        Parameter(
+            "merge.grace.ms",
+            _DAY_MS,
+            "How long small data files stay once their rows are in a larger one, for queries that run or were planned.",
+            0,
+            30 * _DAY_MS,
+        ),
         Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
         Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),
     ]

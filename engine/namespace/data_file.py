@@ -9,14 +9,23 @@ import secrets
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES, FileFacts, file_stem
+from lakemq.tables.specs.messages import (
+    BODY_SCHEMA,
+    MAX_TIMESTAMP_US,
+    MESSAGES,
+    SEQUENCERS_FILES,
+    FileFacts,
+    file_stem,
+)
+from lakemq.tables.storage.commits import NewFile
 from lakemq.tables.storage.files import Files
 
 ROW_GROUP_ROWS = 1 << 20
@@ -191,3 +200,47 @@ def look(files: Files, file_id: int) -> FileFacts | None:
     flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
     is_journaled = journaled_digest(footer.metadata) is not None
     return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw, is_journaled)
+
+
+def is_as_written(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
+    """Whether a file is the one that segments name. expected_hash: their `footer_hash`; None: its rows rode first."""
+    return is_journaled if expected_hash is None else found_hash == expected_hash
+
+
+# -- as part of the table ---------------------------------------------------------------------------------
+
+
+class _Told(Protocol):
+    """What a file is registered by: WrittenFile has it, and a request's DataFile."""
+
+    @property
+    def file_id(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def min_timestamp_ms(self) -> int: ...
+    @property
+    def max_timestamp_ms(self) -> int: ...
+
+
+def registered(file: _Told) -> NewFile:
+    """As `messages` names it, with what engines need to know of its rows to pass it over."""
+    least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
+    most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}
+    # rows refused for their time are in the file too, and few readers know a year 0 or 10000: say nothing then
+    if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
+        least["timestamp"], most["timestamp"] = _iso(file.min_timestamp_ms), _iso(file.max_timestamp_ms + 1)
+    statistics = {
+        "numRecords": file.record_count,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": dict.fromkeys(most, 0),
+    }
+    return NewFile(f"{file_stem(file.file_id)}.parquet", file.size_bytes, file.max_timestamp_ms, statistics)
+
+
+def _iso(ms: int) -> str:
+    # Delta's statistics know milliseconds; the upper one is rounded up by the caller
+    return str(pc.strftime(pa.scalar(ms, pa.timestamp("ms", "UTC")), "%Y-%m-%dT%H:%M:%SZ"))

@@ -11,7 +11,7 @@ from lakemq.tables.specs.watermarks import WatermarkRow
 
 from .rows import clients, groups, log, offsets, producers, topics, transactions
 from .rows.leader import state_at, watermark
-from .rows.log import JournaledRows, files_added, rows_journaled
+from .rows.log import JournaledRows, files_added, files_named, rows_journaled
 from .rows.steps import Project, Restore, Steps
 from .values.state import State
 
@@ -21,6 +21,7 @@ __all__ = [
     "RESTORED",
     "JournaledRows",
     "files_added",
+    "files_named",
     "project",
     "restore",
     "rows_journaled",

@@ -18,7 +18,7 @@ from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace.data_file import look, write_data_file
+from ..namespace.data_file import file_name, look, write_data_file
 from ..protocol.codec.letter_rows import encode_rows
 from ..protocol.errors import StorageError
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
@@ -47,9 +47,12 @@ class PreparedStep:
 class Preparing:
     """Of one sequencer, whose thread calls it."""
 
-    def __init__(self, files: Files, new_file_id: Callable[[], int], timeout_ms: int) -> None:
-        """new_file_id: random, below SEQUENCERS_FILES; timeout_ms: of all that one step asks of the store."""
+    def __init__(self, files: Files, new_file_id: Callable[[], int], timeout_ms: int, max_age_ms: int) -> None:
+        """new_file_id: random, below SEQUENCERS_FILES; timeout_ms: of all that one step asks of the store; max_age_ms:
+        of a data file that a request names.
+        """
         self._files, self._new_file_id, self._timeout_ms = files, new_file_id, timeout_ms
+        self._max_age_ms = max_age_ms
         self._pool: Workers | None = None
 
     def prepare(self, taken: Sequence[OpenedLetter], pending: Pending, alive: Callable[[], None]) -> PreparedStep:
@@ -61,13 +64,19 @@ class Preparing:
         size_bytes = sum(table.nbytes for table in tables)
         rides = bool(tables) and pending.takes(size_bytes)
         named = sorted(_files_named(taken))
-        asked: list[Callable[[], object]] = [partial(look, self._files, file_id) for file_id in named]
+        asked: list[Callable[[], object]] = [partial(self._look, file_id) for file_id in named]
+        if named:
+            asked.append(self._files.time_ms)
         if rides and not pending.is_named:
             asked.append(pending.name)
         elif tables and not rides:
             asked.append(partial(self._write, tables))
         answers = self._all(asked, alive)
-        facts: dict[int, Any] = dict(zip(named, answers, strict=False))
+        found: Sequence[Any] = answers[: len(named)]
+        facts = {
+            file_id: self._fresh(there, written_ms, answers[len(named)])
+            for file_id, (there, written_ms) in zip(named, found, strict=True)
+        }
         if rides:
             rows = pa.concat_tables(tables)
             stream = encode_rows(rows)
@@ -90,6 +99,16 @@ class Preparing:
             alive()
         self.close()  # whatever hangs in it, the next step has a pool of its own
         raise StorageError(f"The store did not answer in {self._timeout_ms} ms.", found=f"{len(asked)} requests")
+
+    def _look(self, file_id: int) -> tuple[FileFacts | None, int | None]:
+        """What is there, and when it was written."""
+        return look(self._files, file_id), self._files.modified_ms(file_name(file_id))
+
+    def _fresh(self, facts: FileFacts | None, written_ms: int | None, now_ms: Any) -> FileFacts | None:
+        """The facts, where the file is not so old that it may be about to go."""
+        if facts is None or written_ms is None or now_ms - written_ms <= self._max_age_ms:
+            return facts
+        return facts._replace(flaw="written longer ago than publish.max.duration.ms")
 
     def _write(self, tables: Sequence[pa.Table]) -> DataFile:
         return DataFile(*write_data_file(self._files, SEQUENCERS_FILES | self._new_file_id(), pa.concat_tables(tables)))

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MESSAGES
+from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.watermarks import WATERMARKS
-from lakemq.tables.storage.commits import CommitConflict, NewFile
+from lakemq.tables.storage.commits import CommitConflict
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.trimming import Living, living
 from ..namespace import crash
-from ..namespace.data_file import file_name
+from ..namespace.data_file import registered
 from ..protocol.errors import NotLeader
 from ..protocol.projection import JournaledRows, files_added, project, rows_journaled, watermark
 from ..protocol.values.journal import Step
@@ -78,6 +78,7 @@ class Projector:
             self._housekeeping.projected(work.step, work.now)
             for handle in self._handles.values():
                 self._housekeeping.maintain(handle)
+            self._housekeeping.maintain_data_files(partial(self._opened, look), work.step)
         except CommitConflict as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
@@ -98,7 +99,11 @@ class Projector:
         handle = self._handles[MESSAGES.name]
         if handle.last_step() < step:
             # the same path added again replaces itself: registering is idempotent
-            handle.replace_at(handle.version, [_message_file(f) for f in files], last_step=step)
+            handle.replace_at(handle.version, [registered(file) for file in files], last_step=step)
+
+    def _opened(self, look: Callable[[], None], name: str) -> TableHandle:
+        self._open([name], look)
+        return self._handles[name]
 
     def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
         """Opens those that are not yet: the term's own, or none.
@@ -109,24 +114,3 @@ class Projector:
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
         look()
         self._handles |= opened
-
-
-def _message_file(file: DataFile) -> NewFile:
-    least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
-    most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}
-    # rows refused for their time are in the file too, and few readers know a year 0 or 10000: say nothing then
-    if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
-        least["timestamp"], most["timestamp"] = _iso(file.min_timestamp_ms), _iso(file.max_timestamp_ms + 1)
-    statistics = {
-        "numRecords": file.record_count,
-        "minValues": least,
-        "maxValues": most,
-        "nullCount": dict.fromkeys(most, 0),
-    }
-    path = file_name(file.file_id).split("/", 1)[1]
-    return NewFile(path, file.size_bytes, file.max_timestamp_ms, statistics)
-
-
-def _iso(ms: int) -> str:
-    # Delta's statistics know milliseconds; the upper one is rounded up by the caller
-    return str(pc.strftime(pa.scalar(ms, pa.timestamp("ms", "UTC")), "%Y-%m-%dT%H:%M:%SZ"))

@@ -21,6 +21,7 @@ from lakemq.tables.storage.beats import Beats
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
+from ..maintenance.data_files import DataFiles
 from ..maintenance.housekeeping import Housekeeping
 from ..namespace import crash
 from ..namespace.clock import Clock
@@ -130,7 +131,8 @@ class Sequencer:
         self._intake = Intake(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
         self._new_file_id = new_file_id
-        self._preparing = Preparing(namespace.files, new_file_id, namespace.config.ms("step.timeout.ms"))
+        timeout_ms, max_age_ms = map(namespace.config.ms, ("step.timeout.ms", "publish.max.duration.ms"))
+        self._preparing = Preparing(namespace.files, new_file_id, timeout_ms, max_age_ms)
         # not the projector's: sweeping may take long
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
@@ -196,7 +198,8 @@ class Sequencer:
         tail = journal.steps_after(watermark.step)
         machine.replay(state, tail)
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
-        housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, self._reached)
+        data_files = DataFiles(ns.store, ns.config, self._clock, self._new_file_id, self._reached)
+        housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, data_files, self._reached)
         projector = Projector(ns.store, housekeeping, self._reached)
         pending = Pending(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = Background(

@@ -47,14 +47,12 @@ def fetch(
     """
     first, last = _position(start, "--from"), _position(end, "--to")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.client.fetch.pieces import pieces
-
     with session.connect() as mq:
         found = mq.fetch(topic, isolation=_isolation(isolation), start=first, end=last, partitions=partition or None)
         total = found.record_count if limit is None else min(limit, found.record_count)
         done = 0
         with _quiet_progress(lambda: done / max(total, 1)) as tell:
-            for table in pieces(mq.namespace.files, found.plan, total):
+            for table in found.pieces(total):
                 printer.write(table)
                 done += table.num_rows
                 tell(done)
@@ -76,14 +74,12 @@ def tail(
     """Print the newest messages, and with --follow those that come."""
     first = None if start is None else _position(start, "--from")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
-    from lakemq.engine.client.fetch.pieces import pieces
-
     with session.connect() as mq:
         level = _isolation(isolation)
         ends = mq.end_offsets(topic, level)
         begin = _last(mq, topic, level, ends, lines) if first is None else first
         found = mq.fetch(topic, isolation=level, start=begin, end=ends)
-        for table in pieces(mq.namespace.files, found.plan):
+        for table in found.pieces():
             printer.write(table)
         printer.close()
         if follow:

@@ -12,7 +12,7 @@ SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
        m.key, m.value, m.headers,
        s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
-       s.transactional, s.origin, s.file_id, m.row, s.step
+       s.transactional, s.origin
 FROM (
 {segments}
 ) s

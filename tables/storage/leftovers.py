@@ -15,6 +15,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from .files import Files
@@ -31,34 +32,74 @@ STRAY_MS = 3_600_000
 """Least age of a file that no table and no list names: whoever wrote it was about to commit it."""
 
 
+@dataclass(frozen=True)
+class Due:
+    """Lists that have lain for long enough, and the paths they name, but for those that a younger one names, too."""
+
+    lists: tuple[str, ...]
+    paths: frozenset[str]
+
+
 class Leftovers:
-    """Of all tables of a namespace."""
+    """Of all tables of a namespace. A list never changes, and is read once."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._read: dict[str, frozenset[str]] = {}
+        self._written_ms: dict[str, int] = {}
 
-    def announce(self, table: str, paths: Iterable[str]) -> None:
-        """These files of the table (paths below it) are about to be replaced, or about to be written. Durable."""
+    def announce(self, table: str, paths: Iterable[str]) -> str:
+        """These files of the table (paths below it) are about to be replaced, or about to be written. Durable.
+
+        The name of the list.
+        """
         body = json.dumps([unquote(path) for path in paths]).encode()
-        self._files.put(f"{FOLDER}/{table}-{uuid.uuid4().hex}.json", body)
+        name = f"{FOLDER}/{table}-{uuid.uuid4().hex}.json"
+        self._files.put(name, body)
+        return name
+
+    def withdraw(self, name: str) -> None:
+        """What was about to be written is a part of the table now, and in use."""
+        self._deleted([name])
+
+    def announced(self, table: str) -> frozenset[str]:
+        """All paths that lists of the table name."""
+        return _all(self._named(name) for name in self._lists(table))
 
     def delete(self, table: str, grace_ms: int, newest: Callable[[], TableHandle]) -> int:
         """Delete what was announced longer ago than `grace_ms` and the newest version does not name; how many."""
-        lists = [name for name in self._files.list(FOLDER) if _table_of(name) == table]
-        due = self._older(lists, grace_ms)
-        if not due:
+        due = self.due(table, grace_ms)
+        if not due.lists:
             return 0
-        named = {name: self._named(name) for name in lists}
-        live = _live(newest())
-        # what was announced anew lately has just been replaced
-        recent = [named[name] for name in lists if name not in due and self._files.modified_ms(name) is not None]
-        if None in recent:
-            return 0
-        read = [name for name in due if named[name] is not None]
-        gone = _all(named[name] for name in read) - live - _all(recent)
-        if self._deleted(f"{table}/{path}" for path in sorted(gone)):
-            self._deleted(read)
+        # what the table names is asked after the lists
+        gone = due.paths - _live(newest())
+        self.clear(due, table, gone)
         return len(gone)
+
+    def due(self, table: str, grace_ms: int) -> Due:
+        """What was announced longer ago than `grace_ms`, and not since."""
+        lists = self._lists(table)
+        if not lists:
+            return Due((), frozenset())
+        now_ms = self._files.time_ms()
+        written = {name: at_ms for name in lists if (at_ms := self._list_written_ms(name)) is not None}
+        old = [name for name, at_ms in written.items() if now_ms - at_ms > grace_ms]
+        if not old:
+            return Due((), frozenset())
+        named = {name: self._named(name) for name in written}
+        # what was announced anew lately has just been replaced
+        recent = [named[name] for name in written if name not in old]
+        if None in recent:
+            return Due((), frozenset())
+        read = tuple(name for name in old if named[name] is not None)
+        return Due(read, _all(named[name] for name in read) - _all(recent))
+
+    def clear(self, due: Due, table: str, gone: Iterable[str]) -> bool:
+        """Delete these files of the table, then the lists. False where the store has not deleted all of the files."""
+        if not self._deleted(f"{table}/{path}" for path in sorted(gone)):
+            return False
+        self._deleted(due.lists)
+        return True
 
     def sweep(self, table: str, grace_ms: int, newest: Callable[[], TableHandle]) -> int:
         """Delete files that neither the table nor a list names, and that are older than `grace_ms`; how many."""
@@ -66,8 +107,7 @@ class Leftovers:
         if not old:
             return 0
         live = _live(newest())
-        lists = [name for name in self._files.list(FOLDER) if _table_of(name) == table]
-        named = [self._named(name) for name in lists]
+        named = [self._named(name) for name in self._lists(table)]
         if None in named:
             return 0
         known = live | _all(named)
@@ -75,13 +115,32 @@ class Leftovers:
         self._deleted(strays)
         return len(strays)
 
-    def _named(self, name: str) -> set[str] | None:
+    def _lists(self, table: str) -> list[str]:
+        lists = [name for name in self._files.list(FOLDER) if _table_of(name) == table]
+        for known in (self._read, self._written_ms):
+            for name in [name for name in known if _table_of(name) == table and name not in lists]:
+                del known[name]
+        return lists
+
+    def _list_written_ms(self, name: str) -> int | None:
+        """None: it is gone."""
+        if name not in self._written_ms:
+            at_ms = self._files.modified_ms(name)
+            if at_ms is None:
+                return None
+            self._written_ms[name] = at_ms
+        return self._written_ms[name]
+
+    def _named(self, name: str) -> frozenset[str] | None:
         """The paths of a list; None: it cannot be read, or is none."""
+        if name in self._read:
+            return self._read[name]
         try:
             paths = json.loads(self._files.get(name, MAX_LIST_BYTES))
             if not isinstance(paths, list):
                 raise ValueError(f"found {type(paths).__name__}, expected a list of paths")
-            return {_path(one) for one in paths}
+            self._read[name] = frozenset(map(_path, paths))
+            return self._read[name]
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s is no list of files, and is passed over: %s", name, error)
             return None
@@ -113,8 +172,8 @@ def _path(path: object) -> str:
     return path
 
 
-def _all(sets: Iterable[set[str] | None]) -> set[str]:
-    return set().union(*(one or () for one in sets))
+def _all(sets: Iterable[frozenset[str] | None]) -> frozenset[str]:
+    return frozenset().union(*(one or () for one in sets))
 
 
 def _live(table: TableHandle) -> set[str]:

@@ -136,12 +136,14 @@ class TableHandle:
         remove: Sequence[StoredFile] = (),
         last_step: int | None = None,
         floor: int | None = None,
+        moved: bool = False,
     ) -> None:
         """Commit files that are there already as version `expected_version` + 1. Raises what `append_at` raises.
 
-        With `remove`, the files added hold the same rows as the files removed, or fewer by design.
+        With `remove`, the files added hold the same rows as the files removed, or fewer by design. moved: they hold
+        rows that the table has already.
         """
-        swap, now_ms = bool(remove), self._store.files.time_ms() if remove else 0
+        swap, now_ms = moved or bool(remove), self._store.files.time_ms() if remove else 0
         actions: list[AddAction | RemoveAction] = [
             AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics))) for f in add
         ]
@@ -158,6 +160,11 @@ class TableHandle:
             self._table.update_incremental()
 
         self._commit_at(expected_version, write)
+
+    def claim(self) -> None:
+        """Commit at least once with this handle: who holds one of before cannot commit any more. As `append_at`."""
+        if not self.has_committed:
+            self.replace_at(self.version, [])
 
     def _commit_at(self, expected_version: int, write: Callable[[], None]) -> None:
         name = self.spec.name

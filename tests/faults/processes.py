@@ -32,13 +32,25 @@ QUICK: dict[str, Any] = {
     "checkpoint.interval": 5,
     "compact.min.files": 4,
     "reader.grace.ms": 5000,
+    "merge.grace.ms": 2000,
     "request.timeout.ms": 1000,
 }
 """Settings with which a second sees what else takes hours."""
 
 
+MERGING_POINTS = (
+    "housekeeping.merged_data_written",
+    "housekeeping.merged_registered",
+    "housekeeping.segments_swapped",
+    "housekeeping.old_removed",
+    "housekeeping.old_deleted",
+)
+
+
 def on_the_way_to(point: str) -> dict[str, Any]:
     """Settings with which a sequencer comes by a crash point at all."""
+    if point.startswith(MERGING_POINTS):
+        return {"merge.grace.ms": 100}
     return {"journal.rows.max.bytes": 0} if point.startswith("sequencer.rows_written") else {}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults.checks import assert_in_order, check_all
 from faults.processes import (
+    MERGING_POINTS,
     QUICK,
     TOPIC,
     Processes,
@@ -44,6 +45,7 @@ SEQUENCER_POINTS = {
     "housekeeping.checkpointed": 4,
     "housekeeping.merged_journal_written": 2,
     "housekeeping.journal_swapped": 2,
+    **dict.fromkeys(MERGING_POINTS, 2),
 }
 """Point -> at which arrival the sequencer dies there: in the middle of things."""
 

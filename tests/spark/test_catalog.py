@@ -85,7 +85,8 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(
     expected = mq.fetch(topic).to_arrow().select(columns)
     assert expected.num_rows == 12
     assert len(expected["value"].unique()) == 12
-    named = spark.sql(f"SELECT lpad(lower(hex(file_id)), 16, '0') AS stem FROM mq.log WHERE topic = '{topic}'")
+    stem = "lpad(lower(hex(file_id)), 16, '0') AS stem"
+    named = spark.sql(f"SELECT {stem} FROM mq.segments WHERE topic = '{topic}' AND kind = 'data'")
     assert all((path / "messages" / f"{row.stem}.parquet").is_file() for row in named.collect())
     in_views = [spark.table(f"mq.{view}").where(F.col("topic") == topic) for view in ("log", "log_committed")]
     for seen in (*in_views, mq.fetch(topic).to_spark()):

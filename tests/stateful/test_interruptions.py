@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.processes import MERGING_POINTS
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, Killed
+from stateful.world import EXPIRATION_MS, GRACE_MS, Killed
 
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
@@ -119,6 +120,42 @@ def assert_segments_find_their_files(play: Player) -> None:
     store = play.world.namespace.store
     wanted = {file_stem(i) for i in store.open(SEGMENTS).read().column("file_id").to_pylist() if i is not None}
     assert wanted <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
+
+
+def data_files(play: Player) -> set[str]:
+    return set(play.world.namespace.files.list(MESSAGES.name))
+
+
+def one_more(play: Player) -> None:
+    play.publish()
+    play.step()
+    play.background.run()
+    play.world.clock.sleep(GRACE_MS + 1)
+
+
+@pytest.mark.parametrize("point", MERGING_POINTS)
+def test_killed_while_data_files_are_merged(play: Player, point: str) -> None:
+    """What was read before is read at any time, by who came before too; in the end nothing is left of no use."""
+    with pytest.raises(Killed):  # noqa: PT012
+        for round in range(20):
+            if round == 4:
+                play.world.doomed = point
+            one_more(play)
+    play.world.remember_steps()
+    assert_segments_find_their_files(play)
+    seen = play.read()
+    assert seen == play.all_published()[: len(seen)]
+    play.new_leader()
+    for _ in range(6):
+        one_more(play)
+        assert play.read() == play.all_published()
+        assert_segments_find_their_files(play)
+    play.world.clock.sleep(GRACE_MS + 1)
+    play.step()
+    assert len(data_files(play)) <= 6
+    play.settle()
+    registered = {f"{MESSAGES.name}/{file.path}" for file in play.world.namespace.store.open(MESSAGES).files()}
+    assert data_files(play) == registered
 
 
 def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:

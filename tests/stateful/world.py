@@ -43,6 +43,7 @@ LEASE_MS = 900
 EXPIRATION_MS = 60_000
 EXPIRY_INTERVAL_MS = 10_000
 GAP_MS = 200
+GRACE_MS = 400
 
 CONFIG = {
     "lease.ms": LEASE_MS,
@@ -52,6 +53,7 @@ CONFIG = {
     "project.interval.ms": 0,
     "journal.retention.ms": 0,
     "reader.grace.ms": 1000,
+    "merge.grace.ms": GRACE_MS,
     "checkpoint.interval": 5,
     "compact.min.files": 2,
     "journal.rows.max.bytes": 400,

@@ -76,8 +76,7 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(mq: Connection) -> N
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
         publish(mq, topic, a_file(mq, 4, file_id, partition), partition)
-    name = "lpad(lower(hex(m.file_id)), 16, '0')"
-    query = f"SELECT m.partition, m.offset, {name} FROM log AS m WHERE m.topic = '{topic}' ORDER BY 1, 2"
+    query = f"SELECT m.partition, m.offset, decode(m.value) FROM log AS m WHERE m.topic = '{topic}' ORDER BY 1, 2"
     until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
     assert list(run_query(mq.namespace, query)[1]) == [
         (p, o, file_stem(FEW + 2 - p)) for p in range(3) for o in range(4)
@@ -199,7 +198,7 @@ def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> P
 
 
 def a_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
-    given = {"partition": partition, "timestamp": 0}
+    given = {"partition": partition, "timestamp": 0, "value": file_stem(file_id).encode()}
     body = pa.table([pa.array([given.get(f.name)] * rows, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     return DataFile(*write_data_file(mq.namespace.files, file_id, body))
 

@@ -47,7 +47,9 @@ def plan(
         known |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
         rows.append({**dict.fromkeys(PLANNED.names), **known, "footer_hash": None if file_id == PENDING else footer})
         offset += count
-    return FetchPlan("t", 1, 1, pa.Table.from_pylist(rows, PLANNED), (), {PENDING: held} if held else {})
+    return FetchPlan(
+        "t", 1, 1, pa.Table.from_pylist(rows, PLANNED), (), {PENDING: held} if held else {}, "read_committed"
+    )
 
 
 def values(table: pa.Table) -> list[int]:

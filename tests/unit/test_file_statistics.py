@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from lakemq.engine.maintenance.data_files import DataFiles
 from lakemq.engine.maintenance.housekeeping import Housekeeping
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import file_name
+from lakemq.engine.namespace.data_file import file_name, new_file_id
 from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -25,7 +26,9 @@ LAST_MS = 253_402_300_799_999
 
 def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
-    housekeeping = Housekeeping(namespace.files, namespace.config, SystemClock(), BEGINNING, SystemClock().now_ms)
+    clock = SystemClock()
+    data_files = DataFiles(namespace.store, namespace.config, clock, new_file_id)
+    housekeeping = Housekeeping(namespace.files, namespace.config, clock, BEGINNING, clock.now_ms, data_files)
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])

@@ -10,8 +10,8 @@ import pytest
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import fetched as fetched_module
 from lakemq.engine.client.fetch import pieces as pieces_module
-from lakemq.engine.client.fetch.pieces import pieces
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.tables.storage.files import Files
 
@@ -40,7 +40,7 @@ def test_pieces_are_the_whole(
     whole = fetched.to_arrow()
     assert whole.num_rows > 50
     for limit in (None, 0, 13, whole.num_rows + 1):
-        found = list(pieces(mq.namespace.files, fetched.plan, limit, target_bytes))
+        found = list(fetched.pieces(limit, target_bytes))
         assert all(piece.num_rows for piece in found)
         expected = whole if limit is None else whole.slice(0, limit)
         assert pa.concat_tables([whole.slice(0, 0), *found]).combine_chunks() == expected.combine_chunks()
@@ -50,17 +50,17 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    real = pieces_module.fetch_arrow
+    real = fetched_module.fetch_arrow
 
     def counting(files: Files, plan: FetchPlan) -> pa.Table:
         reads.append(plan.record_count)
         return real(files, plan)
 
-    monkeypatch.setattr(pieces_module, "fetch_arrow", counting)
+    monkeypatch.setattr(fetched_module, "fetch_arrow", counting)
     mq.topics.create("large")
     for _ in range(2):
         mq.publish("large", pa.table({"value": [b"x" * 10_000] * 300}))
-    sizes = [piece.num_rows for piece in pieces(mq.namespace.files, mq.fetch("large").plan, target_bytes=100_000)]
+    sizes = [piece.num_rows for piece in mq.fetch("large").pieces(target_bytes=100_000)]
     assert sum(sizes) == sum(reads) == 600
     assert max(sizes) <= 10
     assert reads == [300, 300]
@@ -68,4 +68,4 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
 
 def test_an_empty_fetch_has_no_pieces(mq: Connection) -> None:
     mq.topics.create("empty")
-    assert list(pieces(mq.namespace.files, mq.fetch("empty").plan)) == []
+    assert list(mq.fetch("empty").pieces()) == []

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from ...namespace.namespace import Namespace
-from ...protocol.errors import IllegalState
+from ...protocol.errors import FileTruncated, IllegalState
 from .arrow import fetch_arrow
-from .plan import (
-    FetchPlan,
-)
+from .pieces import pieces
+from .plan import FetchPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,15 @@ class Message:
 class Fetched:
     """A fixed range of offsets; reading it twice gives the same messages."""
 
-    def __init__(self, namespace: Namespace, plan: FetchPlan, spark: SparkSession | None) -> None:
-        self._namespace, self.plan, self._spark = namespace, plan, spark
+    def __init__(
+        self,
+        namespace: Namespace,
+        plan: FetchPlan,
+        spark: SparkSession | None,
+        plan_again: Callable[[FetchPlan], FetchPlan | None],
+    ) -> None:
+        """plan_again: where the messages of a plan are now; None: where they were."""
+        self._namespace, self.plan, self._spark, self._plan_again = namespace, plan, spark, plan_again
 
     @property
     def record_count(self) -> int:
@@ -46,7 +54,24 @@ class Fetched:
 
     def to_arrow(self) -> pa.Table:
         """All messages, by partition and offset, in the schema of Spark's Kafka source."""
-        return fetch_arrow(self._namespace.files, self.plan)
+        return self._read(self.plan)
+
+    def pieces(self, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+        """The same in order, at most `limit` of them, in tables of about `target_bytes`. Raises FileTruncated."""
+        return pieces(self._read, self.plan, limit, target_bytes)
+
+    def _read(self, plan: FetchPlan) -> pa.Table:
+        return self._found(plan, lambda found: fetch_arrow(self._namespace.files, found))
+
+    def _found(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
+        """What is read by the plan, or once more by another one: its files may have been merged, and be gone."""
+        try:
+            return read(plan)
+        except FileTruncated:
+            again = self._plan_again(plan)
+            if again is None:
+                raise
+        return read(again)
 
     def to_spark(self) -> DataFrame:
         """The same as a DataFrame; the order of its rows is Spark's. Raises IllegalState without a Spark session."""
@@ -54,7 +79,8 @@ class Fetched:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
         from .spark import fetch_spark  # pyspark is heavy, and not every client has it
 
-        return fetch_spark(self._spark, self._namespace, self.plan)
+        spark = self._spark
+        return self._found(self.plan, lambda found: fetch_spark(spark, self._namespace, found))
 
     def __iter__(self) -> Iterator[Message]:
         for batch in self.to_arrow().to_batches(max_chunksize=10_000):

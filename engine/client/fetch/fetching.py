@@ -14,7 +14,7 @@ from ...namespace.process import OwnLock
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from .fetched import Fetched
-from .plan import Bounds, FetchPlan, Isolation, Position, bounds_of
+from .plan import Bounds, FetchPlan, Isolation, Position, bounds_of, plan_again
 from .positions import offsets_for_times, plan_positions, plan_tail
 from .reader import WHOLE, Reader
 
@@ -78,7 +78,12 @@ class Fetching:
             return plan_positions(self._reader, *given)
 
     def fetched(self, plan: FetchPlan) -> Fetched:
-        return Fetched(self._namespace, plan, self._spark)
+        return Fetched(self._namespace, plan, self._spark, self._plan_again)
+
+    def _plan_again(self, plan: FetchPlan) -> FetchPlan | None:
+        reader = Reader(self._namespace.store, self._clock)
+        reader.refresh()
+        return plan_again(reader, plan)
 
     def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
         """What comes from the plan's starts on, without an end; None each time there is nothing."""

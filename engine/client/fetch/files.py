@@ -16,7 +16,7 @@ from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ...namespace.data_file import file_name, journaled_digest, look, read_footer
+from ...namespace.data_file import file_name, is_as_written, journaled_digest, look, read_footer
 from ...protocol.errors import FileTruncated, StorageError
 
 _AT_ONCE = 16
@@ -42,7 +42,7 @@ def data_file(files: Files, file_id: int, footer_hash: int | None) -> Iterator[p
             raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
             raise _unreadable(file_id, error) from error
-        if not _is_as_written(footer_hash, footer.hash, journaled_digest(footer.metadata) is not None):
+        if not is_as_written(footer_hash, footer.hash, journaled_digest(footer.metadata) is not None):
             raise FileTruncated(
                 f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
@@ -82,9 +82,5 @@ def verify_files(files: Files, footer_hashes: Mapping[int, int | None]) -> dict[
             for file_id, facts in found
             if facts is None
             or facts.flaw
-            or not _is_as_written(footer_hashes[file_id], facts.footer_hash, facts.is_journaled)
+            or not is_as_written(footer_hashes[file_id], facts.footer_hash, facts.is_journaled)
         }
-
-
-def _is_as_written(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
-    return is_journaled if expected_hash is None else found_hash == expected_hash

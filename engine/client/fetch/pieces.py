@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakemq.tables.storage.files import Files
-
 from ...namespace.data_file import ROW_GROUP_ROWS
-from .arrow import fetch_arrow
 from .plan import FetchPlan
 
 FIRST_ROWS = 64
 MAX_ROWS = 1 << 18
 
 
-def pieces(files: Files, plan: FetchPlan, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+def pieces(
+    read: Callable[[FetchPlan], pa.Table], plan: FetchPlan, limit: int | None, target_bytes: int
+) -> Iterator[pa.Table]:
     """The messages of a plan in order, at most `limit` of them, in tables of about `target_bytes`.
 
-    Held are the row groups that a piece lies in, which whoever wrote them kept small. Raises FileTruncated.
+    read: all messages of a plan. Held are the row groups that a piece lies in, which whoever wrote them kept small.
     """
     total = plan.record_count if limit is None else min(limit, plan.record_count)
     ends = np.cumsum(plan.segments.column("record_count").to_numpy())
     first, rows = 0, FIRST_ROWS
     while first < total:
         last = _end_of_read(ends, first, min(first + rows, total), total)
-        table = fetch_arrow(files, _cut(plan, ends, first, last))
+        table = read(_cut(plan, ends, first, last))
         # how many rows make so many bytes is learnt from what was read
         wanted = target_bytes * table.num_rows // max(table.nbytes, 1)
         for at in range(0, table.num_rows, max(1, wanted)):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
@@ -34,6 +35,7 @@ class FetchPlan:
     segments: pa.Table
     ranges: tuple[OffsetRange, ...]
     held: Held
+    isolation: Isolation
 
     @property
     def record_count(self) -> int:
@@ -67,7 +69,24 @@ def plan_fetch(
             )
     wanted = [r for r in ranges if r.end > r.start]
     segments = reader.segments(topic, wanted, committed)
-    return FetchPlan(topic.topic, topic.topic_id, reader.state.step, segments, ranges, reader.held(segments))
+    step, held = reader.state.step, reader.held(segments)
+    return FetchPlan(topic.topic, topic.topic_id, step, segments, ranges, held, isolation)
+
+
+def plan_again(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
+    """The same messages, where they are now; None where they are where they were.
+
+    reader: that has just come. Raises UnknownTopicOrPartition, OffsetOutOfRange: they are deleted.
+    """
+    topic = reader.state.topics.get(plan.topic_id)
+    if topic is None:
+        raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=plan.topic)
+    spans = plan.segments.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
+    partitions = spans.column("partition").to_pylist()
+    starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
+    ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
+    again = plan_fetch(reader, topic, plan.isolation, starts, ends)
+    return None if again.segments.equals(plan.segments) else replace(again, ranges=plan.ranges)
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:

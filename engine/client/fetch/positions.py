@@ -108,7 +108,8 @@ def _for_times(
         candidates = segments.filter(late)
         found[one.partition] = None
         for i in range(candidates.num_rows):
-            plan = FetchPlan(topic.topic, topic.topic_id, reader.state.step, candidates.slice(i, 1), (one,), held)
+            step, segment = reader.state.step, candidates.slice(i, 1)
+            plan = FetchPlan(topic.topic, topic.topic_id, step, segment, (one,), held, "read_uncommitted")
             if at := first_at_or_after(files, plan, time_us):
                 found[one.partition] = at
                 break

@@ -23,6 +23,7 @@ from ...protocol import machine
 from ...protocol.codec.journal import steps_after
 from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
 from ...protocol.projection import READERS, RESTORED
+from ...protocol.values.segments import goes_on, joined
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
 from .held import Held, HeldRows
@@ -37,6 +38,9 @@ WHOLE = RESTORED
 """The tables of a reader who is to know all that a sequencer does."""
 
 _ATTEMPTS = 20
+
+_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms")
+"""In what segments agree that a fetch reads as one."""
 
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
 """What a transaction is known by within a topic."""
@@ -80,7 +84,9 @@ class Reader:
     def _rebase(self) -> None:
         """Go on from a newer watermark. What was followed stays: only its segments are read from the table now."""
         try:
-            is_done = self._view.rebase(read_watermark(self._store).step, self._store.open(SEGMENTS))
+            watermark_step, segments = read_watermark(self._store).step, self._store.open(SEGMENTS)
+            # above it some were put together, and bear a later step
+            is_done = segments.floor() <= watermark_step and self._view.rebase(watermark_step, segments)
         except (FileNotFoundError, NotATable):
             is_done = False
         if is_done:
@@ -114,6 +120,8 @@ class Reader:
         except StepTooOld:
             return None
         segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)
+        if segments.floor() > watermark.step:  # some were put together, and bear a later step
+            return None
         view = _View(self._store, watermark.step, state, segments, self._store.follow(journal))
         if not view.fold(journal.read(step=(watermark.step + 1, None))):
             return None
@@ -137,7 +145,9 @@ class Reader:
                 if topic.topic_id not in self.state.topics:
                     raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
                 found = self._view.find(self.state.topics[topic.topic_id], lookup)
-        return clip(_not_aborted(found), {r.partition: r for r in ranges})
+        planned = clip(_not_aborted(found), {r.partition: r for r in ranges})
+        # whoever wrote them, and in which step: what lies together is read together
+        return joined(planned, goes_on(planned, _ONE_RANGE, ("base_offset", "first_row")))
 
     def held(self, segments: pa.Table) -> Held:
         """What the journal's tail has of the rows of these segments, columns of PLANNED."""

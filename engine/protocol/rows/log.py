@@ -47,6 +47,14 @@ def rows_journaled(steps: Steps) -> list[JournaledRows]:
     return list(found.values())
 
 
+def files_named(steps: Steps) -> set[int]:
+    """The data files that these steps point at, or will be written from their rows."""
+    found = {file.file_id for file in files_added(steps)}
+    found |= {one.file_id for _, one in records(steps) if isinstance(one, RowsJournaled | DeadLettered)}
+    segments = table_of(one.segments for step in steps for one in step.entries)
+    return found.union(segments.column("file_id").unique().drop_null().to_pylist())
+
+
 def _segments(state: State, steps: Steps) -> pa.Table:
     tables = [SEGMENTS.empty()]
     found: list[tuple[int, Segments]] = []

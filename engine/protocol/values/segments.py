@@ -10,9 +10,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+
+Mask = npt.NDArray[np.bool_]
 
 _INDEX = {name: i for i, name in enumerate(SEGMENT_SCHEMA.names)}
 
@@ -109,3 +113,64 @@ def _arrow(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
     columns = (chain.from_iterable(part[i] for part in parts) for i in range(len(SEGMENT_SCHEMA)))
     arrays = [pa.array(list(column), field.type) for column, field in zip(columns, SEGMENT_SCHEMA, strict=True)]
     return [pa.table(arrays, schema=SEGMENT_SCHEMA)]
+
+
+# -- neighbours -------------------------------------------------------------------------------------------
+
+
+def goes_on(rows: pa.Table, agree: Iterable[str], run_on: Iterable[str]) -> Mask:
+    """Of each row of segments but the first, whether it goes on where the one before it ends.
+
+    agree: columns that are the same in both, or null in both; run_on: those that are further by the number of records,
+    or null in both.
+    """
+    goes = np.ones(max(0, rows.num_rows - 1), np.bool_)
+    counts = rows.column("record_count").to_numpy()
+    for name in agree:
+        goes &= _follows(rows.column(name), 0)
+    for name in run_on:
+        goes &= _follows(rows.column(name), counts[:-1])
+    return goes
+
+
+def _follows(column: pa.ChunkedArray, step: int | npt.NDArray[np.int64]) -> Mask:
+    if pa.types.is_string(column.type):
+        column = column.combine_chunks().dictionary_encode()
+        column = (pa.chunked_array([column]) if isinstance(column, pa.Array) else column).unify_dictionaries()
+        column = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+    is_null = column.is_null().to_numpy()
+    values = column.cast(pa.int64()).fill_null(0).to_numpy()
+    same_null = is_null[1:] == is_null[:-1]
+    follows: Mask = same_null & (is_null[1:] | (values[1:] == values[:-1] + step))
+    return follows
+
+
+def joined(rows: pa.Table, goes: Mask) -> pa.Table:
+    """Segments, each that goes on as part of the one before it: the first of them, with bounds and counts of all.
+
+    goes: as `goes_on` says.
+    """
+    if not goes.any():
+        return rows
+    first = np.flatnonzero(np.concatenate([[True], ~goes]))
+    last = np.append(first[1:], rows.num_rows) - 1
+    result = rows.take(pa.array(first))
+    taken = {"last_offset": rows.column("last_offset").take(pa.array(last))}
+    for name, bound in (
+        ("record_count", np.add),
+        ("min_timestamp_ms", np.minimum),
+        ("max_timestamp_ms", np.maximum),
+        ("step", np.maximum),
+    ):
+        if name in rows.column_names:
+            taken[name] = _reduced(rows.column(name), bound, first)
+    for name, column in taken.items():
+        result = result.set_column(result.column_names.index(name), name, column)
+    return result
+
+
+def _reduced(column: pa.ChunkedArray, bound: np.ufunc, first: npt.NDArray[np.int64]) -> pa.Array:
+    """A row without a value stands alone: no row before or after it is of its kind."""
+    is_null = column.is_null().to_numpy()
+    values = bound.reduceat(column.fill_null(0).to_numpy(), first)
+    return pa.array(values, column.type, mask=is_null[first])

@@ -1,0 +1,367 @@
+"""Small data files become one: what is seen stays what it was (I11), and what nothing needs any more is removed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from protocol_harness import letter_bytes
+from unit.served import values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.maintenance import housekeeping
+from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import FileMissing, FileTruncated
+from lakemq.jobs.doctor.namespace import check_data_files
+from lakemq.jobs.sql import run_query
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.leftovers import FOLDER
+from lakemq.tables.storage.mailbox import LETTERS
+
+HOUR_MS = 3_600_000
+DAY_S = 86_400
+CONFIG = {
+    "engine.idle.ms": 2,
+    "lease.ms": 500,
+    "project.interval.ms": HOUR_MS,
+    "compact.min.files": 2,
+    "merge.grace.ms": 0,
+    "inline.max.bytes": 2_000,
+    "request.gap.ms": HOUR_MS,
+}
+TOPICS = {"a": 1, "b": 3, "stamped": 2, "purged": 2, "gone": 1}
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads from an older watermark than the last but one."""
+    monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "mq"
+
+
+def connect(path: Path, **settings: Any) -> Connection:
+    return lakemq.connect(str(path), create=True, config={**CONFIG, **settings})
+
+
+@contextmanager
+def one_term(mq: Connection) -> Iterator[Sequencer]:
+    """Somebody leads, and projects in the end, in two passes: all that came in between is one data file."""
+    sequencer, stop = mq.sequencer(), threading.Event()
+    while not sequencer.try_lead():
+        time.sleep(0.01)
+
+    def run() -> None:
+        while not stop.wait(0.001):
+            sequencer.step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sequencer
+    finally:
+        stop.set()
+        thread.join()
+        sequencer.resign()
+
+
+def pass_by(mq: Connection, terms: int = 1) -> None:
+    """Somebody leads for a moment."""
+    for _ in range(terms):
+        with one_term(mq):
+            pass
+
+
+def publish(mq: Connection, *texts: str, topic: str = "a") -> None:
+    """Each in a term of its own."""
+    for text in texts:
+        with one_term(mq):
+            mq.publish(topic, pa.table({"value": [text]}))
+
+
+def data_files(path: Path) -> set[str]:
+    return {file.name for file in (path / MESSAGES.name).glob("*.parquet")}
+
+
+def of_publishers(path: Path) -> list[Path]:
+    return [path / MESSAGES.name / name for name in data_files(path) if int(name[:16], 16) < SEQUENCERS_FILES]
+
+
+def age(file: Path, days: float) -> None:
+    at_s = time.time() - days * DAY_S
+    os.utime(file, (at_s, at_s))
+
+
+def sql(mq: Connection, query: str) -> list[Any]:
+    return sorted(run_query(mq.namespace, query)[1], key=repr)
+
+
+def seen(mq: Connection) -> dict[str, Any]:
+    """All that anybody is shown."""
+    found: dict[str, Any] = {view: sql(mq, f"SELECT * FROM {view}") for view in ("log", "log_committed")}
+    found["dead"] = sql(
+        mq,
+        """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM dead_letters d JOIN messages m
+           ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count""",
+    )
+    with lakemq.connect(mq.namespace.path) as fresh:
+        for topic in [one.topic for one in fresh.topics.list()]:
+            for isolation in ("read_committed", "read_uncommitted"):
+                found[f"{topic} {isolation}"] = fresh.fetch(topic, isolation=isolation).to_arrow().to_pylist()
+    return found
+
+
+def mixed(mq: Connection, number: int) -> None:
+    """Of everything something."""
+    for topic, partitions in TOPICS.items() if number == 0 else ():
+        settings = {"message.timestamp.type": "LogAppendTime"} if topic == "stamped" else {}
+        mq.topics.create(topic, partitions, subscriptions=["both"] if topic in "ab" else [], config=settings)
+    for topic in TOPICS:
+        rows = {"value": [f"{topic}{number}.{i}" for i in range(5)], "key": [f"k{i % 3}" for i in range(5)]}
+        if topic != "gone" or number < 3:
+            mq.publish(topic, pa.table(rows))
+    mq.publish("both", pa.table({"value": [f"both{number}", None], "key": ["k1", "k2"]}))
+    odd_times = pa.array([1, -(2**55), 2, -(2**55) + number], pa.timestamp("us", "UTC"))
+    mq.publish("b", pa.table({"value": ["fine", f"refused{number}", "fine", "refused"], "timestamp": odd_times}))
+    for producer, commits in ((mq.producer(f"tx{number % 2}"), True), (mq.producer("aborter"), False)):
+        with producer:
+            producer.begin_transaction()
+            for i in range(3):
+                producer.send("b", f"tx{number}.{i}", key=f"k{i}", headers=[("h", b"x")])
+            producer.flush()
+            producer.commit_transaction() if commits else producer.abort_transaction()
+    with mq.producer() as producer:
+        for i in range(4):
+            producer.send("a", f"sent{number}.{i}")
+    mq.publish(
+        "b", pa.table({"value": ["large".ljust(5_000, ".")], "key": ["k"]}), txn_app_id="app", txn_version=number
+    )
+    if number == 2:
+        mq.topics.delete_records("purged", {0: 1})
+    if number == 3:
+        mq.topics.delete("gone")
+
+
+def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        for number in range(4):
+            with one_term(mq):
+                mixed(mq, number)
+        before, files = seen(mq), data_files(path)
+        assert len(before["log"]) > len(before["log_committed"]) > 80
+        assert len(before["dead"]) == 8
+        assert len(of_publishers(path)) == 4
+    for file in of_publishers(path)[:3]:
+        age(file, days=2)
+    segments = [one.num_rows for one in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, DEAD_LETTERS))]
+    with connect(path) as mq:
+        for _ in range(3):
+            pass_by(mq)
+            assert seen(mq) == before
+        left = data_files(path)
+        assert len(left & files) == 1, "a publisher's file stays that may still be named"
+        assert len(left) == 2
+        assert {file.path for file in mq.namespace.store.open(MESSAGES).files()} == left
+        store = mq.namespace.store
+        assert store.open(SEGMENTS).read().num_rows < segments[0] * 0.8
+        assert store.open(DEAD_LETTERS).read().num_rows == segments[1]
+        assert check_data_files(mq).ok
+        assert not list((path / FOLDER).glob("messages-*"))
+
+
+def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        publish(mq, "m0", "m1", "m2")
+        old = mq.fetch("a")
+        assert old.plan.segments.num_rows == 3
+    with connect(path, **{"merge.grace.ms": 60_000}) as mq:
+        for file in data_files(path):
+            age(path / MESSAGES.name / file, days=1)
+        before = data_files(path)
+        pass_by(mq)
+        assert before < data_files(path)
+        assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
+        assert mq.fetch("a").plan.segments.num_rows == 1
+
+
+def texts(fetched: Fetched) -> list[str]:
+    return [value.decode() for value in fetched.to_arrow()["value"].to_pylist()]
+
+
+def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
+    """What was read before the files went, by a connection that has looked at nothing since."""
+    with connect(path) as mq:
+        with one_term(mq):
+            mq.topics.create("a", 2)
+        with one_term(mq):
+            mq.publish("a", pa.table({"value": ["m0", "m1", "m2"], "key": ["0", "1", "2"]}))
+            with mq.producer("tx") as producer:
+                producer.begin_transaction()
+                producer.send("a", "aborted", partition=0)
+                producer.flush()
+                producer.abort_transaction()
+        publish(mq, "m3")
+        with lakemq.connect(mq.namespace.path) as other:
+            found = read(other)
+            before = data_files(path)
+            publish(mq, "m4")
+            pass_by(mq, 3)
+            assert not before & data_files(path)
+            yield found, other
+
+
+def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
+    for old, _ in merged_away(path, lambda other: (other.fetch("a"), other.fetch("a", isolation="read_uncommitted"))):
+        committed, all_rows = old
+        assert sorted(texts(committed)) == ["m0", "m1", "m2", "m3"]
+        assert sorted(texts(all_rows)) == ["aborted", "m0", "m1", "m2", "m3"]
+        assert sorted(value for piece in committed.pieces() for value in piece["value"].to_pylist()) == [
+            b"m0",
+            b"m1",
+            b"m2",
+            b"m3",
+        ]
+        assert [m.value for m in committed] == committed.to_arrow()["value"].to_pylist()
+
+
+def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
+    for old, other in merged_away(path, lambda other: values(other, "a")):
+        assert sorted(values(other, "a")) == sorted([*old, "m4"])
+
+
+def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
+    for old, _ in merged_away(path, lambda other: other.fetch("a")):
+        for file in data_files(path):
+            (path / MESSAGES.name / file).unlink()
+        with pytest.raises(FileTruncated, match="is gone"):
+            old.to_arrow()
+
+
+# -- whose files may go -------------------------------------------------------------------------------------
+
+
+def request_of(mq: Connection, file: DataFile) -> Produce:
+    topic, state = mq.topics.describe("a"), mq.state()
+    ranges = Ranges([0], [0], [0], [0], [file.record_count], [0], [0])
+    return Produce([TopicRef("a", topic.topic_id, 1)], ranges, state.step, [file])
+
+
+def a_file(mq: Connection, file_id: int, count: int = 3) -> DataFile:
+    given = {"topic": "a", "partition": 0, "timestamp": 0, "value": b"%d" % file_id}
+    body = pa.table([pa.array([given.get(f.name)] * count, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
+    return DataFile(*write_data_file(mq.namespace.files, file_id, body))
+
+
+def test_a_request_that_names_an_old_file_is_refused(path: Path) -> None:
+    with connect(path) as mq, one_term(mq):
+        mq.topics.create("a")
+        file = a_file(mq, 7)
+        age(path / MESSAGES.name / f"{7:016x}.parquet", days=1.01)
+        with pytest.raises(FileMissing, match=r"publish\.max\.duration\.ms"):
+            mq.requester.ask(request_of(mq, file))
+        assert mq.end_offsets("a") == {0: 0}
+
+
+def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None:
+    with connect(path) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+            sent = [request_of(mq, a_file(mq, number)) for number in (7, 8)]
+            for one in sent:
+                mq.requester.ask(one)
+            told = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
+        for file in of_publishers(path):
+            age(file, days=2)
+        before = values(mq, "a")
+        pass_by(mq, 3)
+        assert not of_publishers(path)
+        with one_term(mq):
+            assert not told.duplicate
+            again = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
+            assert again.duplicate
+            with pytest.raises(FileMissing):
+                mq.requester.ask(sent[0])
+            assert values(mq, "a") == before
+
+
+def test_a_file_stays_that_a_letter_names(path: Path) -> None:
+    with connect(path) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+            files = [a_file(mq, number) for number in (7, 8)]
+            for file in files:
+                mq.requester.ask(request_of(mq, file))
+        for old in of_publishers(path):
+            age(old, days=2)
+        # after a gap: it goes on waiting
+        now_ms, client = time.time_ns() // 1_000_000, "0" * 32
+        letter = Letter(client, 9, [request_of(mq, files[0])], now_ms)
+        name = mq.namespace.mailbox.put(client, 9, letter_bytes(letter, None), now_ms)
+        mq.namespace.mailbox.put(client, 8, b"junk", now_ms)
+        pass_by(mq, 3)
+        assert [int(file.stem, 16) for file in of_publishers(path)] == [7]
+        assert len(values(mq, "a")) == 6
+        mq.namespace.files.delete([f"{LETTERS}/{name}"])
+        publish(mq, "more")
+        pass_by(mq, 3)
+        assert not of_publishers(path)
+        assert len(values(mq, "a")) == 7
+
+
+def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        publish(mq, "m0", "m1", "m2")
+        broken = path / MESSAGES.name / f"{mq.fetch('a').plan.segments['file_id'][1].as_py():016x}.parquet"
+        broken.write_bytes(broken.read_bytes()[:-1] + b"!")
+        (path / MESSAGES.name / "strange.parquet").write_bytes(b"strange")
+    with connect(path) as mq:
+        pass_by(mq, 3)
+        assert broken.name in data_files(path)
+        assert len(data_files(path)) == 3
+        assert [values_from(mq, start) for start in (0, 2)] == [["m0"], ["m2"]]
+        with pytest.raises(FileTruncated):
+            mq.fetch("a").to_arrow()
+
+
+def values_from(mq: Connection, start: int) -> list[str]:
+    return texts(mq.fetch("a", start=start, end=start + 1))
+
+
+def test_rows_of_a_deleted_topic_stay_behind(path: Path) -> None:
+    with connect(path, **{"checkpoint.interval": 5}) as mq:
+        for topic in ("a", "b"):
+            with one_term(mq):
+                mq.topics.create(topic)
+            publish(mq, topic, topic=topic)
+        with one_term(mq):
+            mq.topics.delete("b")
+        publish(mq, "more")
+        while mq.namespace.store.open(SEGMENTS).read().filter(pa.compute.field("topic") == "b").num_rows:
+            publish(mq, "and more")
+        publish(mq, "last")
+        pass_by(mq, 3)
+        rows = mq.namespace.store.open(MESSAGES).read(["value"])["value"].to_pylist()
+        assert b"b" not in rows
+        assert sorted(rows) == sorted(text.encode() for text in values(mq, "a"))

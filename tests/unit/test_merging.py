@@ -1,0 +1,251 @@
+"""Merging as columns: which files, where their rows go, which segments become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from lakemq.engine.maintenance import merging
+from lakemq.engine.maintenance.merging import coalesced, files_to_merge, moved, places, rows_pointed_at
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+
+MERGED = 99
+FLOOR = 10
+PLAIN: dict[str, Any] = {
+    "kind": "data",
+    "topic_id": 1,
+    "topic": "t",
+    "partition": 0,
+    "file_id": MERGED,
+    "footer_hash": 5,
+    "file_partition": 0,
+    "append_time_ms": None,
+    "producer_id": None,
+    "producer_epoch": None,
+    "base_sequence": None,
+    "transactional": False,
+    "origin": "publish",
+}
+SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
+"""By a producer."""
+
+
+def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, **more: Any) -> SegmentRow:
+    told = {**PLAIN, "min_timestamp_ms": 10 * step, "max_timestamp_ms": 10 * step + 5, **more}
+    last_offset = base_offset + record_count - 1
+    return SegmentRow(
+        step=step,
+        base_offset=base_offset,
+        first_row=first_row,
+        record_count=record_count,
+        last_offset=last_offset,
+        **told,
+    )
+
+
+# -- which files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "expected"),
+    [
+        ([], 2, set()),
+        ([5], 1, set()),
+        ([5, 5, 5], 4, set()),
+        ([5, 5, 5], 3, {0, 1, 2}),
+        ([100, 5, 5, 5], 3, {1, 2, 3}),
+        ([15, 5, 5, 5], 3, {0, 1, 2, 3}),
+        ([1, 5, 5, 5], 3, {0, 1, 2, 3}),
+        ([16, 5, 5, 5, 1000], 3, {1, 2, 3}),
+        ([20 << 20, 10 << 20, 15 << 20], 2, {1, 2}),
+        ([20 << 20, 30 << 20], 2, set()),
+    ],
+)
+def test_a_larger_file_is_merged_only_with_as_many_bytes_of_smaller_ones(
+    sizes: list[int], least: int, expected: set[int]
+) -> None:
+    assert set(files_to_merge(np.array(sizes, np.int64), least).tolist()) == expected
+
+
+def test_a_byte_is_written_anew_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST_BYTES", 1 << 40)
+    files: list[int] = []
+    written = most_files = 0
+    for _ in range(10_000):
+        files.append(100)
+        chosen = set(files_to_merge(np.array(files, np.int64), 20).tolist())
+        merged = sum(files[i] for i in chosen)
+        written += merged
+        files = [size for i, size in enumerate(files) if i not in chosen] + [merged] * bool(chosen)
+        most_files = max(most_files, len(files))
+    assert written <= 12 * 10_000 * 100
+    assert most_files <= 40
+
+
+# -- which segments -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("author", [{}, SENT])
+def test_segments_that_touch_become_one(author: dict[str, Any]) -> None:
+    first, second = segment(3, 7, 0, 2, **author), segment(4, 9, 2, **_after(author, 2))
+    (row,) = SEGMENTS.rows(coalesced(SEGMENTS.table([second, first]), FLOOR))
+    assert row == segment(4, 7, 0, 3, **{**author, "min_timestamp_ms": 30, "max_timestamp_ms": 45})
+
+
+def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
+    return {**author, "base_sequence": author["base_sequence"] + count} if author else {}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"topic_id": 2, "topic": "u"},
+        {"partition": 1},
+        {"file_id": MERGED + 1},
+        {"file_partition": 1},
+        {"append_time_ms": 1},
+        {"producer_id": 5},
+        {"producer_id": None, "producer_epoch": None, "base_sequence": None},
+        {"producer_epoch": 2},
+        {"base_sequence": 23},
+        {"base_sequence": None},
+        {"transactional": True},
+        {"origin": "delay"},
+        {"base_offset": 10, "last_offset": 10},
+        {"first_row": 3},
+        {"step": FLOOR + 1},
+    ],
+    ids=str,
+)
+def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> None:
+    second = {"step": 4, "base_offset": 9, "first_row": 2, **SENT, "base_sequence": 22}
+    assert coalesced(SEGMENTS.table([segment(3, 7, 0, 2, **SENT), segment(**second)]), FLOOR).num_rows == 1
+    last_offset = changed.pop("last_offset", None)
+    both = [segment(3, 7, 0, 2, **SENT), segment(**{**second, **changed})]
+    assert last_offset is None or both[1].last_offset == last_offset
+    found = SEGMENTS.rows(coalesced(SEGMENTS.table(both), FLOOR))
+    assert sorted(found, key=lambda row: row.step) == both
+
+
+def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
+    both = [segment(FLOOR + 1, 0, 0), segment(FLOOR + 1, 1, 1)]
+    assert coalesced(SEGMENTS.table(both), FLOOR).num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["commit", "abort", "log_start", "topic_deleted"])
+def test_what_is_no_data_stays_as_it_is(kind: str) -> None:
+    bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
+    rows = [replace(segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
+    assert SEGMENTS.rows(coalesced(SEGMENTS.table(rows), FLOOR)) == rows
+
+
+# -- where rows go ------------------------------------------------------------------------------------------
+
+FILES = {7: 12, 11: 9, 40: 10}
+"""file_id -> rows."""
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[DeadLetterRow]]:
+    """Ranges of the files as steps name them: rows that are shown once, or twice, that are refused, or for nothing."""
+    ends: dict[tuple[int, int], int] = {}
+    ranges = []
+    for file_id, count in FILES.items():
+        row = 0
+        while row < count:
+            length = min(draw(st.integers(1, 4)), count - row)
+            ranges.append((file_id, row, length, draw(st.sampled_from(["shown", "twice", "refused", "nothing"]))))
+            row += length
+    segments, dead = [], []
+    for step, (file_id, row, length, what) in enumerate(draw(st.permutations(ranges)), 1):
+        if what == "refused":
+            told = {"source": "t", "error": "E", "reason": "r", "dead_at_ms": step}
+            dead.append(DeadLetterRow(step=step, file_id=file_id, first_row=row, record_count=length, **told))
+        for topic_id in {"shown": (1,), "twice": (1, 2)}.get(what, ()):
+            partition, author = draw(st.integers(0, 1)), draw(st.sampled_from([{}, SENT]))
+            base = ends.get((topic_id, partition), 0)
+            ends[topic_id, partition] = base + length + draw(st.integers(0, 1))  # or a marker follows
+            place = {"topic_id": topic_id, "topic": f"t{topic_id}", "partition": partition, "file_id": file_id}
+            segments.append(segment(step, base, row, length, **{**place, **author}))
+    return segments, dead
+
+
+def _shown(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
+    """(topic, partition, offset) -> what the views show beside the row, and the row: its file and number."""
+    found = {}
+    for one in SEGMENTS.rows(segments):
+        for i in range(one.record_count):
+            at = (one.topic_id, one.partition, one.base_offset + i)
+            assert at not in found
+            sequence = None if one.base_sequence is None else one.base_sequence + i
+            said = (one.topic, one.producer_id, one.producer_epoch, sequence, one.transactional, one.origin)
+            found[at] = (*said, one.append_time_ms, one.file_partition, (one.file_id, one.first_row + i))
+    return found
+
+
+def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
+    found: dict[tuple[int, int], list[Any]] = {}
+    for one in DEAD_LETTERS.rows(dead):
+        for i in range(one.record_count):
+            found.setdefault((one.file_id, one.first_row + i), []).append((one.step, one.source, one.error))
+    return found
+
+
+@given(histories(), st.integers(0, 30))
+def test_every_offset_has_its_row_and_every_dead_letter(
+    history: tuple[list[SegmentRow], list[DeadLetterRow]], floor: int
+) -> None:
+    segments, dead = SEGMENTS.table(history[0]), DEAD_LETTERS.table(history[1])
+    ids, counts = np.array(list(FILES)), np.array(list(FILES.values()))
+    shown, refused = (rows_pointed_at(one, ids, counts) for one in (segments, dead))
+    order, place = places(segments, shown, refused, int(counts.sum()))
+    # of each row of the merged file, where it was
+    before = [(file_id, row) for file_id, count in FILES.items() for row in range(count)]
+    was = {(MERGED, at): before[row] for at, row in enumerate(order.tolist())}
+    assert len(set(was.values())) == len(was)
+    after = coalesced(moved(segments, shown, place, MERGED), floor)
+    assert {at: (*said, was[row]) for at, (*said, row) in _shown(after).items()} == _shown(segments)
+    after_dead = moved(dead, refused, place, MERGED)
+    assert {was[row]: said for row, said in _refused(after_dead).items()} == _refused(dead)
+    needed = {row for *_, row in _shown(segments).values()} | set(_refused(dead))
+    assert set(was.values()) == needed, "what nothing points at stays behind"
+    for one in SEGMENTS.rows(after):
+        assert one.last_offset == one.base_offset + one.record_count - 1
+        assert one.step <= max((row.step for row in history[0]), default=0)
+    _assert_as_few_as_can_be(after, floor)
+
+
+def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
+    again = coalesced(segments, floor)
+    assert again.num_rows == segments.num_rows
+
+
+@pytest.mark.parametrize(("first_row", "record_count"), [(-1, 2), (11, 2), (12, 1), (3, 0), (3, -1)])
+def test_a_range_that_leaves_its_file_is_none(first_row: int, record_count: int) -> None:
+    ranges = SEGMENTS.table([segment(1, 0, first_row, record_count, file_id=7)])
+    with pytest.raises(ValueError, match="not in its file"):
+        rows_pointed_at(ranges, np.array(list(FILES)), np.array(list(FILES.values())))
+
+
+def test_20_000_messages_of_steps_of_their_own_are_a_segment_per_partition() -> None:
+    count, partitions = 20_000, 8
+    rows = np.arange(count)
+    columns = {name: [value] * count for name, value in PLAIN.items()}
+    columns |= {"step": rows, "partition": rows % partitions, "base_offset": rows // partitions}
+    columns |= {"last_offset": rows // partitions, "record_count": np.ones(count, np.int64), "file_id": rows // 100}
+    columns |= {"first_row": rows % 100, "min_timestamp_ms": rows, "max_timestamp_ms": rows}
+    columns |= {"file_partition": rows % partitions, "first_offset": [None] * count}
+    segments = pa.table([pa.array(columns[f.name], f.type) for f in SEGMENTS.stored_schema], SEGMENTS.stored_schema)
+    ids = np.arange(count // 100)
+    shown = rows_pointed_at(segments, ids, np.full(len(ids), 100))
+    none = rows_pointed_at(DEAD_LETTERS.empty(), ids, np.full(len(ids), 100))
+    _, place = places(segments, shown, none, count)
+    assert coalesced(moved(segments, shown, place, MERGED), count).num_rows == partitions
