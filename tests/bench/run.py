@@ -13,6 +13,7 @@ import control_plane
 import groups
 import latency
 import many_topics
+import merging
 import transactions
 import with_spark
 import without_jvm
@@ -30,6 +31,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
         else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
     ),
     "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (1_000_000, 1_000, 60, 10_000, 500))),
+    "merging": lambda quick: merging.run(500 if quick else 20_000),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
     "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }

@@ -41,6 +41,7 @@ CONFIG = {
     "checkpoint.interval": 15,
     "compact.min.files": 12,
     "reader.grace.ms": 1000,
+    "merge.grace.ms": 1000,
     "lease.ms": 2000,
 }
 
@@ -90,7 +91,7 @@ class Client:
 
 
 def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
-    """Per table of the engine: live files, data files on disk, log entries."""
+    """Per table: live files, data files on disk, log entries."""
     return {
         spec.name: (
             len(store.open(spec).files()),
@@ -98,7 +99,6 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
             len(list((path / spec.name / "_delta_log").iterdir())),
         )
         for spec in TABLES
-        if spec.shape != "data"
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from faults.processes import MERGING_POINTS
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, GRACE_MS, Killed
+from stateful.world import EXPIRATION_MS, GRACE_MS, Background, Killed
 
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
@@ -156,6 +156,42 @@ def test_killed_while_data_files_are_merged(play: Player, point: str) -> None:
     play.settle()
     registered = {f"{MESSAGES.name}/{file.path}" for file in play.world.namespace.store.open(MESSAGES).files()}
     assert data_files(play) == registered
+
+
+@pytest.mark.parametrize("publishing", [True, False])
+@pytest.mark.parametrize("point", MERGING_POINTS)
+def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(play: Player, point: str, publishing: bool) -> None:
+    """Others go on for so long that what it was about to name, or to remove, is gone by then."""
+    stopped: list[Background] = []
+
+    def others() -> None:
+        stopped.append(play.background)
+        play.new_leader()
+        for _ in range(6):
+            if publishing:
+                one_more(play)
+            else:
+                play.step()
+                play.background.run()
+                play.world.clock.sleep(GRACE_MS + 1)
+        assert play.read() == play.all_published()
+
+    for _ in range(4):
+        one_more(play)
+    play.world.meanwhile = (point, others)
+    while not stopped:
+        one_more(play)
+    assert play.read() == play.all_published()
+    assert_segments_find_their_files(play)
+    for _ in range(6):
+        try:
+            one_more(play)
+        except NotLeader:  # it was stopped in between its commits, and the last of them came in between
+            play.world.lead(play.leader)
+            play.step()
+        assert_segments_find_their_files(play)
+    assert play.read() == play.all_published()
+    play.settle()
 
 
 def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:

@@ -139,6 +139,8 @@ class World(SideBySide):
         self._journal = self.namespace.store.open(JOURNAL)
         self.doomed = ""
         """The point at which the next sequencer to arrive is killed."""
+        self.meanwhile: tuple[str, Callable[[], None]] | None = None
+        """Where the next sequencer to arrive is stopped, and what happens until it goes on."""
 
     def close(self) -> None:
         shutil.rmtree(self.folder)
@@ -162,6 +164,9 @@ class World(SideBySide):
                 self.doomed, background.alive = "", False
             if not background.alive:
                 raise Killed
+            if self.meanwhile is not None and self.meanwhile[0] == point:
+                (_, happen), self.meanwhile = self.meanwhile, None
+                happen()
 
         name = f"sequencer-{next(self._names)}"
         namespace = replace(self.namespace, mailbox=Mailbox(self.namespace.files))

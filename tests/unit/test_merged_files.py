@@ -12,19 +12,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import ManualClock
 from protocol_harness import letter_bytes
 from unit.served import values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import FileMissing, FileTruncated
+from lakemq.errors import FileMissing, FileTruncated, UnknownServerError
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
@@ -255,6 +258,21 @@ def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
             (path / MESSAGES.name / file).unlink()
         with pytest.raises(FileTruncated, match="is gone"):
             old.to_arrow()
+
+
+def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
+    """Segments that were put together bear a step that it would pass over."""
+    with connect(path) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        publish(mq, "m0")
+        store = mq.namespace.store
+        handle = store.open(SEGMENTS)
+        handle.replace_at(handle.version, [], floor=read_watermark(store).step + 1)
+        with pytest.raises(UnknownServerError, match="faster than it can be read"):
+            Reader(store, ManualClock()).refresh()
+        publish(mq, "m1")
+        assert values(mq, "a") == ["m0", "m1"]
 
 
 # -- whose files may go -------------------------------------------------------------------------------------
