@@ -21,6 +21,8 @@ from lakemq.tables.specs.segments import SEGMENTS
 
 pytestmark = pytest.mark.slow
 
+DAY_MS = 86_400_000
+
 
 @pytest.fixture
 def play() -> Iterator[Player]:
@@ -166,6 +168,8 @@ def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(play: Player, poi
 
     def others() -> None:
         stopped.append(play.background)
+        if not publishing:  # nor do they commit to the tables for any other reason
+            play.world.reconfigure({"compact.min.files": 1000, "checkpoint.interval": 1000})
         play.new_leader()
         for _ in range(6):
             if publishing:
@@ -192,6 +196,35 @@ def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(play: Player, poi
         assert_segments_find_their_files(play)
     assert play.read() == play.all_published()
     play.settle()
+
+
+def test_a_file_stays_that_a_step_names_which_is_not_projected(play: Player) -> None:
+    store, files = play.world.namespace.store, play.world.namespace.files
+    file = play.world.write_file(["of a file"])
+    name = f"{MESSAGES.name}/{file_stem(file.file_id)}.parquet"
+    ranges = Ranges([0], [0], [0], [0], [1], [0], [0])
+
+    def name_it() -> None:
+        play.ask(Produce([TopicRef("t", 1, 1)], ranges, play.leader.state.step, [file]))
+        play.step()
+
+    name_it()
+    play.background.run()
+    play.world.clock.sleep(DAY_MS + 1)
+    while file.file_id in store.open(SEGMENTS).read().column("file_id").to_pylist():
+        one_more(play)
+    one_more(play)  # now its list has been seen, and is due the next time
+    assert files.size(name) is not None
+    play.publish()
+    play.step()
+    files._seen[name] = files.time_ms()  # its time was wrong
+    name_it()
+    play.background.run()
+    assert files.size(name) is not None
+    assert [value for _, value in play.read()].count("of a file") == 2
+    play.step()
+    play.background.run()
+    assert [value for _, value in play.read()].count("of a file") == 2
 
 
 def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:

@@ -31,9 +31,10 @@ from lakemq.errors import FileMissing, FileTruncated, UnknownServerError
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.delayed import DELAYED, DelayedRow
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.leftovers import FOLDER
+from lakemq.tables.storage.leftovers import FOLDER, Leftovers
 from lakemq.tables.storage.mailbox import LETTERS
 
 HOUR_MS = 3_600_000
@@ -203,6 +204,7 @@ def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
         before = data_files(path)
         pass_by(mq)
         assert before < data_files(path)
+        assert Leftovers(mq.namespace.files).announced(MESSAGES.name) == before, "the new one may be merged again"
         assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
         assert mq.fetch("a").plan.segments.num_rows == 1
 
@@ -344,6 +346,23 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
         pass_by(mq, 3)
         assert not of_publishers(path)
         assert len(values(mq, "a")) == 7
+
+
+def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> None:
+    """Whoever waits for them was told where they are."""
+    told = {"topic_id": 1, "partition": 0, "due_hour": 0, "first_row": 0, "record_count": 1, "removed": False}
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        publish(mq, "m0", "m1", "m2")
+        file_id = mq.fetch("a").plan.segments["file_id"][1].as_py()
+        waiting = DELAYED.table([DelayedRow(step=1, file_id=file_id, state="waiting", **told)])
+        mq.namespace.store.open(DELAYED).append_at(0, waiting)
+    with connect(path) as mq:
+        pass_by(mq, 3)
+        assert file_id in mq.fetch("a").plan.segments["file_id"].to_pylist()
+        assert len(data_files(path)) == 2
+        assert values(mq, "a") == ["m0", "m1", "m2"]
 
 
 def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
