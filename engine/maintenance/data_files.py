@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,8 +61,10 @@ POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_
 MOVED = (SEGMENTS.name, DEAD_LETTERS.name)
 """Those of them that are rewritten. A file that another one names is not merged."""
 
-Open = Callable[[str], TableHandle]
-"""The leader's own handle of a table, at the version of its last commit."""
+TABLES_LOOKED_AT = (MESSAGES.name, *POINTING)
+
+Handles = Mapping[str, TableHandle]
+"""The leader's own, each at the version of its last commit."""
 
 
 @dataclass
@@ -102,19 +104,22 @@ class DataFiles:
         self._settled_ms = min(SETTLED_MS, self._grace_ms)
         self._looked_at_ms: int | None = None
 
-    def maintain(self, open_table: Open, step: int, floor: int) -> bool:
-        """Remove and merge as far as it is time; whether segments up to the floor were put together.
+    def is_due(self) -> bool:
+        """Whether it is time to look at the files."""
+        last_ms = self._looked_at_ms
+        return last_ms is None or self._clock.steady_ms() - last_ms >= self._settled_ms
 
-        step: of the watermark just written. floor: nobody begins to read from an older one. Raises CommitConflict.
+    def maintain(self, handles: Handles, step: int, floor: int) -> bool:
+        """Remove and merge what there is; whether segments up to the floor were put together.
+
+        handles: of TABLES_LOOKED_AT. step: of the watermark just written. floor: nobody begins to read from an older
+        one. Raises CommitConflict.
         """
-        now_ms = self._clock.steady_ms()
-        if self._looked_at_ms is not None and now_ms - self._looked_at_ms < self._settled_ms:
-            return False
-        self._looked_at_ms = now_ms
-        self._remove(open_table, step)
-        chosen = self._chosen(open_table(MESSAGES.name))
+        self._looked_at_ms = self._clock.steady_ms()
+        self._remove(handles, step)
+        chosen = self._chosen(handles[MESSAGES.name])
         try:
-            return bool(chosen) and self._merge(open_table, chosen, floor)
+            return bool(chosen) and self._merge(handles, chosen, floor)
         except (ValueError, LookupError, MemoryError, pa.ArrowException):
             # of what stands in the files and tables; nobody shall wait for it to be mended
             log.exception("Data files cannot be merged: %s", ", ".join(file.path for file in chosen))
@@ -155,10 +160,10 @@ class DataFiles:
         # a publisher's may still be named by a request
         return self._settled_ms if file_id >= SEQUENCERS_FILES else self._config.ms("publish.max.duration.ms")
 
-    def _merge(self, open_table: Open, chosen: Sequence[StoredFile], floor: int) -> bool:
+    def _merge(self, handles: Handles, chosen: Sequence[StoredFile], floor: int) -> bool:
         ids = np.array([_file_id(file.path) for file in chosen], np.int64)
-        elsewhere = [_named_by(open_table(name)) for name in POINTING if name not in MOVED]
-        pointing = {name: self._pointing(open_table(name), ids) for name in MOVED}
+        elsewhere = [_named_by(handles[name]) for name in POINTING if name not in MOVED]
+        pointing = {name: self._pointing(handles[name], ids) for name in MOVED}
         bodies = self._bodies(chosen, ids, pointing[SEGMENTS.name].rows, set().union(*elsewhere))
         if len(bodies) < 2:
             return False
@@ -169,7 +174,7 @@ class DataFiles:
             pointed[name] = merging.rows_pointed_at(ranges[name], kept, counts)
         order, place = merging.places(*self._both(ranges, pointed), int(counts.sum()))
         body = pa.concat_tables([bodies[i] for i in kept.tolist()]).take(pa.array(order))
-        merged, its_list = self._written(open_table(MESSAGES.name), body, kept)
+        merged, its_list = self._written(handles[MESSAGES.name], body, kept)
         for name, one in pointing.items():
             if ranges[name].num_rows and merged is not None:
                 rows = merging.moved(ranges[name], pointed[name], place, merged.file_id)
@@ -256,15 +261,15 @@ class DataFiles:
 
     # -- removing ---------------------------------------------------------------------------------------
 
-    def _remove(self, open_table: Open, step: int) -> None:
+    def _remove(self, handles: Handles, step: int) -> None:
         """What was replaced, or written for nothing, longer ago than the grace, and is named nowhere."""
         due = self._leftovers.due(MESSAGES.name, self._grace_ms)
         if not due.lists:
             return
-        messages = open_table(MESSAGES.name)
-        for handle in (messages, *map(open_table, MOVED)):
-            handle.claim()
-        gone = self._unnamed(due, open_table, step)
+        messages = handles[MESSAGES.name]
+        for name in (MESSAGES.name, *MOVED):
+            handles[name].claim()
+        gone = self._unnamed(due, handles, step)
         live = [file for file in messages.files() if file.path in gone]
         if live:
             messages.replace_at(messages.version, [], live)
@@ -272,7 +277,7 @@ class DataFiles:
         if self._leftovers.clear(due, MESSAGES.name, gone) and gone:
             self._reached("housekeeping.old_deleted")
 
-    def _unnamed(self, due: Due, open_table: Open, step: int) -> set[str]:
+    def _unnamed(self, due: Due, handles: Handles, step: int) -> set[str]:
         """In this order: what a letter names is in the journal before the letter is gone."""
         is_publishers = any(_file_id(path) < SEQUENCERS_FILES for path in due.paths)
         named = {-1, *(self._named_in_letters() if is_publishers else ())}
@@ -280,7 +285,7 @@ class DataFiles:
             [name for name in JOURNAL.stored_schema.names if name != "rows"], step=(step + 1, None)
         )
         named |= files_named(decode_steps(tail))
-        named = named.union(*(_named_by(open_table(name)) for name in POINTING))
+        named = named.union(*(_named_by(handles[name]) for name in POINTING))
         return {path for path in due.paths if _file_id(path) not in named}
 
     def _named_in_letters(self) -> Iterator[int]:

@@ -26,7 +26,7 @@ from lakemq.tables.storage.store import Store, TableHandle
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from .data_files import FEW_FILES, SMALL_BYTES, DataFiles, Open
+from .data_files import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFiles, Handles
 from .trimming import Living, is_spent, trimmed
 from .writing import write_merged
 
@@ -129,10 +129,14 @@ class Housekeeping:
         if handle.has_committed and self._is_to_be_cleaned(maintained, CLEAN_MS if is_due else QUIET_MS):
             self._clean(handle, maintained)
 
-    def maintain_data_files(self, open_table: Open, step: int) -> None:
-        """Merge and remove data files as far as it is time. step: of the watermark. Raises CommitConflict."""
+    def tables_to_look_at(self) -> Sequence[str]:
+        """The tables that `maintain_data_files` needs after this pass; none if it is not time."""
+        return TABLES_LOOKED_AT if self._data_files.is_due() else ()
+
+    def maintain_data_files(self, handles: Handles, step: int) -> None:
+        """Merge data files, and remove what is of no use. step: of the watermark. Raises CommitConflict."""
         floor = self._settled_step()
-        if self._data_files.maintain(open_table, step, floor):
+        if self._data_files.maintain(handles, step, floor):
             self.floor = max(self.floor, floor)
 
     def _is_quiet(self, handle: TableHandle, maintained: _Maintained) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,7 +63,8 @@ class Projector:
         """
         try:
             data = [MESSAGES.name] if work.files or work.journaled else []
-            self._open([*data, *work.tables, WATERMARKS.name], look)
+            looked_at = self._housekeeping.tables_to_look_at()
+            self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
             files = [*work.files, *map(self._written, work.journaled)]
             if files:
                 self._register(files, work.step)
@@ -78,7 +78,8 @@ class Projector:
             self._housekeeping.projected(work.step, work.now)
             for handle in self._handles.values():
                 self._housekeeping.maintain(handle)
-            self._housekeeping.maintain_data_files(partial(self._opened, look), work.step)
+            if looked_at:
+                self._housekeeping.maintain_data_files(self._handles, work.step)
         except CommitConflict as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
@@ -100,10 +101,6 @@ class Projector:
         if handle.last_step() < step:
             # the same path added again replaces itself: registering is idempotent
             handle.replace_at(handle.version, [registered(file) for file in files], last_step=step)
-
-    def _opened(self, look: Callable[[], None], name: str) -> TableHandle:
-        self._open([name], look)
-        return self._handles[name]
 
     def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
         """Opens those that are not yet: the term's own, or none.
