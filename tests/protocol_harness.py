@@ -13,9 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
 from lakemq.engine.protocol.errors import Refusal
@@ -49,7 +49,7 @@ F, G, H = 1, 2, 3
 """Ids of data files that publishers wrote; a request names F where nothing else is said."""
 
 
-def letter_bytes(letter: Letter, rows: pa.Table | None = None) -> bytes:
+def letter_bytes(letter: Letter, rows: Rows | None = None) -> bytes:
     """A letter of requests that nobody has to check."""
     rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
     requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))

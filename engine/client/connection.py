@@ -50,6 +50,7 @@ from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position, check_isolation
 from .publish.arrow import ArrowPublisher, Spread
+from .publish.few import few_of_table
 from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
 from .publish.producer import Producer
@@ -176,7 +177,8 @@ class Connection:
         rows = arrow_table(data)
         if rows is not None:
             table = selected(ordered(rows, order_by), columns)
-            body, asked = body_of(table, publication.destination, self._clock.now_ms())
+            now_ms, to = self._clock.now_ms(), publication.destination
+            body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
             return self._arrow_publisher().publish(publication, body, asked)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
         return self._spark_publisher().publish(publication, data, columns, order_by)

@@ -15,14 +15,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
 from lakemq.tables.storage.objects import MaybeThere
 
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.process import same_process, started_thread
+from ..protocol.codec.few_rows import Rows, joined
 from ..protocol.codec.letter import decode_answer, encode_letter
 from ..protocol.codec.request import encode_request
 from ..protocol.errors import (
@@ -42,7 +41,7 @@ MAX_BYTES = 8 << 20
 """Of requests that share a letter; a larger one travels alone."""
 
 MAX_REQUEST_BYTES = MAX_LETTER_BYTES - (1 << 20)
-"""With its rows. The rest of the letter is for what Arrow puts around them."""
+"""With its rows. The rest of the letter is for what is put around them."""
 
 IDLE_MS = 30_000
 """Silence after which a client counts as a new one: half of the shortest client.expiration.ms, after which the
@@ -56,21 +55,19 @@ class Waiting:
     """A request that was not sent yet, as JSON, and its rows."""
 
     request: bytes
-    rows: pa.Table | None
+    rows: Rows | None
     future: Future[AnyResult]
+    size_bytes: int
 
     @classmethod
-    def of(cls, request: AnyRequest, rows: pa.Table | None) -> Waiting:
+    def of(cls, request: AnyRequest, rows: Rows | None) -> Waiting:
         """Raises InvalidRequest."""
-        one = cls(encode_request(request), rows, Future())
+        text = encode_request(request)
+        one = cls(text, rows, Future(), len(text) + (0 if rows is None else rows.nbytes))
         if one.size_bytes > MAX_REQUEST_BYTES:
             found, expected = f"{one.size_bytes} bytes", f"at most {MAX_REQUEST_BYTES} with the rows that ride in it"
             raise InvalidRequest(f"{type(request).__name__} is too large for a letter.", found=found, expected=expected)
         return one
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.request) + (0 if self.rows is None else self.rows.nbytes)
 
 
 class Requester:
@@ -100,7 +97,7 @@ class Requester:
         self._unanswered: dict[Future[AnyResult], float] = {}
         """When each was given, the oldest first."""
 
-    def ask(self, request: AnyRequest, rows: pa.Table | None = None) -> AnyResult:
+    def ask(self, request: AnyRequest, rows: Rows | None = None) -> AnyResult:
         """The result of one request.
 
         Raises the error it was refused with; InvalidRequest, MailboxFullError, StorageError: it was not sent;
@@ -108,11 +105,11 @@ class Requester:
         """
         return self.submit(request, rows).result()
 
-    def submit(self, request: AnyRequest, rows: pa.Table | None = None) -> Future[AnyResult]:
+    def submit(self, request: AnyRequest, rows: Rows | None = None) -> Future[AnyResult]:
         """Send without waiting. `rows` (columns of a message body) ride in the letter."""
         return self.submit_all([(request, rows)])[0]
 
-    def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
+    def submit_all(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
         """Send in this order, without waiting; in one letter as long as they fit.
 
         Raises InvalidRequest, IllegalState, UnknownServerError (there is no thread to send them): none of them is sent.
@@ -255,10 +252,9 @@ class Requester:
 def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int, namespace_id: str = "") -> bytes:
     """A letter with these requests, and all their rows one after the other."""
     requests: list[tuple[int, bytes]] = []
-    tables = [one.rows for one in batch if one.rows is not None]
+    rows = joined([one.rows for one in batch if one.rows is not None])
     first_row = 0
     for one in batch:
         requests.append((first_row if one.rows is not None else 0, one.request))
         first_row += 0 if one.rows is None else one.rows.num_rows
-    rows = pa.concat_tables(tables) if tables else None
     return encode_letter(client_id, number, requests, now_ms, rows, namespace_id)

@@ -14,7 +14,8 @@ bytes), where one call a key gives 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -92,6 +93,18 @@ def partitions_of(
         here[column.nulls] = (dealt + np.arange(len(column.nulls))) % count
         done, dealt = done + len(chunk), (dealt + len(column.nulls)) % count
     return partitions
+
+
+def partitions_of_few(
+    keys: Sequence[bytes | None], partition_count: int, partitioner: Partitioner, start: int
+) -> list[int]:
+    """The same as `partitions_of`, sooner for a few keys, one call each."""
+    count = _checked_count(partition_count)
+    if partitioner not in _HASHES:
+        raise ValueError(f"partitioner: found {partitioner!r}, expected one of {', '.join(_HASHES)}")
+    of_one = xxhash64_partition if partitioner == "xxhash64" else murmur2_partition
+    nulls = itertools.count(start)
+    return [next(nulls) % count if key is None else of_one(key, count) for key in keys]
 
 
 def _partitions_of_hashes(hashes: _Words, count: int, partitioner: Partitioner) -> _Words:

@@ -10,12 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
+from ..protocol.codec.few_rows import Rows
 from ..protocol.codec.letter import decode_letter
 from ..protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError
 from ..protocol.rules.clients import Turn, turn_of
@@ -35,7 +34,7 @@ class OpenedLetter:
 
     name: LetterName
     letter: Letter
-    rows: pa.Table | None = None
+    rows: Rows | None = None
     refusal: LakeMQError | None = None
 
 

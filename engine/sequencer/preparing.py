@@ -19,6 +19,7 @@ from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import file_name, look, write_data_file
+from ..protocol.codec.few_rows import table_of
 from ..protocol.codec.letter_rows import encode_rows
 from ..protocol.errors import StorageError
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
@@ -60,30 +61,29 @@ class Preparing:
 
         alive: called again and again meanwhile; what it raises ends the wait.
         """
-        tables = [one.rows for one in taken if one.rows is not None and one.rows.num_rows]
-        size_bytes = sum(table.nbytes for table in tables)
-        rides = bool(tables) and pending.takes(size_bytes)
+        parts = [one.rows for one in taken if one.rows is not None and one.rows.num_rows]
+        rows = table_of(parts) if parts else None
+        rides = rows is not None and pending.takes(rows.nbytes)
         named = sorted(_files_named(taken))
         asked: list[Callable[[], object]] = [partial(self._look, file_id) for file_id in named]
         if named:
             asked.append(self._files.time_ms)
         if rides and not pending.is_named:
             asked.append(pending.name)
-        elif tables and not rides:
-            asked.append(partial(self._write, tables))
+        elif rows is not None and not rides:
+            asked.append(partial(self._write, rows))
         answers = self._all(asked, alive)
         found: Sequence[Any] = answers[: len(named)]
         facts = {
             file_id: self._fresh(there, written_ms, answers[len(named)])
             for file_id, (there, written_ms) in zip(named, found, strict=True)
         }
-        if rides:
-            rows = pa.concat_tables(tables)
+        if rows is not None and rides:
             stream = encode_rows(rows)
             file, first = pending.add(rows.num_rows, len(stream))
             journaled = RowsJournaled(file.file_id, first, rows.num_rows)
             return PreparedStep(file, journaled, stream, _first_rows(taken, first), facts)
-        if tables:
+        if rows is not None:
             written: Any = answers[-1]
             return PreparedStep(written, FilesAdded([written]), None, _first_rows(taken, 0), facts)
         return PreparedStep(first_rows=_first_rows(taken, 0), facts=facts)
@@ -110,8 +110,8 @@ class Preparing:
             return facts
         return facts._replace(flaw="written longer ago than publish.max.duration.ms")
 
-    def _write(self, tables: Sequence[pa.Table]) -> DataFile:
-        return DataFile(*write_data_file(self._files, SEQUENCERS_FILES | self._new_file_id(), pa.concat_tables(tables)))
+    def _write(self, rows: pa.Table) -> DataFile:
+        return DataFile(*write_data_file(self._files, SEQUENCERS_FILES | self._new_file_id(), rows))
 
     def close(self) -> None:
         """What still hangs is left to itself."""

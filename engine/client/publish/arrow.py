@@ -1,4 +1,4 @@
-"""Publishing rows that are at hand in Arrow: few ride in the request, many get files of their own."""
+"""Publishing rows that are at hand, in Arrow or a few: some ride in the request, many get files of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,13 @@ from ...namespace import crash
 from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
+from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import StaleTopicMetadata
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
+from .few import FewBody, arrange_few
 from .placing import Arranged, Copy, Run, arrange
 from .publication import Publication
 from .request import produce_request, ranges_of, refuse_all
@@ -35,6 +37,12 @@ SLICE_ROWS = 1 << 18
 Part = tuple[int, Copy, Sequence[Run]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
+Body: TypeAlias = pa.Table | FewBody
+"""Messages that have no place yet."""
+
+Asked: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
+"""The partitions asked for, by row, -1 where none is; None: for no row."""
+
 _STALE_RETRIES = 20
 
 
@@ -42,11 +50,21 @@ class Prepared(NamedTuple):
     """A publish that is ready to be sent; `rows`: those that ride in the request."""
 
     request: Produce
-    rows: pa.Table | None
+    rows: Rows | None
     route: Route
-    partition: npt.NDArray[np.int32]
+    partition: npt.NDArray[np.int32] | list[int]
     """Of each row as it was given, in the first topic by name; negative for one that is refused."""
-    timestamps: pa.ChunkedArray
+    timestamps_us: Any
+    """Of each row as it was given, as what numpy makes an array of."""
+
+
+class _Placed(NamedTuple):
+    """rows: those that ride in the request; parts: where each run is; written: the files; partition: as Prepared."""
+
+    rows: Rows | None
+    parts: list[Part]
+    written: list[WrittenFile]
+    partition: npt.NDArray[np.int32] | list[int]
 
 
 class Spread:
@@ -84,10 +102,10 @@ class ArrowPublisher:
     def publish(
         self,
         publication: Publication,
-        body: pa.Table,
-        asked: npt.NDArray[np.int64] | None = None,
+        body: Body,
+        asked: Asked = None,
     ) -> Published:
-        """Publish a body. asked: partitions by row, -1 where none is asked for.
+        """Publish a body.
 
         Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
@@ -96,8 +114,8 @@ class ArrowPublisher:
     def send(
         self,
         publication: Publication,
-        body: pa.Table,
-        asked: npt.NDArray[np.int64] | None,
+        body: Body,
+        asked: Asked,
         timeout_ms: int = 120_000,
     ) -> tuple[Prepared, Published]:
         """As `publish`, and where the rows are."""
@@ -114,7 +132,7 @@ class ArrowPublisher:
                     raise
         raise AssertionError("unreachable")
 
-    def prepare(self, publication: Publication, body: pa.Table, asked: npt.NDArray[np.int64] | None) -> Prepared:
+    def prepare(self, publication: Publication, body: Body, asked: Asked) -> Prepared:
         """A publish that somebody else will send. Raises what refuses one of its rows."""
         return self._prepared(publication, body, asked, self._spread.take(body.num_rows))
 
@@ -122,12 +140,10 @@ class ArrowPublisher:
         """Topics have changed: look at them again."""
         self._routes.forget()
 
-    def _prepared(
-        self, publication: Publication, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
-    ) -> Prepared:
+    def _prepared(self, publication: Publication, body: Body, asked: Asked, start: int) -> Prepared:
         route, is_new = self._routes.find(publication.destination)
-        rows, parts, written, partition = self._placed(route, body, asked, start)
-        ranges, refused = ranges_of(route, parts)
+        placed = self._placed(route, body, asked, start)
+        ranges, refused = ranges_of(route, placed.parts)
         if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
             self._routes.forget()
             return self._prepared(publication, body, asked, start)
@@ -135,8 +151,9 @@ class ArrowPublisher:
             raise refuse_all(refused)
         if publication.on_error == "leave_out":
             refused = []
-        request = produce_request(publication, route, ranges, refused, written)
-        return Prepared(request, rows, route, partition, body.column("timestamp"))
+        request = produce_request(publication, route, ranges, refused, placed.written)
+        timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
+        return Prepared(request, placed.rows, route, placed.partition, timestamps_us)
 
     def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
@@ -153,14 +170,19 @@ class ArrowPublisher:
             sequences.advance(prepared.route, request.ranges, request.refused)
         return result
 
-    def _placed(
-        self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int
-    ) -> tuple[pa.Table | None, list[Part], list[WrittenFile], npt.NDArray[np.int32]]:
-        """Few rows: those that ride in the request; else None. Where each run is; the files written; partitions."""
-        if body.nbytes <= self._inline_max_bytes:
-            arranged = arrange(route.copies, body, asked, start)
-            return arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], [], arranged.partition
+    def _placed(self, route: Route, body: Body, asked: Asked, start: int) -> _Placed:
+        rides = body.nbytes <= self._inline_max_bytes
+        if isinstance(body, FewBody) and rides:
+            few = arrange_few(route.copies, body, asked if asked is None else list(asked), start)
+            return _Placed(few.rows, [(-1, copy, runs) for copy, runs in few.runs], [], few.partition)
+        table = body.table() if isinstance(body, FewBody) else body
+        wanted = None if asked is None else np.asarray(asked, np.int64)
+        if rides:
+            arranged = arrange(route.copies, table, wanted, start)
+            return _Placed(arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], [], arranged.partition)
+        return self._stored(route, table, wanted, start)
 
+    def _stored(self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> _Placed:
         def write(first: int) -> tuple[Arranged, WrittenFile]:
             mine = None if asked is None else asked[first : first + SLICE_ROWS]
             arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, start + first)
@@ -172,7 +194,7 @@ class ArrowPublisher:
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         partition = np.concatenate([arranged.partition for arranged, _ in slices])
-        return None, parts, [file for _, file in slices], partition
+        return _Placed(None, parts, [file for _, file in slices], partition)
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -6,9 +6,8 @@ import threading
 from collections import deque
 from typing import Any
 
-import pyarrow as pa
-
 from ...namespace.clock import Clock
+from .arrow import Asked, Body
 from .delivery import Batch, Outcomes
 from .options import ProducerOptions
 from .record import Records
@@ -52,7 +51,7 @@ class Buffer:
         self._took(batch, size)
         return batch, index
 
-    def add_table(self, topic: str, size: int, body: pa.Table, asked: Any) -> None:
+    def add_table(self, topic: str, size: int, body: Body, asked: Asked) -> None:
         """Records that come after the table are sent after it."""
         batch = self._new_batch(topic, None)
         batch.body, batch.asked = body, asked

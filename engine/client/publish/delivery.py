@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ...namespace.process import same_process
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_of
 from ...protocol.values.log import Published, Unit
+from .arrow import Asked, Body
 from .placing import REFUSALS
 from .record import Records, check_callback
-from .request import body_of
 
 log = logging.getLogger("lakemq.producer")
 
@@ -48,10 +47,10 @@ class Placement:
     """
 
     def __init__(
-        self, topic: str, partition: npt.NDArray[np.int32], timestamps: pa.ChunkedArray, units: Sequence[Unit]
+        self, topic: str, partition: npt.NDArray[np.int32] | list[int], timestamps_us: Any, units: Sequence[Unit]
     ) -> None:
         """partition: of each row in the order given; negative for one that was refused."""
-        self._topic, self._partition, self._timestamps = topic, partition, timestamps
+        self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
     def of(self, row: int) -> RecordMetadata:
@@ -84,8 +83,7 @@ class Placement:
 
     @cached_property
     def _timestamps_us(self) -> npt.NDArray[np.int64]:
-        times: npt.NDArray[np.int64] = self._timestamps.cast(pa.int64()).to_numpy()
-        return times
+        return np.asarray(self._given_us, np.int64)
 
 
 class Outcome(NamedTuple):
@@ -156,8 +154,8 @@ class Batch:
         self.number, self.destination, self.given_ms, self._outcomes = number, destination, given_ms, outcomes
         self.size_bytes = 0
         self.records = records
-        self.body: pa.Table | None = None
-        self.asked: npt.NDArray[np.int64] | None = None
+        self.body: Body | None = None
+        self.asked: Asked = None
         self.outcome: Outcome | None = None
         self.doubt: LakeMQError | None = None
         """It travels with a commit that was not answered so."""
@@ -172,10 +170,10 @@ class Batch:
         """What a flush that waits for it raises."""
         return self.doubt or (self.outcome.error if self.outcome else None)
 
-    def rows(self, now_ms: int) -> tuple[pa.Table, npt.NDArray[np.int64] | None]:
+    def rows(self, now_ms: int) -> tuple[Body, Asked]:
         """The body, and the partitions asked for."""
         if self.records is not None:
-            return body_of(self.records.table(), self.destination, now_ms)
+            return self.records.body(self.destination, self.size_bytes, now_ms)
         assert self.body is not None
         return self.body, self.asked
 

@@ -26,9 +26,10 @@ from ...protocol.values.log import Published
 from ...protocol.values.producers import InitProducer, ProducerDone
 from ..attempts import until_answered
 from ..requester import Requester
-from .arrow import ArrowPublisher, Prepared
+from .arrow import ArrowPublisher, Asked, Body, Prepared
 from .buffer import Buffer
 from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFuture, call_all
+from .few import few_of_table
 from .options import ProducerOptions
 from .publication import OnRefusal, Publication, Sequences
 from .record import Header, check_callback, check_size, checked_bytes, checked_destination, checked_extras
@@ -122,7 +123,8 @@ class Producer:
         topic = self._known_destination(topic)
         if not isinstance(table, pa.Table):
             raise InvalidRecord("This is no table.", found=type(table).__name__, expected="a pyarrow.Table")
-        body, asked = body_of(table, topic, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        body, asked = few_of_table(table, topic, now_ms) or body_of(table, topic, now_ms)
         size = body.nbytes
         with self._lock:
             self._make_room(size)
@@ -281,7 +283,7 @@ class Producer:
             self._sending_failed(error)
             raise
 
-    def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
+    def _publish(self, batch: Batch, body: Body, asked: Asked, deadline_ms: int) -> tuple[Prepared, Published]:
         # of records given one by one a bad one is refused alone; a table is taken as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
         on_error: OnRefusal = "leave_out" if alone else self._options.on_error
@@ -317,7 +319,9 @@ class Producer:
     # -- what became of it ------------------------------------------------------------------------------
 
     def _outcome(self, prepared: Prepared, published: Published) -> Outcome:
-        placement = Placement(prepared.route.topics[0].topic, prepared.partition, prepared.timestamps, published.units)
+        placement = Placement(
+            prepared.route.topics[0].topic, prepared.partition, prepared.timestamps_us, published.units
+        )
         return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
 
     def _settle(self, settled: Sequence[tuple[Batch, Outcome]]) -> None:

@@ -13,6 +13,8 @@ from lakemq.tables.specs.spec import TIME
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
 from ..arguments import whole_number
+from .few import FEW_BYTES, FEW_ROWS, FewBody, few_of
+from .request import body_of
 
 Header = tuple[str, bytes | None]
 Extras = tuple[list[Header] | None, int | None, int | None]
@@ -43,14 +45,28 @@ class Records:
         self.values.append(value)
         return index
 
-    def table(self) -> pa.Table:
+    def body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[pa.Table | FewBody, Any]:
+        """The body, and the partitions asked for. size_bytes: of all records."""
+        if len(self.values) > FEW_ROWS or size_bytes > FEW_BYTES:
+            return body_of(self._table(), destination, now_ms)
+        headers, asked, times = (self._extra(place) for place in range(3))
+        body = few_of(destination, self.keys, self.values, headers, times, now_ms)
+        return body, None if asked is None else [-1 if one is None else one for one in asked]
+
+    def _extra(self, place: int) -> list[Any] | None:
+        """A column of what most records do without; None where all do."""
+        if not any(extras[place] is not None for extras in self._extras.values()):
+            return None
+        column: list[Any] = [None] * len(self.values)
+        for index, extras in self._extras.items():
+            column[index] = extras[place]
+        return column
+
+    def _table(self) -> pa.Table:
         """The columns that `body_of` takes."""
         columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
         for place, (name, kind) in enumerate((("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME))):
-            if any(extras[place] is not None for extras in self._extras.values()):
-                column: list[Any] = [None] * len(self.values)
-                for index, extras in self._extras.items():
-                    column[index] = extras[place]
+            if (column := self._extra(place)) is not None:
                 columns[name] = pa.array(column, kind)
         return pa.table(columns)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import NamedTuple
 
 from ...namespace.clock import Clock
 from ...protocol.errors import LakeMQError, TransactionAborted, UnknownServerError
 from ...protocol.values.log import Published
 from ..requester import Requester
 from ..transactions.manager import TransactionManager
-from .arrow import ArrowPublisher, Prepared
+from .arrow import ArrowPublisher, Asked, Body, Prepared
 from .delivery import Batch, Outcome
 from .options import ProducerOptions
 from .producer import Producer, known
@@ -128,7 +126,7 @@ class TransactionalProducer(Producer):
         self._transactions.ref()  # refuses what is sent outside a transaction
         self._failures.raise_untold()
 
-    def _publish(self, batch: Batch, body: pa.Table, asked: Any, deadline_ms: int) -> tuple[Prepared, Published]:
+    def _publish(self, batch: Batch, body: Body, asked: Asked, deadline_ms: int) -> tuple[Prepared, Published]:
         left_ms = max(0, deadline_ms - self._clock.steady_ms())
         with self._transactions.part(was_taken=True) as ref:
             publication = Publication(batch.destination, "fail", transaction=ref, sequences=self._sequences)

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
 
-import pyarrow as pa
-
 from ...namespace.clock import Clock
 from ...namespace.process import OwnLock
+from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import (
     IllegalState,
     InvalidProducerEpoch,
@@ -46,7 +45,7 @@ from ..requester import Requester
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
 
-Part = tuple[Produce, pa.Table | None]
+Part = tuple[Produce, Rows | None]
 """A publish that was not sent yet, with the rows that ride in it."""
 
 _AT_AN_END = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
@@ -298,7 +297,7 @@ class TransactionManager:
         ]
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
-        letter: list[tuple[AnyRequest, pa.Table | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
+        letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
         self._falls_back_to = Phase.UNANSWERED
         *answers, ended = self._until_answered(lambda: self._sent(letter))
         self._falls_back_to = Phase.OPEN
@@ -339,7 +338,7 @@ class TransactionManager:
         with self._lock.own:
             self._changed.wait_for(lambda: self._parts_on_their_way == 0)
 
-    def _sent(self, letter: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
+    def _sent(self, letter: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
         futures = self._requester.submit_all(letter)
         # an unknown outcome is of the letter as a whole, and so is that it was not sent
         if isinstance(error := futures[-1].exception(), (RequestTimedOut, *NOT_DECIDED)):

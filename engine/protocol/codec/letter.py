@@ -1,7 +1,8 @@
 """A letter and its answer as bytes.
 
-A letter is a JSON head and, after it, the rows that ride with it (`letter_rows`). In its head each request stands on
-its own: it was encoded, and found right, before it met the others (`request`).
+A letter is a JSON head and, after it, the rows that ride with it: as Arrow (`letter_rows`) or, where they are few, as
+msgpack (`few_rows`), which its first bytes tell. In its head each request stands on its own: it was encoded, and found
+right, before it met the others (`request`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ..values.base import Count
 from ..values.clients import Answer, Letter, Unreadable
 from ..values.kinds import AnyRequest
 from ..values.log import Produce
+from .few_rows import FewRows, Rows, decode_few_rows, encode_few_rows
 from .letter_rows import decode_rows, encode_rows
 
 _HEAD = struct.Struct("<4sI")
-_MAGIC = b"LMQ1"
+_MAGIC, _MAGIC_FEW = b"LMQ1", b"LMQ2"
 _json = msgspec.json.Encoder()
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
@@ -55,23 +57,28 @@ def encode_letter(
     number: int,
     requests: Sequence[tuple[int, bytes]],
     sent_at_ms: int,
-    rows: pa.Table | None = None,
+    rows: Rows | None = None,
     namespace_id: str = "",
 ) -> bytes:
     """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
     texts = [(row, msgspec.Raw(text)) for row, text in requests]
     head = _json.encode(_Head(client_id, number, texts, sent_at_ms, namespace_id))
+    if isinstance(rows, FewRows):
+        return b"".join([_HEAD.pack(_MAGIC_FEW, len(head)), head, encode_few_rows(rows)])
     return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)])
 
 
-def decode_letter(body: bytes) -> tuple[Letter, pa.Table | None]:
+def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
     """The letter and its rows, which are message bodies. Raises ValueError for anything that is not a letter."""
-    if len(body) < _HEAD.size or body[:4] != _MAGIC:
+    magic, length = _HEAD.unpack_from(body) if len(body) >= _HEAD.size else (b"", 0)
+    if magic not in (_MAGIC, _MAGIC_FEW):
         raise ValueError("not a letter: it does not begin as one")
-    _, length = _HEAD.unpack_from(body)
     head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
     try:
-        return _decode_head(head), decode_rows(rest) if len(rest) else None
+        letter = _decode_head(head)
+        if magic == _MAGIC_FEW:
+            return letter, decode_few_rows(rest)
+        return letter, decode_rows(rest) if len(rest) else None
     except (pa.ArrowException, OSError, RecursionError) as error:
         raise ValueError(f"not a letter: {error}") from error
 

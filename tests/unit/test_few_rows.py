@@ -1,0 +1,242 @@
+"""A few rows travel without Arrow: the same messages come of them, and alien bytes are nothing but a ValueError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from protocol_harness import letter_bytes
+
+from lakemq.engine.client.publish.few import FEW_BYTES, FEW_ROWS, arrange_few, few_of_table
+from lakemq.engine.client.publish.placing import Copy, arrange
+from lakemq.engine.client.publish.record import Records
+from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.client.requester import Waiting, letter_of
+from lakemq.engine.protocol.codec.few_rows import MAX_FEW_BYTES, FewRows, decode_few_rows, encode_few_rows, table_of
+from lakemq.engine.protocol.codec.letter import decode_letter
+from lakemq.engine.protocol.hashing import partitions_of, partitions_of_few
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.tables.specs.messages import BODY_SCHEMA, HEADERS, MAX_TIMESTAMP_US
+from lakemq.tables.specs.spec import TIME
+
+NOW_MS = 1_700_000_000_123
+
+texts = st.text(max_size=4)
+payloads = st.none() | st.binary(max_size=40)
+names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", ""])
+headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4)), max_size=3)
+times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from([0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1])
+partitioners = st.sampled_from(["xxhash64", "murmur2"])
+copies = st.lists(
+    st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,))), min_size=1, max_size=3
+)
+binaries = st.sampled_from([pa.binary(), pa.large_binary()])
+strings = st.sampled_from([pa.string(), pa.large_string()])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """What a user may give, of the types that rows come in."""
+    count = draw(st.integers(1, 6))
+
+    def column(values: st.SearchStrategy[Any], kind: Any) -> pa.Array:
+        return pa.array(draw(st.lists(values, min_size=count, max_size=count)), kind)
+
+    def text_or_bytes() -> pa.Array:
+        if draw(st.booleans()):
+            return column(st.none() | texts, draw(strings))
+        return column(payloads, draw(binaries))
+
+    given: dict[str, Any] = {"value": text_or_bytes()}
+    if draw(st.booleans()):
+        given["key"] = text_or_bytes()
+    if draw(st.booleans()):
+        given["headers"] = column(headers, HEADERS)
+    if draw(st.booleans()):
+        given["timestamp"] = column(times, TIME)
+    if draw(st.booleans()):
+        given["partition"] = column(st.none() | st.integers(-3, 6), draw(st.sampled_from([pa.int32(), pa.int64()])))
+    return pa.table(given)
+
+
+@settings(max_examples=300, deadline=None)
+@given(tables(), copies, st.integers(0, 100))
+def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, copies: list[Copy], start: int) -> None:
+    few = few_of_table(table, "t", NOW_MS)
+    assert few is not None
+    body, asked = body_of(table, "t", NOW_MS)
+    assert few[0].table().equals(body)
+    found, expected = arrange_few(copies, *few, start), arrange(copies, body, asked, start)
+    assert table_of([found.rows]).equals(expected.rows.combine_chunks())
+    assert found.runs == expected.runs
+    assert found.partition == expected.partition.tolist()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(payloads, payloads, headers.filter(lambda one: one != []), times, st.none() | st.integers(0, 9)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any, ...]]) -> None:
+    records = Records()
+    for key, value, listed, time_us, partition in given:
+        plain = listed is time_us is partition is None
+        records.add(key, value, None if plain else (listed, partition, time_us))
+    few, asked = records.body("t", 10, NOW_MS)
+    many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
+    assert isinstance(many, pa.Table)
+    assert not isinstance(few, pa.Table)
+    assert few.table().equals(many.combine_chunks())
+    assert (asked is None) == (expected is None)
+    assert asked is None or asked == expected.tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 9), partitioners, st.integers(0, 50))
+def test_a_few_keys_get_the_partitions_of_a_column(
+    keys: list[bytes | None], count: int, partitioner: Any, start: int
+) -> None:
+    column = partitions_of(pa.array(keys, pa.binary()), count, partitioner, start)
+    assert partitions_of_few(keys, count, partitioner, start) == column.tolist()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"value": pa.array([], pa.binary())}),
+        pa.table({"value": ["x"] * (FEW_ROWS + 1)}),
+        pa.table({"value": ["x" * (FEW_BYTES + 1)]}),
+        pa.table({"key": ["k"]}),
+        pa.table({"value": ["x"], "other": [1]}),
+        pa.table({"value": [1]}),
+        pa.table({"value": ["x"], "timestamp": [1]}),
+        pa.table({"value": ["x"], "partition": [1.5]}),
+        pa.table({"value": pa.array(["x"]).dictionary_encode()}),
+        pa.table({"value": ["x"], "headers": pa.array([None], pa.list_(pa.string()))}),
+        pa.table([["x"], ["y"]], names=["value", "value"]),
+    ],
+)
+def test_what_is_not_few_or_not_plain_is_left_to_arrow(table: pa.Table) -> None:
+    assert few_of_table(table, "t", NOW_MS) is None
+
+
+def test_text_that_is_none_is_as_in_arrow() -> None:
+    """Arrow takes bytes for text that are not UTF-8, where nobody looks."""
+    bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    few = few_of_table(pa.table({"value": bad}), "t", NOW_MS)
+    assert few is not None
+    assert few[0].values == [b"\xff"]
+    entries = pa.StructArray.from_arrays([bad, pa.array([b"v"])], fields=list(HEADERS.value_type))
+    listed = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), entries).cast(HEADERS)
+    assert few_of_table(pa.table({"value": ["x"], "headers": listed}), "t", NOW_MS) is None
+
+
+# -- in a letter --------------------------------------------------------------------------------------------
+
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def few_rows(draw: st.DrawFn) -> FewRows:
+    count = draw(st.integers(0, 4))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    partitions = column(st.integers(-(2**31), 2**31 - 1))
+    listed = column(headers) if draw(st.booleans()) else None
+    return FewRows(column(texts), partitions, column(payloads), column(payloads), column(int64s), listed)
+
+
+@settings(deadline=None)
+@given(few_rows())
+def test_few_rows_come_out_of_a_letter_as_they_went_in(rows: FewRows) -> None:
+    letter = Letter("c", 7, [InitProducer()], 5)
+    assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
+    table_of([rows]).validate(full=True)
+
+
+@given(few_rows())
+def test_few_rows_are_counted_for_no_less_than_their_bytes(rows: FewRows) -> None:
+    assert len(encode_few_rows(rows)) <= rows.nbytes + sum(len(topic.encode()) for topic in rows.topic) + 40
+
+
+def one(value: bytes) -> FewRows:
+    return FewRows(["t"], [0], [None], [value], [5])
+
+
+def test_rows_of_a_letter_keep_their_order_whatever_they_travel_as() -> None:
+    asked = [one(b"a"), one(b"b"), table_of([one(b"c"), one(b"d")]), one(b"e")]
+    batch = [Waiting.of(InitProducer(), rows) for rows in asked]
+    _, few = decode_letter(letter_of("c", 1, batch[:2], 5))
+    _, mixed = decode_letter(letter_of("c", 1, batch, 5))
+    assert isinstance(few, FewRows)
+    assert few.value == [b"a", b"b"]
+    assert isinstance(mixed, pa.Table)
+    assert mixed.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
+    together = table_of([few, mixed, one(b"f")]).column("value").to_pylist()
+    assert b"".join(together) == b"ababcdef"
+
+
+def test_many_that_are_few_travel_as_arrow_so_that_a_letter_is_no_larger_than_it_may_be() -> None:
+    batch = [Waiting.of(InitProducer(), one(bytes(60_000))) for _ in range(40)]
+    _, rows = decode_letter(letter_of("c", 1, batch, 5))
+    assert isinstance(rows, pa.Table)
+    assert rows.num_rows == 40
+
+
+GOOD: list[Any] = [["t"], [0], [None], [b"v"], [5], None]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        GOOD[:4],
+        [*GOOD, []],
+        [["t", "u"], *GOOD[1:]],
+        [*GOOD[:5], [None, None]],
+        [*GOOD[:5], [[["k"]]]],
+        [*GOOD[:5], [[["k", "text"]]]],
+        [[b"t"], *GOOD[1:]],
+        [[None], *GOOD[1:]],
+        [["t"], [2**31], *GOOD[2:]],
+        [*GOOD[:4], [2**63], None],
+        [*GOOD[:4], [None], None],
+        [*GOOD[:4], [1.5], None],
+        {"topic": ["t"]},
+        None,
+    ],
+)
+def test_what_is_no_message_body_is_a_value_error(bad: Any) -> None:
+    assert decode_few_rows(memoryview(msgspec.msgpack.encode(GOOD))) == one(b"v")
+    with pytest.raises(ValueError, match="not message bodies"):
+        decode_few_rows(memoryview(msgspec.msgpack.encode(bad)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\x91" * 100_000)
+def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
+    for text in (alien, encode_few_rows(one(b"v")) + alien + b"\x00"):
+        with pytest.raises(ValueError, match=r"\w"):
+            decode_few_rows(memoryview(text))
+
+
+def test_more_bytes_than_a_few_are_refused_before_they_are_decoded() -> None:
+    text = memoryview(encode_few_rows(one(bytes(MAX_FEW_BYTES))))
+    with pytest.raises(ValueError, match="expected at most"):
+        decode_few_rows(text)
+
+
+def test_a_table_has_all_columns_of_a_message() -> None:
+    assert table_of([]).schema == table_of([one(b"v")]).schema == BODY_SCHEMA
