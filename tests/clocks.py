@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from lakemq.engine.namespace.clock import SystemClock
 
 
@@ -19,6 +21,10 @@ class ManualClock:
 
     def sleep(self, ms: float) -> None:
         self.ms += int(ms)
+
+    def wait(self, event: threading.Event, ms: float) -> bool:
+        self.sleep(ms)
+        return event.is_set()
 
 
 class AheadClock(SystemClock):

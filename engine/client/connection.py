@@ -16,6 +16,7 @@ import pyarrow as pa
 from lakemq.tables.storage.beats import Beats
 
 from ..namespace import crash
+from ..namespace.bell import Bell
 from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
@@ -412,13 +413,19 @@ class Connection:
 
     def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
         tables = self._fetching.tables_after(first, isolation)
-        while True:
-            self._check_open()
-            table = next(tables)
-            if table is None:
-                self._clock.sleep(poll_ms)
-            else:
-                yield table
+        bell = Bell(self._fetching.watch_steps, self._clock)
+        try:
+            while True:
+                self._check_open()
+                bell.clear()
+                table = next(tables)
+                if table is None:
+                    bell.wait(poll_ms)
+                else:
+                    bell.found()
+                    yield table
+        finally:
+            bell.close()
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""

@@ -19,6 +19,7 @@ from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES, LetterExists, Letter
 from lakemq.tables.storage.objects import MaybeThere
 
 from ..namespace import crash
+from ..namespace.bell import Bell
 from ..namespace.clock import Clock
 from ..namespace.process import same_process, started_thread
 from ..protocol.codec.few_rows import Rows, joined
@@ -48,6 +49,7 @@ IDLE_MS = 30_000
 sequencer knows nothing of its letters and would wait for the first ones."""
 
 _POLL_MS = (0.5, 1, 2, 4, 8, 16)
+"""Between looks for an answer where nobody tells of it."""
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Requester:
         self._reached, self._namespace_id = reached, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
+        self._bell = self._new_bell()
         self._queue: deque[Waiting] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -143,6 +146,7 @@ class Requester:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        self._bell.close()
         with suppress(OSError):
             self._mailbox.forget_client(self._client_id)
 
@@ -215,12 +219,16 @@ class Requester:
 
     def _await(self, number: int) -> list[AnyResult] | None:
         deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
-        while (results := self._poll(number)) is None:
-            if self._clock.steady_ms() > deadline_ms:
+        while True:
+            self._bell.clear()
+            if (results := self._poll(number)) is not None:
+                self._bell.found()
+                return results
+            left_ms = deadline_ms - self._clock.steady_ms()
+            if left_ms < 0:
                 return self._poll(number)  # this process may have been stopped since the last look
-            self._clock.sleep(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)])
+            self._bell.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], left_ms + 1)
             polls += 1
-        return results
 
     def _poll(self, number: int) -> list[AnyResult] | None:
         """The answer; None where there is none (yet), or only what a loss of power has left of one."""
@@ -247,6 +255,13 @@ class Requester:
         with suppress(OSError):
             self._mailbox.forget_client(self._client_id)
         self._client_id, self._number = self._new_id(), 0
+        self._bell.close()
+        self._bell = self._new_bell()
+
+    def _new_bell(self) -> Bell:
+        """Of the folder of replies, which is there from the first one on."""
+        client_id = self._client_id
+        return Bell(lambda: self._mailbox.watch_replies(client_id), self._clock)
 
 
 def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int, namespace_id: str = "") -> bytes:

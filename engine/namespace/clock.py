@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
@@ -18,6 +19,9 @@ class Clock(Protocol):
 
     def sleep(self, ms: float) -> None: ...
 
+    def wait(self, event: threading.Event, ms: float) -> bool:
+        """Until it is set, at most so long; whether it is."""
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -32,3 +36,6 @@ class SystemClock:
 
     def sleep(self, ms: float) -> None:
         time.sleep(ms / 1000)
+
+    def wait(self, event: threading.Event, ms: float) -> bool:
+        return event.wait(ms / 1000)

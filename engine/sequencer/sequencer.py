@@ -18,6 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.inotify import Watch
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
@@ -54,7 +55,7 @@ from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
 from .targets import Targets
-from .watch import Watch
+from .attendance import Attendance
 
 log = logging.getLogger("lakemq.serve")
 
@@ -101,7 +102,7 @@ class _Term:
     pending: Pending
     background: Background
     time: StepTime
-    watch: Watch
+    attendance: Attendance
     targets: Targets
     current_at_ms: int
     expire_at_ms: int
@@ -154,6 +155,10 @@ class Sequencer:
         term = self._term  # another thread may look while this one steps down
         return term.state if term else self._standby.state
 
+    def watch_letters(self) -> Watch | None:
+        """Tells of letters that come; None: there was none yet, or they are not told of."""
+        return self._mailbox.watch_letters()
+
     # -- leadership -------------------------------------------------------------------------------------
 
     def try_lead(self) -> bool:
@@ -205,9 +210,9 @@ class Sequencer:
         background = Background(
             ns.store, journal, pending, housekeeping, projector, self._executor, self._clock, ns.config, tail
         )
-        watch = Watch(Beats(ns.files), self._clock, self._watchers)
+        attendance = Attendance(Beats(ns.files), self._clock, self._watchers)
         targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
-        return _Term(state, journal, pending, background, time, watch, targets, steady_ms, steady_ms, steady_ms)
+        return _Term(state, journal, pending, background, time, attendance, targets, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -266,7 +271,7 @@ class Sequencer:
         self._reached("sequencer.letters_taken")
         due = self._due(term, letters)
         renewal = self._renewal(term)
-        seen: list[MemberSilent | TargetComputed] = [*term.targets.computed(), *term.watch.silent(term.state)]
+        seen: list[MemberSilent | TargetComputed] = [*term.targets.computed(), *term.attendance.silent(term.state)]
         entries = self._decide(term, letters, renewal, due, seen) if letters.taken or renewal or due or seen else []
         term.targets.ask(term.state)
         self._reply(term, letters, entries)
@@ -282,7 +287,7 @@ class Sequencer:
     def _due_in_ms(self, term: _Term) -> float | None:
         now_ms = term.time.now_ms()
         delays = (one.not_before_ms - now_ms for one in term.state.groups.values() if one.not_before_ms)
-        return min((one for one in (term.watch.due_in_ms(term.state), *delays) if one is not None), default=None)
+        return min((one for one in (term.attendance.due_in_ms(term.state), *delays) if one is not None), default=None)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
+from ..namespace.bell import Bell
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError, UnknownServerError
@@ -18,6 +20,7 @@ log = logging.getLogger("lakemq.serve")
 STANDBY_MS = 200
 SHORTEST_RETRY_MS = 200
 LONGEST_RETRY_MS = 5_000
+_SHORTEST_REST_MS = 1.0
 
 
 def serve(
@@ -27,18 +30,19 @@ def serve(
     stopped: Callable[[], bool],
     working: Callable[[bool], None] = lambda _: None,
 ) -> None:
-    """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing happens.
+    """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing comes.
 
     What the store fails with (no space left, gone for a while) is logged and tried again, ever more seldom: requests
     wait meanwhile. Only when it fails from the very beginning is it raised. working: told when a step begins and ends.
     """
+    bell = Bell(sequencer.watch_letters, clock)
     pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
     try:
         while not stopped():
             try:
                 working(True)
                 try:
-                    rest_ms = _lead_and_step(sequencer, pace, clock)
+                    rest = _lead_and_step(sequencer, pace, clock, bell)
                 finally:
                     working(False)
             except NotLeader as lost:
@@ -52,20 +56,36 @@ def serve(
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
             has_worked, retry_ms = True, SHORTEST_RETRY_MS
-            clock.sleep(rest_ms)
+            if rest.ends_with_letter:
+                bell.wait(rest.poll_ms, rest.ms)
+            else:
+                clock.sleep(rest.ms)
     finally:
+        bell.close()
         _resign(sequencer)
 
 
-def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock) -> float:
-    """How long to rest afterwards, in ms."""
+class _Rest(NamedTuple):
+    """After a step. poll_ms: where no letter can end it."""
+
+    ms: float
+    ends_with_letter: bool = False
+    poll_ms: float = 0.0
+
+
+def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, bell: Bell) -> _Rest:
     if not sequencer.leads:
         if not sequencer.try_lead():
-            return STANDBY_MS
+            return _Rest(STANDBY_MS)
         log.info("%s leads with epoch %d", sequencer.name, sequencer.state.leader_epoch)
     started_ms = clock.steady_ms()
+    bell.clear()
     report = sequencer.step()
-    return pace.after(report, clock.steady_ms() - started_ms)
+    poll_ms = pace.after(report, clock.steady_ms() - started_ms)
+    if report.letters:
+        bell.found()
+        return _Rest(poll_ms)
+    return _Rest(pace.idle_ms(), True, poll_ms)
 
 
 class _Pace:
@@ -73,18 +93,23 @@ class _Pace:
 
     def __init__(self, config: EngineConfig) -> None:
         self._tick_ms, self._idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
-        self._rest_ms = 1.0
+        self._rest_ms = self._told_rest_ms = _SHORTEST_REST_MS
 
     def after(self, report: StepReport, took_ms: float) -> float:
         """Milliseconds to rest after the step reported."""
         if report.letters:
-            self._rest_ms = 1.0
+            self._rest_ms = self._told_rest_ms = _SHORTEST_REST_MS
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
         if report.working:
             self._rest_ms = 1.0
         # the first requests after a pause should not wait: rest longer only little by little
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
         return self._rest_ms if report.due_in_ms is None else min(self._rest_ms, max(1.0, report.due_in_ms))
+
+    def idle_ms(self) -> float:
+        """The same where a letter ends the rest. What else is due soon after a step should not wait for long either."""
+        self._told_rest_ms = min(self._idle_ms, 1.5 * self._told_rest_ms)
+        return self._told_rest_ms
 
 
 def _resign(sequencer: Sequencer) -> None:

@@ -21,13 +21,18 @@ _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
 _PART = re.compile(r"[0-9]{20}\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
 
 
+def log_folder(table: str) -> str:
+    """Where the log of a table is; of the root without one."""
+    return f"{table}/_delta_log" if table else "_delta_log"
+
+
 class DeltaLog:
     """The log of one table, below its folder. What is a commit, and whose turn it is, is for those who call."""
 
     def __init__(self, files: Files, table: str = "") -> None:
         """table: the folder of the table; without one, the root of the files is asked about."""
         self._files, self._table = files, table
-        self._folder = f"{table}/_delta_log" if table else "_delta_log"
+        self._folder = log_folder(table)
 
     def exists(self) -> bool:
         """Whether there is anything of a log."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from .inotify import Watch, watch
 from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
 
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
@@ -136,6 +137,9 @@ class LocalFiles:
             # Not empty: something is being put into it, or a killed process left something there.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
+
+    def watch(self, folder: str) -> Watch | None:
+        return watch(self._path(folder))
 
     def open_input(self, name: str) -> pa.NativeFile:
         return pa.memory_map(self._path(name), "r")

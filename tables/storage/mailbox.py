@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from .files import Files
+from .inotify import Watch
 
 LETTERS = "mailbox"
 REPLIES = "replies"
@@ -142,6 +143,10 @@ class Mailbox:
         """The reply to a letter, None: not there yet."""
         return self._get(_reply_name(client_id, number))
 
+    def watch_replies(self, client_id: str) -> Watch | None:
+        """Tells of replies to this client; None: there was none yet, or they are not told of."""
+        return self._files.watch(f"{REPLIES}/{_checked_client(client_id)}")
+
     def forget_reply(self, client_id: str, number: int) -> None:
         """A reply that was read is gone; that it was not there is fine."""
         self._files.delete([_reply_name(client_id, number)])
@@ -165,6 +170,10 @@ class Mailbox:
             yield letter
         self._listed = deque(name for name in self._names() if name not in seen)
         yield from self._next()
+
+    def watch_letters(self) -> Watch | None:
+        """Tells of letters; None: there was none yet, or they are not told of."""
+        return self._files.watch(LETTERS)
 
     def take(self, letter: LetterName) -> bytes | None:
         """The body of a letter, which goes on waiting until it is discarded; None: it is gone.

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult
 
 import pyarrow as pa
 
+from .inotify import Watch
 from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
 from .workers import Workers
 
@@ -136,6 +137,10 @@ class ArrowFiles:
     def delete_folder(self, prefix: str) -> None:
         with suppress(FileNotFoundError):
             self.filesystem.delete_dir(checked(prefix.removesuffix("/")))
+
+    def watch(self, folder: str) -> Watch | None:
+        checked(folder)
+        return None
 
     def open_input(self, name: str) -> pa.NativeFile:
         return self.filesystem.open_input_file(checked(name))

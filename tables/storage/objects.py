@@ -18,6 +18,8 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from .inotify import Watch
+
 Names: TypeAlias = list[str]
 Data: TypeAlias = bytes | pa.Buffer | memoryview
 
@@ -83,6 +85,9 @@ class Files(Protocol):
 
     def delete_folder(self, prefix: str) -> None:
         """The objects directly in folder `prefix` are gone, and so is the folder if nothing is left in it."""
+
+    def watch(self, folder: str) -> Watch | None:
+        """Tells of what is put into the folder from now on; None: there is no such folder yet, or it is not told of."""
 
     def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
         """A sink for pyarrow's writers: a durable object on a clean exit, nothing at all after an exception.

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.delta_log import log_folder
+from lakemq.tables.storage.inotify import Watch
+
 from ...namespace.clock import Clock
 from ...namespace.namespace import Namespace
 from ...namespace.process import OwnLock
@@ -103,6 +107,10 @@ class Fetching:
                 yield None
             elif plan.record_count:  # else it was markers, or messages that were aborted
                 yield self.fetched(plan).to_arrow()
+
+    def watch_steps(self) -> Watch | None:
+        """Tells of steps that come; None: they are not told of."""
+        return self._namespace.files.watch(log_folder(JOURNAL.name))
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """It reads data files: with a reader of its own, nobody waits for that."""

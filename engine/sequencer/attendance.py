@@ -1,4 +1,4 @@
-"""The watch over members: who beats, who polls. What is seen is kept by the leader alone; nothing of it is journaled.
+"""Attendance: who beats, who polls. What is seen is kept by the leader alone; nothing of it is journaled.
 
 A member is silent when a whole look at the beats that began after its deadline has found no new one. A leader that was
 stopped itself counts that time for nobody, and a new leader begins to count anew: nobody is ever thought dead early.
@@ -43,7 +43,7 @@ class _Seen:
     polls: int = -1
 
 
-class Watch:
+class Attendance:
     """Of one term of leadership; called by the sequencer's thread, and looks in one of `executor`."""
 
     def __init__(self, beats: Beats, clock: Clock, executor: Executor) -> None:

@@ -16,7 +16,7 @@ from protocol_harness import AtOnce, Harness
 from lakemq.engine.client.consume.heart import Heart
 from lakemq.engine.protocol.codec.beat import Beating, encode_beat
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
-from lakemq.engine.sequencer.watch import ABANDONED_MS, Watch
+from lakemq.engine.sequencer.attendance import ABANDONED_MS, Attendance
 from lakemq.tables.storage.beats import Beats
 
 SESSION_MS = 6_000
@@ -28,7 +28,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.files, self.clock, self.mq = FaultyFiles(str(folder)), ManualClock(), Harness()
         self.beats = Beats(self.files)
-        self.watch = Watch(self.beats, self.clock, AtOnce())
+        self.attendance = Attendance(self.beats, self.clock, AtOnce())
         self.numbers: dict[str, int] = {}
         self.mq.create("t")
 
@@ -46,8 +46,8 @@ class Scene:
         return self.look()
 
     def look(self) -> list[tuple[str, str]]:
-        found = self.watch.silent(self.mq.state)
-        found += self.watch.silent(self.mq.state)  # what the look that began just now has found
+        found = self.attendance.silent(self.mq.state)
+        found += self.attendance.silent(self.mq.state)  # what the look that began just now has found
         return [(one.member_id, one.reason) for one in found]
 
 
@@ -75,7 +75,7 @@ def test_silence_is_told_just_after_the_deadline_and_not_a_second_later(scene: S
     for _ in range(5):
         scene.pass_ms(1_000)
     assert scene.pass_ms(1_000) == []
-    assert scene.watch.due_in_ms(scene.mq.state) == 1
+    assert scene.attendance.due_in_ms(scene.mq.state) == 1
     assert scene.pass_ms(1) == [("C1", "session")]
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_beat_keeps_nobody_alive_and_stops_nobody(scene: Scene, body:
 
 
 def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> None:
-    assert scene.watch.due_in_ms(scene.mq.state) is None
+    assert scene.attendance.due_in_ms(scene.mq.state) is None
     scene.join("C1")
     scene.look()
     scene.mq.ask(LeaveGroup("g", ["C1"]))

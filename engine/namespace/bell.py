@@ -1,0 +1,66 @@
+"""Waiting for an object to come into a folder: until the system tells of one, else by looking again and again.
+
+Invariant: nothing is waited for longer than a look takes to come round, whatever is told. Who waits clears the bell,
+looks, and waits only if there was nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lakemq.tables.storage.inotify import Watch
+
+from .clock import Clock
+
+LOOK_MS = 250
+"""Between two looks at a folder that is told of."""
+
+_MISSES = 3
+"""Looks in a row that found what nothing had told of: the folder is deaf, as where others write over a network."""
+
+
+class Bell:
+    """Of one folder; for one thread. Without a watch it is a sleep."""
+
+    def __init__(self, watch: Callable[[], Watch | None], clock: Clock) -> None:
+        """watch: a new one of the folder; None: it is not there yet, or not told of."""
+        self._new_watch, self._clock = watch, clock
+        self._watch: Watch | None = None
+        self._misses, self._timed_out = 0, False
+
+    @property
+    def rings(self) -> bool:
+        """Else there is nothing to do but to look often."""
+        return self._watch is not None
+
+    def clear(self) -> None:
+        """Before a look: what comes from here on rings."""
+        if self._watch is not None and self._watch.is_over:
+            self.close()
+        if self._watch is None and self._misses < _MISSES:
+            self._watch = self._new_watch()
+        if self._watch is not None:
+            self._watch.event.clear()
+
+    def found(self) -> None:
+        """The look found something."""
+        if self._watch is None or not self._timed_out:
+            return
+        self._timed_out = False
+        self._misses += 1
+        if self._misses >= _MISSES:
+            self.close()
+
+    def wait(self, poll_ms: float, most_ms: float = LOOK_MS) -> None:
+        """Until it rings, or for `most_ms`; where it is deaf, for `poll_ms`."""
+        if self._watch is None:
+            self._clock.sleep(min(poll_ms, most_ms))
+        elif self._clock.wait(self._watch.event, min(LOOK_MS, most_ms)):
+            self._misses, self._timed_out = 0, False
+        else:
+            self._timed_out = True
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None

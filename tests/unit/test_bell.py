@@ -1,0 +1,173 @@
+"""Waiting for what comes into a folder: told of it at once, found all the same where nobody tells."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clocks import ManualClock
+from faulty_files import FaultyFiles
+
+from lakemq.engine.client.requester import Requester
+from lakemq.engine.namespace.bell import LOOK_MS, Bell
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.protocol.codec.letter import encode_answer
+from lakemq.engine.protocol.values.clients import Answer
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.tables.storage import inotify
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.mailbox import Mailbox
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells")
+
+LONG_S = 20.0
+
+
+def new_watch(folder: Path) -> inotify.Watch:
+    watch = inotify.watch(str(folder))
+    assert watch is not None
+    return watch
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+def test_what_is_put_is_told_of(tmp_path: Path, named: bool) -> None:
+    (tmp_path / "f").mkdir()
+    watch = new_watch(tmp_path / "f")
+    LocalFiles(str(tmp_path), named_temporaries=named).put("f/a", b"x")
+    assert watch.event.wait(LONG_S)
+    watch.event.clear()
+    os.rename(tmp_path / "f" / "a", tmp_path / "b")
+    os.rename(tmp_path / "b", tmp_path / "f" / "b")
+    assert watch.event.wait(LONG_S)
+    watch.close()
+
+
+def test_those_who_watch_one_folder_are_told_each_until_they_end(tmp_path: Path) -> None:
+    one, two = new_watch(tmp_path), new_watch(tmp_path)
+    one.close()
+    (tmp_path / "a").touch()
+    assert two.event.wait(LONG_S)
+    assert not one.event.is_set()
+    two.close()
+
+
+def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    bell = Bell(lambda: inotify.watch(str(folder)), SystemClock())
+    bell.clear()
+    assert bell.rings
+    folder.rmdir()
+    bell.wait(LONG_S * 1000, LONG_S * 1000)
+    bell.clear()
+    assert not bell.rings
+    folder.mkdir()
+    bell.clear()
+    assert bell.rings
+    bell.close()
+
+
+def test_what_was_lost_count_of_is_told_to_all(tmp_path: Path) -> None:
+    watch = new_watch(tmp_path)
+    assert inotify._instance is not None
+    inotify._instance._tell(-1, inotify._OVERFLOW)
+    assert watch.event.is_set()
+    assert not watch.is_over
+    watch.close()
+
+
+def test_a_fork_has_none_of_its_parents_and_may_have_its_own(tmp_path: Path) -> None:
+    watch = new_watch(tmp_path)
+    child = os.fork()
+    if child == 0:
+        own = inotify.watch(str(tmp_path))
+        watch.close()
+        (tmp_path / "child").touch()
+        os._exit(0 if own is not None and own.event.wait(LONG_S) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert watch.event.wait(LONG_S)
+    watch.close()
+
+
+NONE_LEFT = """
+import resource, sys
+from lakemq.tables.storage import inotify
+used = max(int(fd) for fd in __import__("os").listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
+while True:
+    try:
+        sys.stdin.fileno(), __import__("os").dup(0)
+    except OSError:
+        break
+assert inotify.watch("/") is None
+assert inotify.watch("/") is None
+"""
+
+
+def test_where_no_instance_is_to_be_had_nothing_is_told() -> None:
+    subprocess.run([sys.executable, "-c", NONE_LEFT], check=True, stdin=subprocess.DEVNULL)
+
+
+def test_what_is_no_folder_is_not_watched(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert inotify.watch(str(tmp_path / "file")) is None
+    assert inotify.watch(str(tmp_path / "none")) is None
+
+
+def test_a_deaf_folder_is_polled(tmp_path: Path) -> None:
+    """Things are found there that nobody told of, as on NFS: what is watched is another folder."""
+    clock = ManualClock()
+    bell = Bell(lambda: new_watch(tmp_path), clock)
+    waited = []
+    for _ in range(5):
+        bell.clear()
+        before = clock.ms
+        bell.wait(7)
+        waited.append(clock.ms - before)
+        bell.found()
+    assert waited == [LOOK_MS] * 3 + [7] * 2
+
+
+def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
+    clock = ManualClock()
+    bell = Bell(lambda: new_watch(tmp_path), clock)
+    for number in range(12):
+        bell.clear()
+        if number % 2:
+            (tmp_path / str(number)).touch()
+            until(lambda: bell._watch is not None and bell._watch.event.is_set())
+        bell.wait(7)
+        bell.found()
+    assert bell.rings
+    bell.close()
+
+
+def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: Path) -> None:
+    files = FaultyFiles(str(tmp_path))
+    mailbox = Mailbox(files)
+    requester = Requester(mailbox, SystemClock(), lambda: "c", 60_000)
+
+    def answer(number: int) -> None:
+        results = [ProducerDone(number, 0)]
+        mailbox.reply("c", number, encode_answer(Answer("c", number, 1, results)))  # type: ignore[arg-type]
+
+    for number in range(1, 6):  # from the second one on there is a folder to be watched
+        threading.Timer(0.15, answer, [number]).start()
+        files.reads.clear()
+        assert requester.ask(InitProducer()) == ProducerDone(number, 0)
+    assert len(files.reads) <= 4
+    requester.close()
+    assert files.folders("replies") == []
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
