@@ -45,6 +45,7 @@ from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from .aside import Aside
 from .assigning import PlugInThreads
+from .attendance import Attendance
 from .background import Background
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
@@ -55,7 +56,6 @@ from .replies import Replies, Reply
 from .standby import Standby
 from .step_time import StepTime
 from .targets import Targets
-from .attendance import Attendance
 
 log = logging.getLogger("lakemq.serve")
 

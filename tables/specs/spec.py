@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 SCHEMA_VERSION = 1
 """Version of the stored format; a namespace of a newer one is refused."""
@@ -100,10 +101,10 @@ class TableSpec:
 
         No element of a list is null, and no list in one; other fields of an element may be.
         """
-        for name in rows.column_names:
-            if not self.schema.field(name).nullable and rows.column(name).null_count:
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if column.null_count and not self.schema.field(name).nullable:
                 raise ValueError(f"{self.name}.{name} is null")
-            if any(_has_null_within(chunk) for chunk in rows.column(name).chunks):
+            if pa.types.is_list(column.type) and any(_has_null_within(chunk) for chunk in column.chunks):
                 raise ValueError(f"{self.name}.{name} has a null in a list")
         return rows
 
@@ -117,6 +118,10 @@ def _has_null_within(array: pa.Array) -> bool:
     values = array.flatten()
     if values.null_count:
         return True
-    fields = values.flatten() if pa.types.is_struct(values.type) else [values]
-    lists = [one for one in fields if pa.types.is_list(one.type)]
+    inner = values.type
+    if pa.types.is_struct(inner):
+        # flattened, a field is null where its struct is
+        lists = [pc.struct_field(values, [i]) for i in range(inner.num_fields) if pa.types.is_list(inner.field(i).type)]
+    else:
+        lists = [values] if pa.types.is_list(inner) else []
     return any(one.null_count or _has_null_within(one) for one in lists)
