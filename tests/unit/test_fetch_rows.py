@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.fetch import arrow
-from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
+from lakemq.engine.client.fetch.fetched import Message, _messages
 from lakemq.engine.client.fetch.held import HeldPart
 from lakemq.engine.client.fetch.lookup import PLANNED
 from lakemq.engine.client.fetch.plan import FetchPlan
@@ -110,3 +113,21 @@ def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypat
             tables.append(fetch_arrow(files, plan(wanted, riding, footer)))
         assert tables[0] == tables[1]
         assert values(tables[0]) == [row for _, first, count in wanted for row in range(first, first + count)]
+
+
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("headers", [[None] * 3, [None, [], [("a", b"1"), ("a", None)]]])
+def test_messages_one_by_one_say_what_the_table_does(headers: list[Any]) -> None:
+    keys, values, times = [None, b"k", b"k"], [b"v", None, b""], [FIRST, LAST, LAST]
+    columns = [keys, values, ["t"] * 3, [0, 0, 7], [5, 6, 0], times, [0] * 3, headers]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, FETCHED, strict=True)]
+    (batch,) = pa.table(arrays, schema=FETCHED).to_batches()
+    messages = list(_messages(batch))
+    assert messages == [
+        Message("t", 0, 5, FIRST, None, b"v", ()),
+        Message("t", 0, 6, LAST, b"k", None, ()),
+        Message("t", 7, 0, LAST, b"k", b"", tuple(headers[2] or ())),
+    ]
+    assert all(message.timestamp.tzinfo is timezone.utc for message in messages)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, TypeVar
+from datetime import datetime, timezone
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One message, for those who want them one by one."""
 
     topic: str
@@ -84,14 +83,28 @@ class Fetched:
 
     def __iter__(self) -> Iterator[Message]:
         for batch in self.to_arrow().to_batches(max_chunksize=10_000):
-            for row in batch.to_pylist():
-                headers = tuple((h["key"], h["value"]) for h in row["headers"] or ())
-                yield Message(
-                    row["topic"],
-                    row["partition"],
-                    row["offset"],
-                    row["timestamp"],
-                    row["key"],
-                    row["value"],
-                    headers,
-                )
+            yield from _messages(batch)
+
+
+def _messages(batch: pa.RecordBatch) -> Iterator[Message]:
+    """The rows of a batch of FETCHED, column by column: a dictionary a row takes four times as long."""
+    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    columns = {name: batch.column(name) for name in names}
+    headers = columns.pop("headers")
+    # those of a batch that was sent together are one
+    times = columns["timestamp"].cast(pa.timestamp("us")).dictionary_encode()
+    known = [time.replace(tzinfo=timezone.utc) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
+    return map(
+        Message,
+        columns["topic"].to_pylist(),
+        columns["partition"].to_pylist(),
+        columns["offset"].to_pylist(),
+        map(known.__getitem__, times.indices.to_numpy().tolist()),
+        columns["key"].to_pylist(),
+        columns["value"].to_pylist(),
+        map(_headers, headers.to_pylist()) if headers.null_count < len(headers) else repeat(()),
+    )
+
+
+def _headers(listed: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((one["key"], one["value"]) for one in listed or ())
