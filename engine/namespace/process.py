@@ -17,9 +17,21 @@ _first_with_tables: int | None = None
 Lock: TypeAlias = AbstractContextManager[Any]
 
 
+current_id = os.getpid()
+"""Of this process: `os.getpid()` asks the system, which takes as long as ten calls of Python's."""
+
+
+def _forked() -> None:
+    global current_id
+    current_id = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def same_process(pid: int, what: str) -> None:
     """Nothing, in the process `pid`. Raises IllegalState in one forked from it."""
-    if os.getpid() != pid:
+    if current_id != pid:
         raise IllegalState(f"{what} was made in another process (fork): make one there.", expected=_ADVICE)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...namespace.clock import Clock
 from .arrow import Asked, Body
-from .delivery import Batch, Outcomes
+from .delivery import Batch, Outcomes, RecordFuture
 from .options import ProducerOptions
 from .record import Records
 
@@ -16,11 +16,14 @@ from .record import Records
 class Buffer:
     """The batches of a producer. Every call is made under the lock of `outcomes`.
 
-    last_number: of the newest batch; held_bytes: of all that is not settled.
+    last_number: of the newest batch; slack: bytes that records may have that are taken quickly, before it must be
+    looked whether there is room for them and whether a batch is due.
     """
 
-    def __init__(self, options: ProducerOptions, clock: Clock, outcomes: Outcomes) -> None:
+    def __init__(self, options: ProducerOptions, clock: Clock, outcomes: Outcomes, takes_quickly: bool = True) -> None:
+        """takes_quickly: else there is never any slack."""
         self._options, self._clock, self._outcomes = options, clock, outcomes
+        self._takes_quickly = takes_quickly
         self.work = threading.Condition(outcomes.lock)
         """Notified when a batch may be due earlier than was thought."""
         self._queue: deque[Batch] = deque()
@@ -30,14 +33,50 @@ class Buffer:
         """Number -> batch, also what is on its way, in order."""
         self._taken: list[Batch] = []
         """No longer in the queue, to travel otherwise or never, and maybe settled."""
-        self.last_number = self.held_bytes = self._wanted = self._queued_bytes = 0
+        self.last_number = self._wanted = 0
+        self._held_bytes = self._queued_bytes = 0
+        """Without what was taken quickly since."""
+        self.slack = self._granted = 0
+        """What is left of it, and what there was when it was looked last."""
         self._is_ending = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all that is not settled."""
+        return self._held_bytes + self._granted - self.slack
+
+    def _count(self, held: int, queued: int) -> None:
+        """So many bytes more are held, and wait in the queue; with them what was taken quickly."""
+        quick = self._granted - self.slack
+        self._held_bytes += quick + held
+        self._queued_bytes += quick + queued
+        room, batch_size = self._options.buffer_memory - self._held_bytes, self._options.batch_size
+        to_due = batch_size - 1 - self._queued_bytes if self._queued_bytes < batch_size else room
+        self.slack = self._granted = max(0, min(room, to_due)) if self._takes_quickly else 0
+
+    def take_no_more_quickly(self) -> None:
+        """From here on each record is looked at."""
+        self._takes_quickly = False
+        self._count(0, 0)
 
     # -- giving -----------------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
         """What is larger than all of the memory goes alone."""
         return self.held_bytes + size <= self._options.buffer_memory or not self.held_bytes
+
+    def add_quickly(self, topic: str, size: int, key: bytes | None, value: bytes | None) -> RecordFuture | None:
+        """Its future; None where it is to be looked at."""
+        batch = self._filling.get(topic)
+        if batch is None or batch.records is None or size > self.slack:
+            return None
+        self.slack -= size
+        batch.size_bytes += size
+        values = batch.records.values
+        future = RecordFuture(batch, len(values))
+        batch.records.keys.append(key)
+        values.append(value)
+        return future
 
     def add_record(
         self, topic: str, size: int, key: bytes | None, value: bytes | None, extras: Any
@@ -68,10 +107,10 @@ class Buffer:
         return batch
 
     def _took(self, batch: Batch, size: int) -> None:
+        self._count(0, 0)
         before = self._queued_bytes
         batch.size_bytes += size
-        self.held_bytes += size
-        self._queued_bytes = before + size
+        self._count(size, size)
         if before < self._options.batch_size <= self._queued_bytes:
             self.work.notify()
 
@@ -86,7 +125,7 @@ class Buffer:
         batch = self._queue.popleft()
         if self._filling.get(batch.destination) is batch:
             del self._filling[batch.destination]
-        self._queued_bytes -= batch.size_bytes
+        self._count(0, -batch.size_bytes)
         return batch
 
     def _due_in_ms(self) -> int | None:
@@ -105,7 +144,7 @@ class Buffer:
 
     def settled(self, batch: Batch) -> None:
         del self._unsettled[batch.number]
-        self.held_bytes -= batch.size_bytes
+        self._count(-batch.size_bytes, 0)
 
     # -- waiting ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...namespace import process
 from ...namespace.clock import Clock
 from ...namespace.process import started_thread
 from ...protocol.errors import (
@@ -32,7 +33,7 @@ from .delivery import Batch, OnDelivery, Outcome, Outcomes, Placement, RecordFut
 from .few import few_of_table
 from .options import ProducerOptions
 from .publication import OnRefusal, Publication, Sequences
-from .record import Header, check_callback, check_size, checked_bytes, checked_destination, checked_extras
+from .record import MAX_BYTES, Header, check_callback, check_size, checked_bytes, checked_destination, checked_extras
 from .request import body_of
 from .told import Acknowledged, Failures, Flushed
 
@@ -52,6 +53,9 @@ class Producer:
     while nobody flushes is raised by the next `send`, `flush` or `close` of each thread that uses the producer.
     """
 
+    _takes_quickly = True
+    """Once it is known that it takes records, it does until it is closed."""
+
     def __init__(
         self,
         publisher: ArrowPublisher,
@@ -67,7 +71,8 @@ class Producer:
         self._sequences: Sequences | None = None
         self._lock = lock or threading.RLock()
         self._outcomes = Outcomes(self._lock)
-        self._buffer = Buffer(options, clock, self._outcomes)
+        self._buffer = Buffer(options, clock, self._outcomes, self._takes_quickly)
+        self._pid = process.current_id
         self._destinations: set[str] = set()
         self._timed_out_ms = -1
         self._is_closed = False
@@ -108,9 +113,15 @@ class Producer:
             size += more
         if on_delivery is not None:
             check_callback("on_delivery", on_delivery)
-        check_size(size)
-        self._outcomes.check_process()
+        if size > MAX_BYTES:
+            check_size(size)
+        if process.current_id != self._pid:
+            self._outcomes.check_process()
         with self._lock:
+            if extras is None and on_delivery is None and self._failures.is_told:
+                quick = self._buffer.add_quickly(topic, size, key, value)
+                if quick is not None:
+                    return quick
             self._make_room(size)
             future = RecordFuture(*self._buffer.add_record(topic, size, key, value, extras))
             if on_delivery is not None:
@@ -213,6 +224,7 @@ class Producer:
         """From here on nothing is taken; what was taken before is sent."""
         with self._lock:
             self._is_closed = True
+            self._buffer.take_no_more_quickly()
             self._outcomes.changed.notify_all()  # who waits for room
 
     def __enter__(self) -> Producer:

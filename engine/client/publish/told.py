@@ -87,6 +87,11 @@ class Failures:
         self._failed.clear()
         self._last = 0
 
+    @property
+    def is_told(self) -> bool:
+        """This thread has used the producer, and was told of all that has failed since."""
+        return self._told.number >= self._last
+
     def meet(self) -> None:
         """From here on this thread is told of what fails."""
         if self._told.number < 0:

@@ -32,6 +32,8 @@ class TransactionalProducer(Producer):
     the moment a commit or an abort begins, what other threads send is refused, until there is another transaction.
     """
 
+    _takes_quickly = False
+
     def __init__(
         self,
         publisher: ArrowPublisher,

@@ -1,0 +1,77 @@
+"""What is taken quickly is counted as what is looked at: no more than there is room for, and sent when it is due."""
+
+from __future__ import annotations
+
+import threading
+
+import hypothesis.strategies as st
+from clocks import ManualClock
+from hypothesis import given
+
+from lakemq.engine.client.publish.buffer import Buffer
+from lakemq.engine.client.publish.delivery import Batch, Outcomes
+from lakemq.engine.client.publish.options import producer_options
+
+OPTIONS = producer_options({"batch_size": 100, "buffer_memory": 300, "linger_ms": 1000})
+
+records = st.tuples(st.sampled_from("ab"), st.integers(1, 120))
+calls = records | st.sampled_from(["next", "settle"])
+
+
+class Play:
+    """One buffer and what was given to it."""
+
+    def __init__(self, takes_quickly: bool) -> None:
+        lock = threading.RLock()
+        lock.acquire()
+        self.buffer = Buffer(OPTIONS, ManualClock(), Outcomes(lock), takes_quickly)
+        self.sent: list[Batch] = []
+        self.quick_count = 0
+
+    def do(self, call: str | tuple[str, int]) -> object:
+        if isinstance(call, tuple):
+            return self._give(*call)
+        if call == "next" and self.buffer._due_in_ms() == 0:
+            batch = self.buffer.next()
+            assert batch is not None
+            self.sent.append(batch)
+        elif call == "settle" and self.sent:
+            self.buffer.settled(self.sent.pop(0))
+        return self._seen()
+
+    def _give(self, topic: str, size: int) -> object:
+        future = self.buffer.add_quickly(topic, size, b"k", b"v")
+        if future is not None:
+            self.quick_count += 1
+            return self._seen()
+        if not self.buffer.has_room(size):
+            return "full"
+        self.buffer.add_record(topic, size, b"k", b"v", None)
+        return self._seen()
+
+    def _seen(self) -> object:
+        queued = [(batch.number, batch.size_bytes, len(batch.records.values)) for batch in self.buffer._queue]  # type: ignore[union-attr]
+        return self.buffer.held_bytes, self.buffer._due_in_ms(), queued
+
+
+@given(st.lists(calls, max_size=40))
+def test_quick_and_slow_come_to_the_same(asked: list[str | tuple[str, int]]) -> None:
+    quick, slow = Play(True), Play(False)
+    for call in asked:
+        assert quick.do(call) == slow.do(call)
+    assert slow.quick_count == 0
+
+
+def test_most_records_of_a_batch_are_taken_quickly_until_no_more_are() -> None:
+    play = Play(True)
+    for _ in range(9):
+        play.do(("a", 10))
+    assert play.quick_count == 8
+    assert play.buffer._due_in_ms() == 1000
+    play.do(("a", 10))
+    assert play.buffer._due_in_ms() == 0
+    play.do("next")
+    play.do(("a", 10))
+    play.buffer.take_no_more_quickly()
+    play.do(("a", 10))
+    assert play.quick_count == 8
