@@ -19,7 +19,7 @@ from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES, LetterExists, Letter
 from lakemq.tables.storage.objects import MaybeThere
 
 from ..namespace import crash
-from ..namespace.bell import Bell
+from ..namespace.bell import LOOK_MS, Bell
 from ..namespace.clock import Clock
 from ..namespace.process import same_process, started_thread
 from ..protocol.codec.few_rows import Rows, joined
@@ -227,7 +227,7 @@ class Requester:
             left_ms = deadline_ms - self._clock.steady_ms()
             if left_ms < 0:
                 return self._poll(number)  # this process may have been stopped since the last look
-            self._bell.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], left_ms + 1)
+            self._bell.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], min(LOOK_MS, left_ms + 1))
             polls += 1
 
     def _poll(self, number: int) -> list[AnyResult] | None:

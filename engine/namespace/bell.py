@@ -13,7 +13,7 @@ from lakemq.tables.storage.inotify import Watch
 from .clock import Clock
 
 LOOK_MS = 250
-"""Between two looks at a folder that is told of."""
+"""Between two looks at a folder that is told of, where nobody says otherwise."""
 
 _MISSES = 3
 """Looks in a row that found what nothing had told of: the folder is deaf, as where others write over a network."""
@@ -55,7 +55,7 @@ class Bell:
         """Until it rings, or for `most_ms`; where it is deaf, for `poll_ms`."""
         if self._watch is None:
             self._clock.sleep(min(poll_ms, most_ms))
-        elif self._clock.wait(self._watch.event, min(LOOK_MS, most_ms)):
+        elif self._clock.wait(self._watch.event, most_ms):
             self._misses, self._timed_out = 0, False
         else:
             self._timed_out = True
