@@ -16,7 +16,8 @@ LOOK_MS = 250
 """Between two looks at a folder that is told of, where nobody says otherwise."""
 
 _MISSES = 3
-"""Looks in a row that found what nothing had told of: the folder is deaf, as where others write over a network."""
+"""Looks in a row that found what nothing had told of: the folder is deaf, as where others write over a network. Each is
+after a long wait, since what comes in the moment of a look is found before it is told of."""
 
 
 class Bell:
@@ -26,7 +27,7 @@ class Bell:
         """watch: a new one of the folder; None: it is not there yet, or not told of."""
         self._new_watch, self._clock = watch, clock
         self._watch: Watch | None = None
-        self._misses, self._timed_out = 0, False
+        self._misses, self._waited_long = 0, False
 
     @property
     def rings(self) -> bool:
@@ -44,9 +45,9 @@ class Bell:
 
     def found(self) -> None:
         """The look found something."""
-        if self._watch is None or not self._timed_out:
+        if self._watch is None or not self._waited_long or self._watch.event.is_set():
             return
-        self._timed_out = False
+        self._waited_long = False
         self._misses += 1
         if self._misses >= _MISSES:
             self.close()
@@ -56,9 +57,9 @@ class Bell:
         if self._watch is None:
             self._clock.sleep(min(poll_ms, most_ms))
         elif self._clock.wait(self._watch.event, most_ms):
-            self._misses, self._timed_out = 0, False
+            self._misses, self._waited_long = 0, False
         else:
-            self._timed_out = True
+            self._waited_long = most_ms >= LOOK_MS
 
     def close(self) -> None:
         if self._watch is not None:

@@ -148,6 +148,16 @@ def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
     bell.close()
 
 
+def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) -> None:
+    bell = Bell(lambda: new_watch(tmp_path), ManualClock())
+    for _ in range(20):
+        bell.clear()
+        bell.wait(7, 2)
+        bell.found()
+    assert bell.rings
+    bell.close()
+
+
 def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     mailbox = Mailbox(files)
