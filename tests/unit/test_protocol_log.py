@@ -12,12 +12,14 @@ from protocol_harness import F, G, Harness, facts_of, inline_file
 from stateful.model import Model
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.rules.log import decide_produce
+from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource
 from lakemq.engine.protocol.values.deciding import Given
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
     DataFile,
+    PendingFile,
     Produce,
     Published,
     Ranges,
@@ -310,3 +312,29 @@ def test_deciding_only_reads_the_state(mq: Harness) -> None:
     first = decide_produce(mq.state, request, Given(facts=facts))
     assert decide_produce(mq.state, request, Given(facts=facts)) == first
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]
+
+
+small = st.integers(-1, 4)
+
+
+@given(st.lists(st.tuples(small, small, small, small, small), max_size=4), small, st.sampled_from([0, -1]))
+def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shift: int, first_file: int) -> None:
+    """A few are looked at one by one, many as columns: seventeen of them are many."""
+    columns = [list(column) for column in zip(*ranges, strict=True)] or [[]] * 5
+    files = [PendingFile(7, 3), PendingFile(8, 2)]
+    source = RowSource(files, [3, 2], shift, first_file)
+    for times in (1, 17):
+        topic_index, partition, file, first_row, record_count = (column * times for column in columns)
+        times_ms = [0] * len(topic_index)
+        asked = Ranges(topic_index, partition, file, first_row, record_count, times_ms, times_ms)
+        expected = all(
+            0 <= t < 2 and 0 <= p < (1, 3)[t] and 0 <= f - first_file < 2 and r + shift >= 0
+            and c > 0 and r + shift + c <= (3, 2)[f - first_file]
+            for t, p, f, r, c in ranges
+        )  # fmt: skip
+        try:
+            RangeColumns.of(asked, [1, 3], source)
+        except InvalidRequest:
+            assert not expected
+        else:
+            assert expected

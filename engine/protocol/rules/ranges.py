@@ -71,7 +71,8 @@ class RangeColumns:
         topic_index, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
         file, first_row = source.place(file, first_row)
         counts = np.array(partition_counts, np.int64)
-        _check(topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
+        if len(topic_index) > _FEW or not _are_there(ranges, partition_counts, source):
+            _check(topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
         unit = _ONE if len(topic_index) == 1 else _units(topic_index, partition, counts)
         return cls(topic_index, partition, file, first_row, record_count, low, high, unit)
 
@@ -81,6 +82,24 @@ class RangeColumns:
 
     def __len__(self) -> int:
         return len(self.topic_index)
+
+
+_FEW = 16
+"""Ranges that are looked at one by one: numpy's price per call would be more."""
+
+
+def _are_there(ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> bool:
+    """The same as `_check`, for a few."""
+    columns = (ranges.topic_index, ranges.partition, ranges.file, ranges.first_row, ranges.record_count)
+    for topic, partition, of_file, of_row, count in zip(*columns, strict=True):
+        file, first_row = source.place(of_file, of_row)
+        if not (0 <= topic < len(partition_counts) and 0 <= file < len(source.ends)):
+            return False
+        if not (0 <= partition < partition_counts[topic] and first_row >= 0 and count > 0):
+            return False
+        if first_row + count > source.ends[file]:
+            return False
+    return True
 
 
 # Most requests of small clients have one range: numpy's price per call would be most of what deciding them costs.

@@ -15,6 +15,9 @@ from ..values.topics import Topic
 from .producers import check_producer, find_duplicate
 from .ranges import Column, RangeColumns
 
+_FEW = 16
+"""Units that are looked up one by one: numpy's price per call would be more."""
+
 
 @dataclass(frozen=True)
 class Units:
@@ -33,6 +36,9 @@ class Units:
 
     def high_watermarks(self, topics: Sequence[Topic]) -> Column:
         """Per unit the offset its first record gets. topics: those of the request."""
+        if len(self) <= _FEW:
+            places = zip(self.topic_index.tolist(), self.partition.tolist(), strict=True)
+            return np.array([topics[index].high_watermarks[partition] for index, partition in places], np.int64)
         found = np.empty(len(self), np.int64)
         bounds = np.searchsorted(self.topic_index, np.arange(len(topics) + 1)).tolist()
         for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
