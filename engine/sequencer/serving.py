@@ -85,7 +85,7 @@ def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, bell: Bell) 
     if report.letters:
         bell.found()
         return _Rest(poll_ms)
-    return _Rest(pace.idle_ms(), True, poll_ms)
+    return _Rest(pace.idle_ms(report), True, poll_ms)
 
 
 class _Pace:
@@ -100,16 +100,21 @@ class _Pace:
         if report.letters:
             self._rest_ms = self._told_rest_ms = _SHORTEST_REST_MS
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
-        if report.working:
-            self._rest_ms = 1.0
         # the first requests after a pause should not wait: rest longer only little by little
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
-        return self._rest_ms if report.due_in_ms is None else min(self._rest_ms, max(1.0, report.due_in_ms))
+        return _until_due(report, self._rest_ms)
 
-    def idle_ms(self) -> float:
+    def idle_ms(self, report: StepReport) -> float:
         """The same where a letter ends the rest. What else is due soon after a step should not wait for long either."""
         self._told_rest_ms = min(self._idle_ms, 1.5 * self._told_rest_ms)
-        return self._told_rest_ms
+        return _until_due(report, self._told_rest_ms)
+
+
+def _until_due(report: StepReport, rest_ms: float) -> float:
+    """The rest, or what is left of it before something is to be looked at."""
+    if report.working:
+        return min(rest_ms, 1.0)
+    return rest_ms if report.due_in_ms is None else min(rest_ms, max(1.0, report.due_in_ms))
 
 
 def _resign(sequencer: Sequencer) -> None:
