@@ -49,6 +49,7 @@ from .consume.member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
 from .consume.membership import Membership
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
+from .fetch.kept import KeptRows
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position, check_isolation
 from .publish.arrow import ArrowPublisher, Spread
 from .publish.few import few_of_table
@@ -331,7 +332,9 @@ class Connection:
         known_options(options, OPTIONS)
         if not topics and not assign:
             raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
-        return Consumer(self.requester, self._bounds, self.fetch, self._clock, group, topics, assign, **options)
+        return Consumer(
+            self.requester, self._bounds, self._fetch_for(KeptRows()), self._clock, group, topics, assign, **options
+        )
 
     def _member(
         self, group: str, topics: Sequence[str], config: dict[str, Any], options: dict[str, Any]
@@ -348,7 +351,17 @@ class Connection:
             self._bounds([topic], isolation)  # there is one of the name
         membership = Membership(self.requester, self._heart, self._fetching.of_groups, new_id, group, isolation, chosen)
         reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
-        return GroupConsumer(self.requester, membership, self.fetch, self._clock, group, reset, isolation, listener)
+        fetch = self._fetch_for(KeptRows())
+        return GroupConsumer(self.requester, membership, fetch, self._clock, group, reset, isolation, listener)
+
+    def _fetch_for(self, kept: KeptRows) -> Callable[..., Fetched]:
+        """For a consumer, which reads on where it was."""
+
+        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched:
+            self._check_open()
+            return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end), kept)
+
+        return fetch
 
     @cached_property
     def _heart(self) -> Heart:

@@ -12,6 +12,7 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import Files
 
+from .kept import KeptRows
 from .plan import FetchPlan
 from .rows import Numbers, Source, sources
 
@@ -35,15 +36,18 @@ _FEW_ROWS = 256
 _NO_TIME = -1
 
 
-def fetch_arrow(files: Files, plan: FetchPlan) -> pa.Table:
-    """All messages of the plan, by partition and offset, as FETCHED. Raises FileTruncated rather than come short."""
-    pieces = list(_pieces(files, plan))
+def fetch_arrow(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> pa.Table:
+    """All messages of the plan, by partition and offset, as FETCHED. Raises FileTruncated rather than come short.
+
+    kept: where rows are looked for before they are read.
+    """
+    pieces = list(_pieces(files, plan, kept))
     return pa.Table.from_batches([b for piece in pieces for b in piece.to_batches()], FETCHED)
 
 
-def _pieces(files: Files, plan: FetchPlan) -> Iterator[pa.Table]:
+def _pieces(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> Iterator[pa.Table]:
     """The messages, in order. Of many short ranges at once, else range by range."""
-    found = list(sources(files, plan))
+    found = list(sources(files, plan, kept))
     ranges = plan.segments.num_rows
     if not ranges:
         return

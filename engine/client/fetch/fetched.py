@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
 from .arrow import fetch_arrow
+from .kept import KeptRows
 from .pieces import pieces
 from .plan import FetchPlan
 
@@ -42,9 +43,11 @@ class Fetched:
         plan: FetchPlan,
         spark: SparkSession | None,
         plan_again: Callable[[FetchPlan], FetchPlan | None],
+        kept: KeptRows | None = None,
     ) -> None:
-        """plan_again: where the messages of a plan are now; None: where they were."""
+        """plan_again: where the messages of a plan are now; None: where they were; kept: rows of who reads on."""
         self._namespace, self.plan, self._spark, self._plan_again = namespace, plan, spark, plan_again
+        self._kept = kept
 
     @property
     def record_count(self) -> int:
@@ -60,7 +63,7 @@ class Fetched:
         return pieces(self._read, self.plan, limit, target_bytes)
 
     def _read(self, plan: FetchPlan) -> pa.Table:
-        return self._found(plan, lambda found: fetch_arrow(self._namespace.files, found))
+        return self._found(plan, lambda found: fetch_arrow(self._namespace.files, found, self._kept))
 
     def _found(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
         """What is read by the plan, or once more by another one: its files may have been merged, and be gone."""

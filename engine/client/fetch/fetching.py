@@ -18,6 +18,7 @@ from ...namespace.process import OwnLock
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from .fetched import Fetched
+from .kept import KeptRows
 from .plan import Bounds, FetchPlan, Isolation, Position, bounds_of, plan_again
 from .positions import offsets_for_times, plan_positions, plan_tail
 from .reader import WHOLE, Reader
@@ -81,8 +82,8 @@ class Fetching:
             self._reader.refresh()
             return plan_positions(self._reader, *given)
 
-    def fetched(self, plan: FetchPlan) -> Fetched:
-        return Fetched(self._namespace, plan, self._spark, self._plan_again)
+    def fetched(self, plan: FetchPlan, kept: KeptRows | None = None) -> Fetched:
+        return Fetched(self._namespace, plan, self._spark, self._plan_again, kept)
 
     def _plan_again(self, plan: FetchPlan) -> FetchPlan | None:
         reader = Reader(self._namespace.store, self._clock)

@@ -15,6 +15,7 @@ from lakemq.tables.storage.files import Files
 from ...protocol.errors import FileTruncated
 from .files import data_file
 from .held import HeldPart
+from .kept import KeptRows
 from .plan import FetchPlan
 
 ROWS = ["key", "value", "timestamp", "headers"]
@@ -32,8 +33,11 @@ class Source:
     begin: Numbers
 
 
-def sources(files: Files, plan: FetchPlan) -> Iterator[Source]:
-    """All ranges of the plan, each in one source. Raises FileTruncated: rows are not there as they were written."""
+def sources(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> Iterator[Source]:
+    """All ranges of the plan, each in one source. Raises FileTruncated: rows are not there as they were written.
+
+    kept: where row groups are looked for first, and put.
+    """
     file_ids = plan.segments.column("file_id").to_numpy()
     first_rows = plan.segments.column("first_row").to_numpy()
     ends = first_rows + plan.segments.column("record_count").to_numpy()
@@ -47,7 +51,7 @@ def sources(files: Files, plan: FetchPlan) -> Iterator[Source]:
         if not is_held.all():
             in_file = mine[~is_held]
             footer_hash = plan.segments.column("footer_hash")[int(in_file[0])].as_py()
-            yield _read(files, file_id, footer_hash, in_file, first_rows, ends)
+            yield _read(files, file_id, footer_hash, in_file, first_rows, ends, kept)
 
 
 def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> npt.NDArray[np.bool_]:
@@ -74,23 +78,64 @@ def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: 
 
 
 def _read(
-    files: Files, file_id: int, footer_hash: int | None, ranges: Numbers, first_rows: Numbers, ends: Numbers
+    files: Files,
+    file_id: int,
+    footer_hash: int | None,
+    ranges: Numbers,
+    first_rows: Numbers,
+    ends: Numbers,
+    kept: KeptRows | None,
 ) -> Source:
     """Only row groups that hold some of the rows are read."""
+    known = kept.starts(file_id) if kept else None
+    if known is not None and kept is not None:
+        starts = np.array(known)
+        needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
+        found = [rows for group in needed if (rows := kept.get(file_id, group)) is not None]
+        if len(found) == len(needed):
+            return _source(file_id, pa.concat_tables(found), starts, needed, ranges, first_rows, ends)
     with data_file(files, file_id, footer_hash) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
-        if ends[ranges].max() > starts[-1]:
-            raise _misplaced(file_id)
-        group = np.searchsorted(starts, first_rows[ranges], side="right") - 1
-        last = np.searchsorted(starts, ends[ranges], side="left") - 1
-        # of each row group, how many ranges have begun by then and not ended before
-        cover = np.zeros(len(starts), np.int64)
-        np.add.at(cover, group, 1)
-        np.add.at(cover, last + 1, -1)
-        is_needed = np.cumsum(cover)[:-1] > 0
-        table = file.read_row_groups(np.flatnonzero(is_needed).tolist(), columns=["row", *ROWS])
-    shift = np.cumsum(np.where(is_needed, counts, 0)) - np.where(is_needed, counts, 0)
+        needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
+        if kept is None:
+            table = file.read_row_groups(needed, columns=["row", *ROWS])
+        else:  # one by one: of a table that is cut all of it stays in memory
+            groups = [file.read_row_group(group, columns=["row", *ROWS]) for group in needed]
+            table = pa.concat_tables(groups)
+            for group, rows in zip(needed, groups, strict=True):
+                kept.put(file_id, tuple(starts.tolist()), group, rows)
+    return _source(file_id, table, starts, needed, ranges, first_rows, ends)
+
+
+def _needed(file_id: int, starts: Numbers, first_rows: Numbers, ends: Numbers) -> list[int]:
+    """The row groups that hold some of the ranges."""
+    if ends.max() > starts[-1]:
+        raise _misplaced(file_id)
+    group = np.searchsorted(starts, first_rows, side="right") - 1
+    last = np.searchsorted(starts, ends, side="left") - 1
+    # of each row group, how many ranges have begun by then and not ended before
+    cover = np.zeros(len(starts), np.int64)
+    np.add.at(cover, group, 1)
+    np.add.at(cover, last + 1, -1)
+    needed: list[int] = np.flatnonzero(np.cumsum(cover)[:-1] > 0).tolist()
+    return needed
+
+
+def _source(
+    file_id: int,
+    table: pa.Table,
+    starts: Numbers,
+    needed: list[int],
+    ranges: Numbers,
+    first_rows: Numbers,
+    ends: Numbers,
+) -> Source:
+    """table: the row groups that are needed, one after the other."""
+    counts = np.zeros(len(starts) - 1, np.int64)
+    counts[needed] = np.diff(starts)[needed]
+    shift = np.cumsum(counts) - counts
+    group = np.searchsorted(starts, first_rows[ranges], side="right") - 1
     begin = shift[group] + first_rows[ranges] - starts[group]
     _check_rows(file_id, table.column("row").to_numpy(), begin, first_rows[ranges], ends[ranges])
     return Source(table.select(ROWS), ranges, begin)

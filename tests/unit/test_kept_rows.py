@@ -1,0 +1,90 @@
+"""Row groups that a consumer keeps for its next poll: read once, bounded, and no other rows than without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from faulty_files import FaultyFiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.served import new_name, new_topic
+from unit.test_fetch_rows import OTHER, body, plan
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import rows as rows_module
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.kept import KeptRows
+from lakemq.engine.namespace.data_file import new_data_file
+from lakemq.tables.storage.files import Files
+
+
+def groups(n: int, size: int = 100) -> list[pa.Table]:
+    return [pa.table({"row": np.arange(i * size, (i + 1) * size)}) for i in range(n)]
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    first, second, third = groups(3)
+    kept = KeptRows(2 * first.nbytes)
+    kept.put(1, (0, 100, 200, 300), 0, first)
+    kept.put(2, (0, 100), 0, second)
+    assert kept.get(1, 0) is first
+    kept.put(1, (0, 100, 200, 300), 2, third)
+    assert kept.get(2, 0) is None
+    assert kept.starts(2) is None
+    assert kept.get(1, 0) is first
+    assert kept.get(1, 2) is third
+    assert kept.starts(1) == (0, 100, 200, 300)
+
+
+def test_what_is_larger_than_all_is_not_kept() -> None:
+    (rows,) = groups(1)
+    kept = KeptRows(rows.nbytes - 1)
+    kept.put(1, (0, 100), 0, rows)
+    assert kept.get(1, 0) is None
+    assert kept.starts(1) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
+    st.sampled_from([0, 20_000, 1 << 30]),
+)
+def test_rows_are_the_same_with_what_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
+) -> None:
+    files, footer = _written(str(tmp_path_factory.mktemp("kept")))
+    kept = KeptRows(most_bytes)
+    for first, count in polls:
+        wanted = [(OTHER, first, min(count, 3_000 - first))]
+        with_kept = fetch_arrow(files, plan(wanted, [], footer), kept)
+        assert with_kept.equals(fetch_arrow(files, plan(wanted, [], footer)))
+
+
+def _written(folder: str) -> tuple[FaultyFiles, int]:
+    """A data file of 3,000 rows in several row groups, and the hash of its footer."""
+    files = FaultyFiles(folder)
+    with new_data_file(files, OTHER) as writer:
+        for first in range(0, 3_000, 700):
+            writer.write(body(first, min(700, 3_000 - first)))
+    return files, writer.written(files).footer_hash
+
+
+def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, opened = new_topic(mq, 1), list[int]()
+    mq.publish(topic, pa.table({"value": [f"{i}" for i in range(5_000)]}))
+    real = rows_module.data_file
+
+    def counting(files: Files, file_id: int, footer_hash: int | None) -> Any:
+        opened.append(file_id)
+        return real(files, file_id, footer_hash)
+
+    monkeypatch.setattr(rows_module, "data_file", counting)
+    read = []
+    with mq.consumer(new_name("g"), topics=[topic]) as consumer:
+        while batch := consumer.poll(max_records=500):
+            read += [message.value for message in batch]
+    assert read == [b"%d" % i for i in range(5_000)]
+    assert len(opened) <= 1  # none, while it rides in the journal
