@@ -45,7 +45,7 @@ CLEAN_MS = 10_000
 JOURNAL_CHECKPOINT_MS = 5_000
 """Least time between two checkpoints of the journal, each of which holds the tombstones of two minutes of steps."""
 
-MOST_UNCHECKPOINTED = 1_000
+MOST_UNCHECKPOINTED = 250
 """Commits of the journal after which one is due nevertheless: who opens it reads each, at 0.3 ms."""
 QUIET_MS = 60_000
 """Time without a commit to a table after which it is checkpointed and merged, however little there is of it; and most
