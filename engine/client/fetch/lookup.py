@@ -94,8 +94,8 @@ class Lookup:
 
     def among(self, segments: pa.Table) -> pa.Table:
         """Those of these segments, columns of LOOKED_AT."""
-        found = segments.filter(pa.array(segments.column("topic_id").to_numpy() == self.topic_id))
-        return found.filter(pa.array(self._is_wanted(found)))
+        found = chosen(segments, segments.column("topic_id").to_numpy() == self.topic_id)
+        return chosen(found, self._is_wanted(found))
 
     def _is_wanted(self, segments: pa.Table) -> Mask:
         starts, ends = self._bounds
@@ -113,6 +113,11 @@ class Lookup:
         of_these = (pc.field("partition") >= low) & (pc.field("partition") <= high)
         in_range = (pc.field("base_offset") < self.end) | (pc.field("kind") == "abort")
         return (pc.field("topic_id") == self.topic_id) & of_these & (pc.field("last_offset") >= self.start) & in_range
+
+
+def chosen(segments: pa.Table, mask: Mask) -> pa.Table:
+    """Those of the mask; where that is all, as it is in a fetch of a whole log, nothing is copied."""
+    return segments if mask.all() else segments.filter(pa.array(mask))
 
 
 def is_kind(segments: pa.Table, kind: str) -> Mask:

@@ -13,14 +13,13 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.store import Store, TableHandle
 
-from .lookup import LOOKED_AT, Lookup, Mask, Numbers
+from .lookup import LOOKED_AT, Lookup, Mask, Numbers, chosen
 
 _FEW_ROWS = 4096
 """A file of so many is read whole."""
@@ -62,7 +61,7 @@ class StoredSegments:
             self._small = self._small_files() if self._small is None else self._small
             parts.append(lookup.among(self._small))
         found = pa.concat_tables([LOOKED_AT.empty_table(), *parts])
-        return found.filter(pc.less_equal(found.column("step"), self._step))
+        return chosen(found, found.column("step").to_numpy() <= self._step)
 
     def _small_files(self) -> pa.Table:
         """All their rows."""
@@ -87,7 +86,8 @@ class StoredSegments:
             if footer is None:
                 footer = self._footers[file.path] = _Footer.of(parquet.metadata)
             groups = np.flatnonzero(footer.bounds.may_have(lookup)).tolist()
-            return _checked(parquet.read_row_groups(groups, columns=LOOKED_AT.names, use_threads=False))
+            many = len(groups) > 4
+            return _checked(parquet.read_row_groups(groups, columns=LOOKED_AT.names, use_threads=many))
 
 
 def _checked(rows: pa.Table) -> pa.Table:
