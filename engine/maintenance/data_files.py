@@ -35,7 +35,7 @@ from ..protocol.codec.letter import decode_letter
 from ..protocol.projection import files_named
 from ..protocol.values.log import Produce
 from . import merging
-from .merging import Numbers, Rows
+from .merging import Numbers
 from .writing import write_merged
 
 log = logging.getLogger("lakemq.serve")
@@ -172,7 +172,8 @@ class DataFiles:
         for name, one in pointing.items():
             ranges[name] = one.rows.filter(pa.array(merging.of_files(one.rows, kept)))
             pointed[name] = merging.rows_pointed_at(ranges[name], kept, counts)
-        order, place = merging.places(*self._both(ranges, pointed), int(counts.sum()))
+        segments, shown, refused = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[DEAD_LETTERS.name]
+        order, place = merging.places(segments, shown, refused, int(counts.sum()))
         body = pa.concat_tables([bodies[i] for i in kept.tolist()]).take(pa.array(order))
         merged, its_list = self._written(handles[MESSAGES.name], body, kept)
         for name, one in pointing.items():
@@ -186,11 +187,8 @@ class DataFiles:
             self._leftovers.withdraw(its_list)
         return True
 
-    def _both(self, ranges: dict[str, pa.Table], pointed: dict[str, Rows]) -> tuple[pa.Table, Rows, Rows]:
-        return ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[DEAD_LETTERS.name]
-
     def _pointing(self, handle: TableHandle, ids: Numbers) -> _Pointing:
-        """Of a table's files only the one column is read, until one of the ids is in it."""
+        """Of files in which none of the ids is, only that column is read."""
         stored = [
             file for file in handle.files() if merging.of_files(handle.read(["file_id"], files=[file]), ids).any()
         ]
