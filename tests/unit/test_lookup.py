@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.stored import StoredSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
-from lakemq.engine.protocol.values.segments import segments
-from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.engine.protocol.values.segments import Segments, segments
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
 from lakemq.tables.storage.commits import NewFile, statistics_of
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
@@ -154,12 +155,54 @@ def test_a_long_tail_is_in_few_pieces() -> None:
     tail = Overlay()
     for step in range(1, 2001):
         tail.add([tail_step(step, step % 2)])
-        assert len(tail._joined) + len(tail._recent) < overlay._MANY_PIECES + 12
+        assert len(tail._joined) < 12
+        assert len(tail._newest) <= overlay._MANY_NEWEST
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
         1000, 1002, 1004, 1006, 1008,
     ]  # fmt: skip
     tail.forget(1005)
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [1006, 1008]
+
+
+def log_of(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:
+    """Step -> its segments, each at the end of its partition."""
+    ends: dict[tuple[int, int], int] = {}
+    log: dict[int, list[SegmentRow]] = {}
+    for step in range(1, steps + 1):
+        log[step] = []
+        for row in random_rows(chance, chance.randrange(4), step):
+            base = ends.get((row.topic_id, row.partition), 0)
+            ends[row.topic_id, row.partition] = base + row.record_count
+            first = None if row.first_offset is None else chance.randrange(base + 1)
+            last = base + row.record_count - 1
+            log[step].append(replace(row, base_offset=base, last_offset=last, first_offset=first))
+    return log
+
+
+def as_step(step: int, rows: list[SegmentRow]) -> Step:
+    part = Segments(SEGMENTS.table(rows).select(SEGMENT_SCHEMA.names).combine_chunks().to_batches()[0])
+    return Step(step, 0, 1, [JournalEntry(Produced("t"), part)])
+
+
+@pytest.mark.parametrize("newest", [0, 3, 1000])
+def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "_MANY_NEWEST", newest)
+    chance = random.Random(newest)
+    for forgotten in (0, 0, 5, 12):
+        tail, log = Overlay(), log_of(chance, 20)
+        tail.add([as_step(step, rows) for step, rows in log.items() if rows])
+        if forgotten:
+            tail.forget(forgotten)
+        rows = [row for step in range(forgotten + 1, 21) for row in log[step]]
+        for _ in range(50):
+            lookup = random_lookup(chance)
+            starts = {one.partition: one.start for one in lookup.ranges}
+            wanted = [row for row in rows if is_wanted(row, lookup)]
+            # aborts that come before the range of their partition end nothing in it
+            needed = [row for row in wanted if row.kind == "data" or row.base_offset >= starts[row.partition]]
+            found = told(tail.find(lookup))
+            assert set(told(SEGMENTS.table(needed))) <= set(found) <= set(told(SEGMENTS.table(wanted)))
+            assert len(found) == len(set(found))
 
 
 @pytest.fixture

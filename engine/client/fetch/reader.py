@@ -160,7 +160,14 @@ def _not_aborted(found: pa.Table) -> pa.Table:
     if aborts.any():
         of_aborted = found.filter(pa.array(aborts)).select(_TRANSACTION)
         found = found.filter(pa.array(~aborts)).join(of_aborted, keys=_TRANSACTION, join_type="left anti")
-    return found.select(PLANNED.names).sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+    return _ordered(found.select(PLANNED.names))
+
+
+def _ordered(segments: pa.Table) -> pa.Table:
+    """By partition and offset, as most come."""
+    partition, base = segments.column("partition").to_numpy(), segments.column("base_offset").to_numpy()
+    follows = (partition[1:] > partition[:-1]) | ((partition[1:] == partition[:-1]) & (base[1:] >= base[:-1]))
+    return segments if follows.all() else segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
 
 
 class _View:
@@ -222,8 +229,11 @@ def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
     if segments.num_rows == 0:
         return segments
     partitions = segments.column("partition").to_pylist()
-    start = pa.array([ranges[p].start for p in partitions], pa.int64())
-    end = pa.array([ranges[p].end for p in partitions], pa.int64())
+    starts, ends = [ranges[p].start for p in partitions], [ranges[p].end for p in partitions]
+    first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
+    if (first >= starts).all() and (last < ends).all():
+        return segments
+    start, end = pa.array(starts, pa.int64()), pa.array(ends, pa.int64())
     base, count = segments.column("base_offset"), segments.column("record_count")
     skipped = pc.max_element_wise(pc.subtract(start, base), 0)
     kept = pc.subtract(pc.min_element_wise(pc.add(base, count), end), pc.add(base, skipped))
