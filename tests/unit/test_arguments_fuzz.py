@@ -150,9 +150,17 @@ def calls(mq: Connection) -> list[Call]:
         with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
             consumer.commit(**given)
 
+    def pause(**given: Any) -> None:
+        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+            consumer.pause(**given)
+            consumer.resume(**given)
+
     def consumer(**given: Any) -> None:
         with mq.consumer(**given) as made:
             made.lag()
+
+    def member(**given: Any) -> None:
+        mq.consumer("members", **given).close()
 
     def wait(wait_ms: Any) -> None:
         mq.step_until_idle(min(wait_ms, 1) if isinstance(wait_ms, int) else wait_ms)
@@ -209,18 +217,46 @@ def calls(mq: Connection) -> list[Call]:
                 group=GROUP,
                 topics=lambda: [TOPIC],
                 assign=list,
+                protocol=None,
                 auto_offset_reset="earliest",
                 isolation="read_committed",
                 default_timeout_ms=100,
             ),
             consumer,
         ),
+        Call(
+            "a member",
+            right(
+                topics=lambda: [TOPIC],
+                protocol="cooperative",
+                assignor="range",
+                auto_offset_reset="latest",
+                heartbeat_interval_ms=1000,
+                instance_id=None,
+                isolation="read_committed",
+                listener=None,
+                max_poll_interval_ms=1000,
+                session_timeout_ms=6000,
+            ),
+            member,
+        ),
+        Call("consumer.pause", right(partitions=lambda: [(TOPIC, 0)]), pause),
+        Call("consumer.resume", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
         Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
         Call("consumer.position", right(topic=TOPIC, partition=0), position),
         Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
         Call("groups.describe", right(group=GROUP), mq.groups.describe),
         Call("groups.lag", right(group=GROUP), mq.groups.lag),
+        Call("groups.members", right(group="members"), mq.groups.members),
+        Call("groups.assignments", right(group="members"), mq.groups.assignments),
+        Call("groups.create", right(group="made", config=dict), mq.groups.create),
+        Call("groups.alter", right(group="members", config=lambda: {"group.assignor": None}), mq.groups.alter),
+        Call(
+            "groups.remove_members",
+            right(group="members", members=tuple, instances=tuple),
+            mq.groups.remove_members,
+        ),
         Call("transactions.all", right(states=tuple), mq.transactions.all),
         Call("transactions.describe", right(transactional_id="x"), mq.transactions.describe),
         Call("transactions.find_hanging", right(max_open_ms=0), mq.transactions.find_hanging),

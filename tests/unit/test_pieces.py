@@ -52,7 +52,7 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     reads: list[int] = []
     real = fetched_module.fetch_arrow
 
-    def counting(files: Files, plan: FetchPlan, kept: Any = None) -> pa.Table:
+    def counting(files: Files, plan: FetchPlan, kept: object = None) -> pa.Table:
         reads.append(plan.record_count)
         return real(files, plan)
 
