@@ -258,7 +258,13 @@ RECORDS: Kinds = {
     PartitionsAdded: st.builds(PartitionsAdded, texts, small, texts, columns(st.none() | counts)),
     PartitionsGone: st.builds(PartitionsGone, texts, small, texts, small),
     TargetSet: st.builds(
-        TargetSet, texts, counts, texts, st.dictionaries(members, group_places, max_size=2), st.none() | texts
+        TargetSet,
+        texts,
+        counts,
+        texts,
+        st.dictionaries(members, group_places, max_size=2),
+        group_places,
+        st.none() | texts,
     ),
     PartitionsMoved: st.builds(
         PartitionsMoved,

@@ -91,16 +91,19 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
             changed |= {(record.group, (record.topic_id, p)): record.topic for p in range(record.partitions)}
         elif isinstance(record, PartitionsMoved):
             changed |= {(record.group, (move.topic_id, move.partition)): "" for move in record.moves}
+        elif isinstance(record, TargetSet):
+            places = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
+            changed |= {
+                (record.group, place): "" for place in places if place in state.groups[record.group].assignments
+            }
         elif _concerns_all(record):
             changed |= {(record.subject, place): "" for place in state.groups[record.subject].assignments}
     return ASSIGNMENTS.table(_assignment_row(state, *key, topic) for key, topic in sorted(changed.items()))
 
 
 def _concerns_all(record: Record) -> bool:
-    """Whether it tells of all partitions of the group: they have other targets, or some are new."""
-    return isinstance(record, TargetSet | PartitionsAdded) or (
-        isinstance(record, MemberJoined) and record.replaces is not None
-    )
+    """Whether it tells of all partitions of the group: some are new, or have another target."""
+    return isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None)
 
 
 def _assignment_row(state: State, group: str, place: Place, topic: str) -> AssignmentRow:
@@ -163,6 +166,7 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
     for row in ASSIGNMENTS.rows(rows):
         group, place = state.groups[row.group], (row.topic_id, row.partition)
         status = PartitionStatus(row.state)
+        group.own(place, row.owner)
         group.assignments[place] = Assignment(
             row.topic, row.start_offset, status, row.owner, row.epoch, row.target, row.since_ms, row.reason
         )

@@ -45,7 +45,7 @@ from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from . import reconciling
-from .reconciling import fenced_transactions, freed, start_of, starts_of
+from .reconciling import fenced_transactions, freed, start_of, starts_of, target_set
 from .registries import Folds, Rules
 from .timers import Timers
 
@@ -265,8 +265,8 @@ def decide_target(state: State, computed: TargetComputed, given: Given) -> Decis
     group = state.groups.get(computed.group)
     if group is None or group.group_epoch != computed.group_epoch or computed.target.keys() - group.members.keys():
         return Decision(Done())
-    record = TargetSet(computed.group, computed.group_epoch, computed.assignor, computed.target, computed.problem)
-    return Decision(Done(), (JournalEntry(record),))
+    owners = {place: member_id for member_id, places in computed.target.items() for place in places}
+    return Decision(Done(), (JournalEntry(target_set(group, computed.assignor, owners, computed.problem)),))
 
 
 def _group(state: State, name: str) -> Group:
@@ -341,6 +341,7 @@ def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> N
 def evolve_gone(state: State, record: PartitionsGone, segments: Segments) -> None:
     group = _touched(state, record.group)
     for place in [place for place in group.assignments if place[0] == record.topic_id]:
+        group.own(place, None)
         del group.assignments[place]
         group.paused.discard(place)
     group.group_epoch += 1
@@ -349,9 +350,11 @@ def evolve_gone(state: State, record: PartitionsGone, segments: Segments) -> Non
 def evolve_target(state: State, record: TargetSet, segments: Segments) -> None:
     group = _touched(state, record.group)
     group.target_epoch, group.assignor, group.problem = record.group_epoch, record.assignor, record.problem
-    owners = {tuple(place): member_id for member_id, places in record.target.items() for place in places}
-    for place, one in group.assignments.items():
-        one.target = owners.get(place)
+    changed: list[tuple[Place, str | None]] = [(place, None) for place in record.dropped]
+    changed += [(place, member_id) for member_id, places in record.changed.items() for place in places]
+    for place, member_id in changed:
+        if one := group.assignments.get(place):
+            one.target = member_id
 
 
 def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> None:
@@ -366,6 +369,7 @@ def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> 
         one = group.assignments[place] = Assignment("", None, move.status)
     else:
         PARTITION_TRANSITIONS.check(one.status, move.status)
+    group.own(place, move.owner)
     one.status, one.owner, one.since_ms, one.reason = move.status, move.owner, state.now_ms, reason
     if move.status is PartitionStatus.READY:
         one.epoch, one.start_offset = state.step, move.start_offset

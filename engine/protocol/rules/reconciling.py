@@ -6,7 +6,7 @@ with it, or is gone; ready with its target. Nothing is assigned that is not free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.base import Record
 from ..values.groups import (
@@ -105,7 +105,20 @@ def decide_nobody(state: State, group: Group) -> list[Record]:
     """Without members the target needs no assignor; and there is nobody to wait for."""
     if group.members or group.target_epoch == group.group_epoch:
         return []
-    return [TargetSet(group.group, group.group_epoch, group.assignor, {})]
+    return [target_set(group, group.assignor, {})]
+
+
+def target_set(group: Group, assignor: str, owners: Mapping[Place, str], problem: str | None = None) -> TargetSet:
+    """What becomes another one by this target. owners: who is to have what; others nobody is to."""
+    changed: dict[str, list[Place]] = {}
+    dropped: list[Place] = []
+    for place, one in sorted(group.assignments.items()):
+        owner = owners.get(place)
+        if owner is None and one.target is not None:
+            dropped.append(place)
+        elif owner is not None and owner != one.target:
+            changed.setdefault(owner, []).append(place)
+    return TargetSet(group.group, group.group_epoch, assignor, changed, dropped, problem)
 
 
 def decide_moves(state: State, group: Group) -> list[Record]:

@@ -198,12 +198,16 @@ class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
 
 
 class TargetSet(Record, frozen=True, tag="target_set"):
-    """Who is to have what, for the group as it was in this epoch: member_id -> (topic_id, partition)."""
+    """Who is to have what, for the group as it was in this epoch, where that is another than before.
+
+    changed: member_id -> (topic_id, partition); dropped: those that nobody is to have.
+    """
 
     group: str
     group_epoch: int
     assignor: str
-    target: dict[str, list[Place]]
+    changed: dict[str, list[Place]]
+    dropped: list[Place] = []
     problem: str | None = None
 
     @property
@@ -296,7 +300,7 @@ class Assignment:
 class Group:
     """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
     settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
-    paused: those of the assignments.
+    paused: those of the assignments; held: member_id -> what it has.
     """
 
     group: str
@@ -312,6 +316,7 @@ class Group:
     instances: dict[str, str] = field(default_factory=dict)
     assignments: dict[Place, Assignment] = field(default_factory=dict)
     paused: set[Place] = field(default_factory=set)
+    held: dict[str, set[Place]] = field(default_factory=dict)
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""
@@ -337,7 +342,17 @@ class Group:
 
     def owned(self, member_id: str) -> list[Place]:
         """What a member has, by topic and partition."""
-        return sorted(place for place, one in self.assignments.items() if one.owner == member_id)
+        return sorted(self.held.get(member_id, ()))
+
+    def own(self, place: Place, owner: str | None) -> None:
+        """Note in `held` whose the partition is, before its assignment says so."""
+        known = self.assignments.get(place)
+        if known is not None and known.owner is not None and known.owner in self.held:
+            self.held[known.owner].discard(place)
+            if not self.held[known.owner]:
+                del self.held[known.owner]
+        if owner is not None:
+            self.held.setdefault(owner, set()).add(place)
 
     def is_settled(self) -> bool:
         """Whether each partition is with whom it is to be with."""
