@@ -165,13 +165,17 @@ def _restore_members(state: State, rows: pa.Table) -> None:
 def _restore_assignments(state: State, rows: pa.Table) -> None:
     for row in ASSIGNMENTS.rows(rows):
         group, place = state.groups[row.group], (row.topic_id, row.partition)
-        status = PartitionStatus(row.state)
-        group.own(place, row.owner)
-        group.assignments[place] = Assignment(
-            row.topic, row.start_offset, status, row.owner, row.epoch, row.target, row.since_ms, row.reason
+        assignment = Assignment(
+            row.topic,
+            row.start_offset,
+            PartitionStatus(row.state),
+            row.owner,
+            row.epoch,
+            row.target,
+            row.since_ms,
+            row.reason,
         )
-        if status is PartitionStatus.PAUSED:
-            group.paused.add(place)
+        group.add(place, assignment)
 
 
 PROJECT: Project = {GROUPS.name: _groups, MEMBERS.name: _members, ASSIGNMENTS.name: _assignments}

@@ -313,8 +313,9 @@ def evolve_joined(state: State, record: MemberJoined, segments: Segments) -> Non
     )
     if record.replaces is not None:
         group.members.pop(record.replaces, None)
-        for one in group.assignments.values():
-            one.target = record.member_id if one.target == record.replaces else one.target
+        for place, one in group.assignments.items():
+            if one.target == record.replaces:
+                group.set_target(place, record.member_id)
     group.members[record.member_id] = member
     if record.instance_id is not None:
         group.instances[record.instance_id] = record.member_id
@@ -334,27 +335,24 @@ def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> N
     group = _touched(state, record.group)
     first = group.partition_counts.get(record.topic_id, 0)
     for partition, start in enumerate(record.start_offsets, first):
-        group.assignments[record.topic_id, partition] = Assignment(record.topic, start, since_ms=state.now_ms)
+        group.add((record.topic_id, partition), Assignment(record.topic, start, since_ms=state.now_ms))
     group.group_epoch += 1
 
 
 def evolve_gone(state: State, record: PartitionsGone, segments: Segments) -> None:
     group = _touched(state, record.group)
-    for place in [place for place in group.assignments if place[0] == record.topic_id]:
-        group.own(place, None)
-        del group.assignments[place]
-        group.paused.discard(place)
+    group.remove_topic(record.topic_id)
     group.group_epoch += 1
 
 
 def evolve_target(state: State, record: TargetSet, segments: Segments) -> None:
     group = _touched(state, record.group)
     group.target_epoch, group.assignor, group.problem = record.group_epoch, record.assignor, record.problem
-    changed: list[tuple[Place, str | None]] = [(place, None) for place in record.dropped]
-    changed += [(place, member_id) for member_id, places in record.changed.items() for place in places]
-    for place, member_id in changed:
-        if one := group.assignments.get(place):
-            one.target = member_id
+    for place in record.dropped:
+        group.set_target(place, None)
+    for member_id, places in record.changed.items():
+        for place in places:
+            group.set_target(place, member_id)
 
 
 def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> None:
@@ -364,19 +362,12 @@ def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> N
 
 
 def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
-    one = group.assignments.get(place)
-    if one is None:  # a reader has none loaded
-        one = group.assignments[place] = Assignment("", None, move.status)
-    else:
-        PARTITION_TRANSITIONS.check(one.status, move.status)
-    group.own(place, move.owner)
-    one.status, one.owner, one.since_ms, one.reason = move.status, move.owner, state.now_ms, reason
+    if known := group.assignments.get(place):
+        PARTITION_TRANSITIONS.check(known.status, move.status)
+    one = group.set_owner(place, move.status, move.owner)
+    one.since_ms, one.reason = state.now_ms, reason
     if move.status is PartitionStatus.READY:
         one.epoch, one.start_offset = state.step, move.start_offset
-    if move.status is PartitionStatus.PAUSED:
-        group.paused.add(place)
-    else:
-        group.paused.discard(place)
 
 
 def evolve_delayed(state: State, record: RebalanceDelayed, segments: Segments) -> None:

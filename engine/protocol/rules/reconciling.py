@@ -127,8 +127,8 @@ def decide_moves(state: State, group: Group) -> list[Record]:
         return []
     moves: list[Move] = []
     taken: list[Place] = []
-    for place, one in sorted(group.assignments.items()):
-        move = _move(state, group, place, one)
+    for place in sorted(group.moving):
+        move = _move(state, group, place, group.assignments[place])
         if move is not None:
             moves.append(move)
         if move is not None and move.status is PartitionStatus.READY:

@@ -295,12 +295,20 @@ class Assignment:
     def is_free(self) -> bool:
         return self.status in _FREE
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is with whom it is to be with."""
+        if self.target is None:
+            return self.status is PartitionStatus.UNASSIGNED
+        return self.status is PartitionStatus.READY and self.owner == self.target
+
 
 @dataclass
 class Group:
     """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
     settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
-    paused: those of the assignments; held: member_id -> what it has.
+    paused, moving: those of the assignments, and those not at rest; held: member_id -> what it has; partition_counts:
+    topic_id -> how many it has of it.
     """
 
     group: str
@@ -316,7 +324,9 @@ class Group:
     instances: dict[str, str] = field(default_factory=dict)
     assignments: dict[Place, Assignment] = field(default_factory=dict)
     paused: set[Place] = field(default_factory=set)
+    moving: set[Place] = field(default_factory=set)
     held: dict[str, set[Place]] = field(default_factory=dict)
+    partition_counts: dict[int, int] = field(default_factory=dict)
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""
@@ -332,33 +342,55 @@ class Group:
         """Of the next member."""
         return max((member.number for member in self.members.values()), default=-1) + 1
 
-    @property
-    def partition_counts(self) -> dict[int, int]:
-        """topic_id -> partitions that the group has of it."""
-        counts: dict[int, int] = {}
-        for topic_id, _ in self.assignments:
-            counts[topic_id] = counts.get(topic_id, 0) + 1
-        return counts
-
     def owned(self, member_id: str) -> list[Place]:
         """What a member has, by topic and partition."""
         return sorted(self.held.get(member_id, ()))
 
-    def own(self, place: Place, owner: str | None) -> None:
-        """Note in `held` whose the partition is, before its assignment says so."""
-        known = self.assignments.get(place)
-        if known is not None and known.owner is not None and known.owner in self.held:
-            self.held[known.owner].discard(place)
-            if not self.held[known.owner]:
-                del self.held[known.owner]
-        if owner is not None:
-            self.held.setdefault(owner, set()).add(place)
+    def add(self, place: Place, one: Assignment) -> None:
+        """A partition that it has not had, with the next number, or in the order in which it is stored."""
+        self.assignments[place] = one
+        self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
+        self._note(place, one)
+
+    def remove_topic(self, topic_id: int) -> None:
+        """None of its partitions is the group's."""
+        for place in [place for place in self.assignments if place[0] == topic_id]:
+            self._forget(place, self.assignments.pop(place).owner)
+            self.paused.discard(place)
+            self.moving.discard(place)
+        self.partition_counts.pop(topic_id, None)
+
+    def set_target(self, place: Place, member_id: str | None) -> None:
+        """Who is to have it from now on; None: nobody."""
+        if one := self.assignments.get(place):
+            one.target = member_id
+            self._note(place, one)
+
+    def set_owner(self, place: Place, status: PartitionStatus, owner: str | None) -> Assignment:
+        """Its assignment, which says so from now on."""
+        one = self.assignments.get(place)
+        if one is None:  # a reader has none loaded
+            one = self.assignments[place] = Assignment("", None, status)
+        self._forget(place, one.owner)
+        one.status, one.owner = status, owner
+        self._note(place, one)
+        return one
+
+    def _note(self, place: Place, one: Assignment) -> None:
+        if one.owner is not None:
+            self.held.setdefault(one.owner, set()).add(place)
+        (self.paused.add if one.status is PartitionStatus.PAUSED else self.paused.discard)(place)
+        (self.moving.discard if one.is_at_rest else self.moving.add)(place)
+
+    def _forget(self, place: Place, owner: str | None) -> None:
+        if owner is not None and owner in self.held:
+            self.held[owner].discard(place)
+            if not self.held[owner]:
+                del self.held[owner]
 
     def is_settled(self) -> bool:
         """Whether each partition is with whom it is to be with."""
-        return self.target_epoch == self.group_epoch and all(
-            one.owner == one.target and one.status is not PartitionStatus.PAUSED for one in self.assignments.values()
-        )
+        return self.target_epoch == self.group_epoch and not self.moving
 
     @property
     def status(self) -> GroupStatus:
