@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -27,30 +27,22 @@ from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
     fetch_position,
-    group_name,
-    known_options,
     mapped,
     moment,
     one_of,
     partition_number,
-    refused,
     text,
     topic_name,
-    topic_names,
-    topic_partitions,
     whole_number,
     whole_numbers,
 )
-from .consume.consumer import OPTIONS, Consumer, Reset
-from .consume.group_consumer import GroupConsumer, RebalanceListener
+from .consume.consumer import Consumer
+from .consume.consumers import Consumers
+from .consume.group_consumer import GroupConsumer
 from .consume.groups import Groups
-from .consume.heart import Heart
-from .consume.member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
-from .consume.membership import Membership
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
-from .fetch.kept import KeptRows
-from .fetch.plan import Bounds, FetchPlan, Isolation, Position, check_isolation
+from .fetch.plan import Bounds, FetchPlan, Isolation, Position
 from .publish.arrow import ArrowPublisher, Spread
 from .publish.few import few_of_table
 from .publish.given import arrow_table, check_dataframe, ordered, selected
@@ -76,7 +68,7 @@ if TYPE_CHECKING:
     from .publish.streaming import Streamed
 
 T = TypeVar("T")
-Closable = TypeVar("Closable", "Producer", "Serving")
+Closable = TypeVar("Closable", "Producer", "Serving", "GroupConsumer")
 
 
 def new_id() -> str:
@@ -103,6 +95,7 @@ class Connection:
         self._pid = os.getpid()
         self._serving: list[Serving] = []
         self._producers: set[Producer] = set()
+        self._members: set[GroupConsumer] = set()
         self._closing = OwnLock("This connection")
         self._closed = False
         timeout_ms = namespace.config.ms("request.timeout.ms")
@@ -110,6 +103,8 @@ class Connection:
             namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
         )
         self._fetching = Fetching(namespace, self._clock, spark)
+        beats = Beats(namespace.files)
+        self._consumers = Consumers(self.requester, self._fetching, beats, self._clock, new_id, self._check_open)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         # also while the connection closes, for producers that send what they have
         self._routes = RouteCache(self._fetching.look)
@@ -324,52 +319,12 @@ class Connection:
         Consumer and GroupConsumer raise.
         """
         self._check_open()
-        group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
-        if protocol is not None:
-            if assign:
-                raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics")
-            return self._member(group, topics, {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}, options)
-        known_options(options, OPTIONS)
-        if not topics and not assign:
-            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
-        return Consumer(
-            self.requester, self._bounds, self._fetch_for(KeptRows()), self._clock, group, topics, assign, **options
-        )
-
-    def _member(
-        self, group: str, topics: Sequence[str], config: dict[str, Any], options: dict[str, Any]
-    ) -> GroupConsumer:
-        known_options(options, MEMBER_OPTIONS)
-        if not topics:
-            raise InvalidRequest("A member without topics.", expected="topics")
-        if not isinstance(listener := options.get("listener"), RebalanceListener | None):
-            raise refused("listener", listener, "a RebalanceListener")
-        chosen = member_options(topics, config, options)
-        isolation: Isolation = options.get("isolation", "read_committed")
-        check_isolation(isolation)
-        for topic in topics:
-            self._bounds([topic], isolation)  # there is one of the name
-        membership = Membership(self.requester, self._heart, self._fetching.of_groups, new_id, group, isolation, chosen)
-        reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
-        fetch = self._fetch_for(KeptRows())
-        return GroupConsumer(self.requester, membership, fetch, self._clock, group, reset, isolation, listener)
-
-    def _fetch_for(self, kept: KeptRows) -> Callable[..., Fetched]:
-        """For a consumer, which reads on where it was."""
-
-        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched:
-            self._check_open()
-            return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end), kept)
-
-        return fetch
-
-    @cached_property
-    def _heart(self) -> Heart:
-        return Heart(Beats(self.namespace.files), new_id())
-
-    def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
-        self._check_open()
-        return self._fetching.bounds(topics, isolation)
+        if protocol is None:
+            return self._consumers.assigned(group, topics, assign, options)
+        if assign:
+            raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics")
+        member = self._consumers.member(group, topics, protocol, options, self._members.discard)
+        return self._kept(member, self._members.add)
 
     def _arrow_publisher(self) -> ArrowPublisher:
         same_process(self._pid, "This connection")
@@ -442,11 +397,15 @@ class Connection:
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Partition -> first offset that is still there."""
-        return {p: one.first for (_, p), one in self._bounds([topic_name("topic", topic)], "read_committed").items()}
+        return {p: one.first for p, one in self._bounds(topic, "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
         """Partition -> offset after the last message a fetch of this isolation sees."""
-        return {p: one.end for (_, p), one in self._bounds([topic_name("topic", topic)], isolation).items()}
+        return {p: one.end for p, one in self._bounds(topic, isolation).items()}
+
+    def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
+        self._check_open()
+        return {p: one for (_, p), one in self._fetching.bounds([topic_name("topic", topic)], isolation).items()}
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
@@ -483,10 +442,10 @@ class Connection:
     # -- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush producers, send what waits, hand over the lease of a sequencer of ours. Nothing works afterwards.
+        """Close members of groups and producers, send what waits, hand over the lease of a sequencer of ours.
 
-        Each of them is closed whatever becomes of the others. Raises the first error; IllegalState in a callback of a
-        producer: nothing is closed.
+        Nothing works afterwards. Each of them is closed whatever becomes of the others. Raises the first error;
+        IllegalState in a callback of a producer: nothing is closed.
         """
         if os.getpid() != self._pid:
             return  # all of it is a parent process's
@@ -500,7 +459,7 @@ class Connection:
         for producer in producers:
             producer.refuse_more()
         errors: list[BaseException] = []
-        closing = [producer.close for producer in producers]
+        closing = [*(member.close for member in list(self._members)), *(producer.close for producer in producers)]
         for close in (*closing, self.requester.close, *(serving.close for serving in self._serving)):
             try:
                 close()

@@ -15,7 +15,8 @@ from lakemq.tables.storage.beats import Beats
 
 from ..namespace.clock import Clock
 from ..protocol.codec.beat import Beating, decode_beat
-from ..protocol.values.groups import Member, MemberSilent
+from ..protocol.values.assignments import Member
+from ..protocol.values.groups import MemberSilent
 from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")

@@ -11,7 +11,8 @@ from functools import partial
 
 from ..protocol.assignors.assignor import Member
 from ..protocol.rules.reconciling import wanting_target
-from ..protocol.values.groups import Group, Place, TargetComputed
+from ..protocol.values.assignments import Group, Place
+from ..protocol.values.groups import TargetComputed
 from ..protocol.values.state import State
 from .assigning import PlugInThreads, compute
 

@@ -11,11 +11,11 @@ from protocol_reader import Reader
 
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
-    Group,
     JoinGroup,
     LeaveGroup,
     MemberSilent,

@@ -15,9 +15,9 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.assignments import GroupStatus, PartitionStatus, Place
 from lakemq.engine.protocol.values.groups import (
     Assigned,
-    GroupStatus,
     JoinGroup,
     LeaveGroup,
     MemberJoined,
@@ -25,8 +25,6 @@ from lakemq.engine.protocol.values.groups import (
     MemberSilent,
     PartitionsGone,
     PartitionsMoved,
-    PartitionStatus,
-    Place,
     ReleasePartitions,
     TargetComputed,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
 from lakemq.engine.protocol.values.groups import (
@@ -23,7 +24,6 @@ from lakemq.engine.protocol.values.groups import (
     PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
-    PartitionStatus,
     RebalanceCompleted,
     RebalanceDelayed,
     ReleasePartitions,

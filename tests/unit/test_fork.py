@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, values
+from unit.served import new_name, new_topic, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -108,11 +108,14 @@ def test_a_transaction_is_its_processs(mq: Connection, call: str):
     assert values(mq, topic) == ["x"]
 
 
+@pytest.mark.parametrize("protocol", [None, "cooperative"])
 @pytest.mark.parametrize("call", CALLS_OF_CONSUMERS)
-def test_a_consumer_is_its_processs(mq: Connection, call: str):
+def test_a_consumer_is_its_processs(mq: Connection, call: str, protocol: str | None):
     topic = new_topic(mq)
     mq.publish(topic, ROWS)
-    with mq.consumer(new_name("g"), topics=[topic]) as consumer:
+    with mq.consumer(new_name("g"), topics=[topic], protocol=protocol, auto_offset_reset="earliest") as consumer:
+        until(lambda: bool(consumer.poll(1)))
+        consumer.seek(topic, 0, 0)
         with consumer._lock.own:
             child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
         assert_refused(child)

@@ -293,6 +293,16 @@ def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Co
     assert told.words[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
 
 
+def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
+    topic, group, told = new_topic(mq, 2), new_name("g"), Told()
+    with lakemq.connect(mq.namespace.path) as other:
+        one = member(other, group, topic, listener=told)
+        settle(one, on=lambda: owned(one) == [0, 1])
+    assert told.words == [("assigned", [0, 1]), ("revoked", [0, 1])]
+    until(lambda: mq.groups.describe(group).members == 0)
+    one.close()
+
+
 # -- transactions -------------------------------------------------------------------------------------------
 
 

@@ -14,8 +14,8 @@ from lakemq.engine.protocol import machine, projection, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
+from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
-from lakemq.engine.protocol.values.groups import PARTITION_TRANSITIONS, PartitionStatus
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ...namespace.clock import Clock
@@ -48,11 +49,14 @@ class GroupConsumer(Consumer):
         auto_offset_reset: Reset = "latest",
         isolation: Isolation = "read_committed",
         listener: RebalanceListener | None = None,
+        closed: Callable[[GroupConsumer], object] = lambda _: None,
     ) -> None:
-        """It joins. Raises what joining is refused with."""
+        """It joins. closed: told when it is closed. Raises what joining is refused with."""
+        self._tell_closed = closed
         self._membership, self._listener = membership, listener or RebalanceListener()
         self._held: dict[TopicPartition, Held] = {}
         """What the user was told of; those that are to be given up leave it when the user was told so."""
+        self._pid = os.getpid()
         membership.join()
         super().__init__(
             requester, lambda topics, isolation: {}, fetch, clock, group, (), (), auto_offset_reset, isolation
@@ -162,8 +166,14 @@ class GroupConsumer(Consumer):
             }
 
     def close(self, leave: bool | None = None) -> None:
-        """No more is polled. What it has is others' at once; but of a static member only with leave=True."""
+        """No more is polled. What it has is others' at once; but of a static member only with leave=True.
+
+        In a forked process there is nothing to be closed.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock.own:
+            self._tell_closed(self)
             if self._closed:
                 return
             try:

@@ -11,7 +11,8 @@ from ...protocol.errors import GroupIdNotFound
 from ...protocol.hashing import shard
 from ...protocol.names import shown
 from ...protocol.parameters import GROUP
-from ...protocol.values.groups import PARTITION_TRANSITIONS, ConfigureGroup, Group, GroupStatus, LeaveGroup
+from ...protocol.values.assignments import PARTITION_TRANSITIONS, Group, GroupStatus
+from ...protocol.values.groups import ConfigureGroup, LeaveGroup
 from ...protocol.values.state import State
 from ..arguments import group_name, mapped, texts
 from ..requester import Requester

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from ...protocol.errors import FencedInstanceId, LakeMQError
-from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, PartitionStatus, ReleasePartitions
+from ...protocol.values.assignments import PartitionStatus
+from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ...protocol.values.offsets import CommittedOffset
 from ...protocol.values.state import State
 from ..fetch.plan import Bounds, Isolation, bounds_of

@@ -10,19 +10,15 @@ import pyarrow as pa
 from lakemq.tables.specs.groups import ASSIGNMENTS, GROUPS, MEMBERS, AssignmentRow, GroupRow, MemberRow
 
 from ..hashing import shard
+from ..values.assignments import Assignment, Group, Member, PartitionStatus, Place
 from ..values.base import Record
 from ..values.groups import (
     RECORDS,
-    Assignment,
-    Group,
-    Member,
     MemberJoined,
     MemberLeft,
     PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
-    PartitionStatus,
-    Place,
     TargetSet,
 )
 from ..values.state import State

@@ -16,9 +16,9 @@ from ..errors import (
     UnstableOffsetCommit,
 )
 from ..names import check_group, shown
+from ..values.assignments import Group, Place
 from ..values.base import Done
 from ..values.deciding import Decision, Given
-from ..values.groups import Group, Place
 from ..values.journal import JournalEntry
 from ..values.offsets import (
     CommitOffsets,

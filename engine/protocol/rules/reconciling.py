@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
 from ..values.groups import (
-    Assignment,
-    Group,
     MemberLeft,
     Move,
     PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
-    PartitionStatus,
-    Place,
     RebalanceCompleted,
     RebalanceDelayed,
     TargetSet,

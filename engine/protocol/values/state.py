@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
 from ..names import folded, shown
+from .assignments import Group
 from .clients import Client
-from .groups import Group
 from .log import Application
 from .offsets import CommittedOffset
 from .producers import ProducerState

@@ -1,0 +1,94 @@
+"""The consumers of one connection: those that read all of some topics, or what they were assigned, and members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from lakemq.tables.storage.beats import Beats
+
+from ...namespace.clock import Clock
+from ...protocol.errors import InvalidRequest
+from ..arguments import group_name, known_options, one_of, refused, topic_names, topic_partitions
+from ..fetch.fetched import Fetched
+from ..fetch.fetching import Fetching
+from ..fetch.kept import KeptRows
+from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..requester import Requester
+from .consumer import OPTIONS, Consumer, Reset
+from .group_consumer import GroupConsumer, RebalanceListener
+from .heart import Heart
+from .member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
+from .membership import Membership
+
+
+class Consumers:
+    """Makes them. Thread-safe."""
+
+    def __init__(
+        self,
+        requester: Requester,
+        fetching: Fetching,
+        beats: Beats,
+        clock: Clock,
+        new_id: Callable[[], str],
+        check_open: Callable[[], None],
+    ) -> None:
+        """check_open: raises IllegalState once the connection is closed."""
+        self._requester, self._fetching, self._beats, self._clock = requester, fetching, beats, clock
+        self._new_id, self._check_open = new_id, check_open
+
+    def assigned(self, group: Any, topics: Any, assign: Any, options: dict[str, Any]) -> Consumer:
+        """One that reads all partitions of the topics, or these. Raises what `mq.consumer` raises."""
+        group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
+        known_options(options, OPTIONS)
+        if not topics and not assign:
+            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
+        return Consumer(self._requester, self._bounds, self._fetch(), self._clock, group, topics, assign, **options)
+
+    def member(
+        self,
+        group: Any,
+        topics: Any,
+        protocol: Any,
+        options: dict[str, Any],
+        closed: Callable[[GroupConsumer], object],
+    ) -> GroupConsumer:
+        """One that has joined the group. closed: told when it is. Raises what `mq.consumer` raises."""
+        group, topics = group_name(group), topic_names("topics", topics)
+        config = {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}
+        known_options(options, MEMBER_OPTIONS)
+        if not topics:
+            raise InvalidRequest("A member without topics.", expected="topics")
+        listener = options.get("listener")
+        if not isinstance(listener, RebalanceListener | None):
+            raise refused("listener", listener, "a RebalanceListener")
+        chosen = member_options(topics, config, options)
+        isolation: Isolation = options.get("isolation", "read_committed")
+        check_isolation(isolation)
+        self._bounds(topics, isolation)  # they are there
+        of_groups = self._fetching.of_groups
+        membership = Membership(self._requester, self._heart, of_groups, self._new_id, group, isolation, chosen)
+        reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
+        return GroupConsumer(
+            self._requester, membership, self._fetch(), self._clock, group, reset, isolation, listener, closed
+        )
+
+    @cached_property
+    def _heart(self) -> Heart:
+        return Heart(self._beats, self._new_id())
+
+    def _fetch(self) -> Callable[..., Fetched]:
+        """For one consumer, which reads on where it was."""
+        kept = KeptRows()
+
+        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched:
+            self._check_open()
+            return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end), kept)
+
+        return fetch
+
+    def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+        self._check_open()
+        return self._fetching.bounds(topics, isolation)

@@ -1,0 +1,190 @@
+"""What is known of a group: its members, which partition each is to have, and which it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..parameters import GROUP
+from .transitions import Transitions
+
+Place = tuple[int, int]
+"""topic_id and partition."""
+
+
+class PartitionStatus(str, Enum):
+    """The states of a partition in a group, as Solace PubSub+ names them."""
+
+    UNASSIGNED = "unassigned"
+    """Free: nobody has it."""
+    UNBOUND = "unbound"
+    """Its owner is lost, and may be back before the delay is over: nobody has it."""
+    READY = "ready"
+    """Its owner consumes it."""
+    PAUSED = "paused"
+    """Its owner is to give it up, and has it until it says that it has done so."""
+
+
+_FREE = {PartitionStatus.UNASSIGNED, PartitionStatus.UNBOUND}
+
+PARTITION_TRANSITIONS = Transitions(
+    "A partition of a group",
+    {
+        PartitionStatus.UNASSIGNED: {PartitionStatus.READY},
+        PartitionStatus.UNBOUND: {PartitionStatus.READY, PartitionStatus.UNASSIGNED},
+        # ready again: another process of the same static member
+        PartitionStatus.READY: {*_FREE, PartitionStatus.READY, PartitionStatus.PAUSED},
+        PartitionStatus.PAUSED: _FREE,
+    },
+)
+
+
+class GroupStatus(str, Enum):
+    """The states of a group, by Kafka's names; which one follows from the rest."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+@dataclass
+class Member:
+    """number: of members those that came first have the lowest."""
+
+    member_id: str
+    number: int
+    topics: tuple[str, ...]
+    pattern: str | None
+    instance_id: str | None
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    auto_offset_reset: str
+    joined_at_ms: int
+
+
+@dataclass
+class Assignment:
+    """A partition of a group. epoch: the step in which its owner got it, which fences all that owner says.
+
+    start_offset: where its owner began, or its first one is to; target: who is to have it; since_ms: of the status.
+    """
+
+    topic: str
+    start_offset: int | None
+    status: PartitionStatus = PartitionStatus.UNASSIGNED
+    owner: str | None = None
+    epoch: int = 0
+    target: str | None = None
+    since_ms: int = 0
+    reason: str = ""
+
+    @property
+    def is_free(self) -> bool:
+        return self.status in _FREE
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is with whom it is to be with."""
+        if self.target is None:
+            return self.status is PartitionStatus.UNASSIGNED
+        return self.status is PartitionStatus.READY and self.owner == self.target
+
+
+@dataclass
+class Group:
+    """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
+    settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
+    paused, moving: those of the assignments, and those not at rest; held: member_id -> what it has; partition_counts:
+    topic_id -> how many it has of it.
+    """
+
+    group: str
+    config: dict[str, Any] = field(default_factory=dict)
+    group_epoch: int = 0
+    target_epoch: int = 0
+    settled_epoch: int = 0
+    generation: int = 0
+    assignor: str = ""
+    problem: str | None = None
+    not_before_ms: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    instances: dict[str, str] = field(default_factory=dict)
+    assignments: dict[Place, Assignment] = field(default_factory=dict)
+    paused: set[Place] = field(default_factory=set)
+    moving: set[Place] = field(default_factory=set)
+    held: dict[str, set[Place]] = field(default_factory=dict)
+    partition_counts: dict[int, int] = field(default_factory=dict)
+
+    def setting(self, key: str) -> Any:
+        """The value set, else the default."""
+        return self.config.get(key, GROUP[key].default)
+
+    @property
+    def leader(self) -> Member | None:
+        """The member that came first."""
+        return min(self.members.values(), key=lambda member: member.number, default=None)
+
+    @property
+    def next_number(self) -> int:
+        """Of the next member."""
+        return max((member.number for member in self.members.values()), default=-1) + 1
+
+    def owned(self, member_id: str) -> list[Place]:
+        """What a member has, by topic and partition."""
+        return sorted(self.held.get(member_id, ()))
+
+    def add(self, place: Place, one: Assignment) -> None:
+        """A partition that it has not had, with the next number, or in the order in which it is stored."""
+        self.assignments[place] = one
+        self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
+        self._note(place, one)
+
+    def remove_topic(self, topic_id: int) -> None:
+        """None of its partitions is the group's."""
+        for place in [place for place in self.assignments if place[0] == topic_id]:
+            self._forget(place, self.assignments.pop(place).owner)
+            self.paused.discard(place)
+            self.moving.discard(place)
+        self.partition_counts.pop(topic_id, None)
+
+    def set_target(self, place: Place, member_id: str | None) -> None:
+        """Who is to have it from now on; None: nobody."""
+        if one := self.assignments.get(place):
+            one.target = member_id
+            self._note(place, one)
+
+    def set_owner(self, place: Place, status: PartitionStatus, owner: str | None) -> Assignment:
+        """Its assignment, which says so from now on."""
+        one = self.assignments.get(place)
+        if one is None:  # a reader has none loaded
+            one = self.assignments[place] = Assignment("", None, status)
+        self._forget(place, one.owner)
+        one.status, one.owner = status, owner
+        self._note(place, one)
+        return one
+
+    def _note(self, place: Place, one: Assignment) -> None:
+        if one.owner is not None:
+            self.held.setdefault(one.owner, set()).add(place)
+        (self.paused.add if one.status is PartitionStatus.PAUSED else self.paused.discard)(place)
+        (self.moving.discard if one.is_at_rest else self.moving.add)(place)
+
+    def _forget(self, place: Place, owner: str | None) -> None:
+        if owner is not None and owner in self.held:
+            self.held[owner].discard(place)
+            if not self.held[owner]:
+                del self.held[owner]
+
+    def is_settled(self) -> bool:
+        """Whether each partition is with whom it is to be with."""
+        return self.target_epoch == self.group_epoch and not self.moving
+
+    @property
+    def status(self) -> GroupStatus:
+        if not self.members:
+            return GroupStatus.EMPTY
+        if self.not_before_ms or self.target_epoch != self.group_epoch:
+            return GroupStatus.PREPARING
+        return GroupStatus.STABLE if self.settled_epoch == self.group_epoch else GroupStatus.COMPLETING
