@@ -31,7 +31,8 @@ from lakemq.engine.protocol.values.log import Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.registry import BY_NAME, TABLES
-from lakemq.tables.storage.store import NotATable, Store
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 STEPS = 2_000
 SAMPLE = 100
@@ -94,7 +95,7 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
     """Per table: live files, data files on disk, log entries."""
     return {
         spec.name: (
-            len(store.open(spec).files()),
+            len(opened(store, spec).files()),
             len(list((path / spec.name).glob("*.parquet"))),
             len(list((path / spec.name / "_delta_log").iterdir())),
         )
@@ -167,11 +168,14 @@ def test_a_reader_whose_files_were_merged_away(namespace: Path):
         sequencer.resign()
 
 
-def version(store: Store, name: str) -> int:
-    try:
-        return store.open(BY_NAME[name]).version
-    except NotATable:  # entries that were listed are gone, a second after they were written: look again
-        return 0
+def opened(store: Store, spec: TableSpec) -> TableHandle:
+    """The table. Its log's entries go a second after they were written, maybe while it is being opened: look again."""
+    for _ in range(20):
+        try:
+            return store.open(spec)
+        except NotATable:
+            time.sleep(0.01)
+    return store.open(spec)
 
 
 def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
@@ -186,7 +190,7 @@ def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
         client = Client(mq, sequencer)
         number = 0
         # each table has had its turn: passes may be of many steps
-        while any(version(mq.namespace.store, name) < 12 for name in MERGED):
+        while any(opened(mq.namespace.store, BY_NAME[name]).version < 12 for name in MERGED):
             number += 1
             client.ask(number)
         sequencer.resign()
