@@ -460,7 +460,12 @@ class Connection:
             producer.refuse_more()
         errors: list[BaseException] = []
         closing = [*(member.close for member in list(self._members)), *(producer.close for producer in producers)]
-        for close in (*closing, self.requester.close, *(serving.close for serving in self._serving)):
+        for close in (
+            *closing,
+            self._consumers.close,
+            self.requester.close,
+            *(serving.close for serving in self._serving),
+        ):
             try:
                 close()
             except BaseException as error:

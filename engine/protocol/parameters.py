@@ -108,6 +108,8 @@ class Parameters:
 
 
 _MAX_MS = 2**63 - 1
+_YEAR_MS = 365 * 86_400_000
+"""Added to a time, it still is one."""
 
 TOPIC = Parameters(
     [
@@ -149,7 +151,7 @@ GROUP = Parameters(
             0,
             "How long partitions of a member that was lost wait for it before others get them.",
             0,
-            _MAX_MS,
+            _YEAR_MS,
         ),
     ]
 )

@@ -31,7 +31,8 @@ ABANDONED_MS = 3_600_000
 
 _Key = tuple[str, str]
 """Group and member id."""
-_Look = tuple[int, dict[str, tuple[int, bytes | None]]]
+_Look = tuple[int, int, dict[str, tuple[int, bytes | None]]]
+"""When it began and ended, and what it has found."""
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Attendance:
         """Id of beats -> number, and since when it is that one."""
         self._running: Future[_Look] | None = None
         self._looked_ms: int | None = None
+        self._ended_ms: int | None = None
         self._deadline_ms: int | None = None
         self._fails = False
 
@@ -87,18 +89,20 @@ class Attendance:
         found = self._beats.look()
         if abandoned:
             self._beats.forget(abandoned)
-        return began_ms, found
+        return began_ms, self._clock.steady_ms(), found
 
     def _taken(self, state: State, running: Future[_Look]) -> list[MemberSilent]:
         try:
-            began_ms, found = running.result()
+            began_ms, ended_ms, found = running.result()
         except OSError as error:  # nobody is silent because the leader cannot read
             if not self._fails:
                 log.warning("The beats of members cannot be read: %s", error)
             self._fails, self._looked_ms = True, self._clock.steady_ms()
             return []
         self._fails = False
+        before_ms = self._looked_ms
         self._forgive(began_ms)
+        self._ended_ms = ended_ms
         for beats_id, (number, body) in found.items():
             if self._unchanged.get(beats_id, (None, 0))[0] != number:
                 self._unchanged[beats_id] = number, began_ms
@@ -107,11 +111,11 @@ class Attendance:
             if body is None:  # followed by another one while it was looked at
                 self._see_again(beats_id, number, began_ms)
         self._unchanged = {one: since for one, since in self._unchanged.items() if one in found}
-        return list(self._judged(state, began_ms))
+        return list(self._judged(state, began_ms, before_ms))
 
     def _forgive(self, began_ms: int) -> None:
         """What passed while nobody could look counts for nobody."""
-        passed_ms = 0 if self._looked_ms is None else began_ms - self._looked_ms
+        passed_ms = 0 if self._ended_ms is None else began_ms - self._ended_ms
         if passed_ms > STOPPED_MS:
             for seen in self._seen.values():
                 seen.beat_ms += passed_ms
@@ -130,12 +134,12 @@ class Attendance:
             if seen.mark is not None and seen.mark[0] == beats_id and seen.mark[1] != number:
                 seen.mark, seen.beat_ms = (beats_id, number), at_ms
 
-    def _judged(self, state: State, began_ms: int) -> Iterator[MemberSilent]:
+    def _judged(self, state: State, began_ms: int, before_ms: int | None) -> Iterator[MemberSilent]:
         members = {(name, one.member_id): one for name, group in state.groups.items() for one in group.members.values()}
         self._seen = {key: self._seen.get(key) or _Seen(began_ms, began_ms) for key in members}
         deadlines = []
         for key, member in members.items():
-            reason, deadline_ms = _silence(self._seen[key], member, began_ms)
+            reason, deadline_ms = _silence(self._seen[key], member, began_ms, before_ms)
             deadlines.append(deadline_ms)
             if reason:
                 yield MemberSilent(*key, reason)
@@ -147,11 +151,16 @@ class Attendance:
         return [one for one, (_, since) in self._unchanged.items() if one not in mine and now_ms - since > ABANDONED_MS]
 
 
-def _silence(seen: _Seen, member: Member, began_ms: int) -> tuple[str, int]:
-    """Why the member is lost, if it is, and when it will be, if nothing is seen of it until then."""
+def _silence(seen: _Seen, member: Member, began_ms: int, before_ms: int | None) -> tuple[str, int]:
+    """Why the member is lost, if it is, and when it will be, if nothing is seen of it until then.
+
+    before_ms: when the look before began. Polls are told with beats: a member has not polled in time only if a beat
+    that was written after its deadline says so.
+    """
     session_ms, poll_ms = seen.beat_ms + member.session_timeout_ms, seen.poll_ms + member.max_poll_interval_ms
-    reason = "session" if began_ms > session_ms else "poll" if began_ms > poll_ms else ""
-    return reason, min(session_ms, poll_ms)
+    is_told = seen.beat_ms == began_ms and before_ms is not None and before_ms > poll_ms
+    reason = "session" if began_ms > session_ms else "poll" if is_told else ""
+    return reason, session_ms if poll_ms < began_ms else min(session_ms, poll_ms)
 
 
 def _beating(body: bytes | None) -> list[Beating]:

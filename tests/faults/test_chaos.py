@@ -16,6 +16,7 @@ SECONDS = 20
 SEED = "LAKEMQ_CHAOS_SEED"
 
 
+@pytest.mark.long  # half a minute of it
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_20_seconds_of_chaos(tmp_path: Path):

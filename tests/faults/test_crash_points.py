@@ -137,6 +137,7 @@ class Watching(threading.Thread):
         self._seen, self.reads = now, self.reads + 1
 
 
+@pytest.mark.long  # half a minute of it
 def test_sequencers_die_at_random_under_load(family: Processes):
     chance, watching = random.Random(7), Watching(family.path)
     with publishers(family.path) as (one, two):

@@ -235,7 +235,7 @@ def calls(mq: Connection) -> list[Call]:
                 instance_id=None,
                 isolation="read_committed",
                 listener=None,
-                max_poll_interval_ms=1000,
+                max_poll_interval_ms=5000,
                 session_timeout_ms=6000,
             ),
             member,

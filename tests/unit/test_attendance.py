@@ -86,8 +86,20 @@ def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
     for polls in (2, 3, 3):
         scene.beat("a", "C1", polls=polls)
         assert scene.pass_ms(1_000) == []
+    # the beat may have been written before the deadline: the next one tells
     scene.beat("a", "C1", polls=3)
-    assert scene.pass_ms(1_001) == [("C1", "poll")]
+    assert scene.pass_ms(1_001) == []
+    scene.beat("a", "C1", polls=3)
+    assert scene.pass_ms(1_000) == [("C1", "poll")]
+
+
+def test_who_polls_in_time_is_never_lost_however_seldom_it_beats(scene: Scene) -> None:
+    """It polls every 4 s of 5, and beats every 3: a beat tells of a poll as late as the next one is due."""
+    scene.join("C1", poll_ms=5_000)
+    for second in range(120):
+        if second % 3 == 0:
+            scene.beat("a", "C1", polls=second // 4)
+        assert scene.pass_ms(1_000) == []
 
 
 def test_who_has_never_been_seen_has_its_session_from_the_first_look_on(scene: Scene) -> None:
@@ -107,6 +119,23 @@ def test_a_leader_that_was_stopped_finds_nobody_silent(scene: Scene) -> None:
     for _ in range(5):
         assert scene.pass_ms(1_000) == []
     assert [scene.pass_ms(1_000), scene.pass_ms(1)] == [[], [("C1", "session")]]
+
+
+def test_looks_that_take_long_find_the_dead_nevertheless(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.join("C1", "C2")
+    real = scene.beats.look
+
+    def slow() -> dict[str, tuple[int, bytes | None]]:
+        found = real()
+        scene.clock.ms += 6_000
+        return found
+
+    monkeypatch.setattr(scene.beats, "look", slow)
+    found = []
+    for _ in range(4):
+        scene.beat("a", "C1")
+        found += scene.pass_ms(1_000)
+    assert set(found) == {("C2", "session")}
 
 
 def test_nobody_is_silent_because_the_leader_cannot_read(
@@ -213,6 +242,22 @@ def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.L
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     number = beats.look()["abc"][0]
     wait_for(lambda: beats.look()["abc"][0] > number)
+    heart.stop()
+
+
+def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats, failures = Beats(FaultyFiles(str(tmp_path))), [RuntimeError("no thread"), MemoryError()]
+    real = beats.put
+
+    def put(beats_id: str, number: int, body: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        real(beats_id, number, body)
+
+    monkeypatch.setattr(beats, "put", put)
+    heart = Heart(beats, "abc")
+    heart.add("g", "C1", 2)
+    wait_for(lambda: seen(beats) == [("C1", 0)])
     heart.stop()
 
 

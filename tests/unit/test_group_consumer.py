@@ -14,6 +14,8 @@ from unit.served import committed, new_name, new_topic, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.engine.client.consume.membership import Membership
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
@@ -22,6 +24,7 @@ from lakemq.errors import (
     InvalidRequest,
     InvalidSessionTimeout,
     NoOffsetForPartition,
+    StorageError,
     TransactionAbortable,
     UnknownMemberId,
     UnknownTopicOrPartition,
@@ -159,6 +162,21 @@ def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) ->
         mq.topics.alter(topic, partitions=2)
         add(mq, topic, {1: 2})
         assert texts(one.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
+
+
+def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Connection) -> None:
+    """Whatever the member says that has the partition now: where the group begins was said by its first one."""
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 5, 1: 5})
+    one = member(mq, group, topic)
+    settle(one, on=lambda: len(owned(one)) == 2)
+    two = mq.consumer(group, topics=[topic], protocol="cooperative")
+    assert isinstance(two, GroupConsumer)
+    mq.topics.delete_records(topic, {0: 2, 1: 2})
+    settle(one, on=lambda: owned(one) == [0])
+    assert texts(two.poll(timeout_ms=5_000)) == ["1.2", "1.3", "1.4"]
+    two.close()
+    one.close()
 
 
 # -- changing hands -----------------------------------------------------------------------------------------
@@ -333,6 +351,58 @@ def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_a
     one.close()
 
 
+# -- listeners that call back, and calls that fail half way ------------------------------------------------
+
+
+def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Connection) -> None:
+    class Closes(RebalanceListener):
+        def on_lost(self, partitions: list[tuple[str, int]]) -> None:
+            one.close()
+
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            one.close()
+
+    topic, group = new_topic(mq, 2), new_name("g")
+    one = member(mq, group, topic, listener=Closes())
+    settle(one, on=lambda: len(owned(one)) == 2)
+    mq.groups.remove_members(group, members=[one.member_id])
+    with pytest.raises(IllegalState, match="closed"):
+        one.poll()
+    assert mq.groups.describe(group).members == 0
+    one = member(mq, group, topic, listener=Closes())
+    settle(one, on=lambda: len(owned(one)) == 2)
+    two = member(mq, group, topic)
+    with pytest.raises(IllegalState, match="closed"):
+        until(lambda: one.poll() is None)
+    settle(two, on=lambda: owned(two) == [0, 1])
+    two.close()
+
+
+def test_a_consumer_that_cannot_be_made_leaves_nobody_behind(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any) -> Any:
+        raise StorageError("The store cannot be read.")
+
+    topic, group = new_topic(mq, 2), new_name("g")
+    with monkeypatch.context() as patched:
+        patched.setattr(Membership, "look", fails)
+        with pytest.raises(StorageError):
+            member(mq, group, topic)
+    assert mq.groups.describe(group).members == 0
+
+
+def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    with member(mq, group, topic) as one:
+        known = mq.state().topic(topic).topic_id
+        offset = OffsetCommit(topic, 0, 0, None, known, 10**9)
+        begun_s = time.process_time()
+        judged = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, one.member_id))
+        assert len(judged.fenced) == 100_000  # type: ignore[union-attr]
+        assert time.process_time() - begun_s < 10
+        with pytest.raises(InvalidRequest, match="Too many offsets"):
+            mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, one.member_id))
+
+
 # -- what is refused ----------------------------------------------------------------------------------------
 
 
@@ -342,6 +412,7 @@ def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_a
         ({"session_timeout_ms": 5_999}, InvalidSessionTimeout),
         ({"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000}, InvalidRequest),
         ({"max_poll_interval_ms": 0}, InvalidRequest),
+        ({"max_poll_interval_ms": 999, "heartbeat_interval_ms": 1_000}, InvalidRequest),
         ({"auto_offset_reset": "sometime"}, InvalidRequest),
         ({"instance_id": ""}, InvalidRequest),
         ({"assignor": 3}, InvalidRequest),

@@ -79,6 +79,10 @@ class Consumers:
     def _heart(self) -> Heart:
         return Heart(self._beats, self._new_id())
 
+    def close(self) -> None:
+        """Nobody beats any more."""
+        self._heart.stop()
+
     def _fetch(self) -> Callable[..., Fetched]:
         """For one consumer, which reads on where it was."""
         kept = KeptRows()

@@ -58,9 +58,13 @@ class GroupConsumer(Consumer):
         """What the user was told of; those that are to be given up leave it when the user was told so."""
         self._pid = os.getpid()
         membership.join()
-        super().__init__(
-            requester, lambda topics, isolation: {}, fetch, clock, group, (), (), auto_offset_reset, isolation
-        )
+        try:
+            super().__init__(
+                requester, lambda topics, isolation: {}, fetch, clock, group, (), (), auto_offset_reset, isolation
+            )
+        except BaseException:
+            membership.leave(for_good=True)
+            raise
 
     @property
     def member_id(self) -> str:
@@ -80,11 +84,13 @@ class GroupConsumer(Consumer):
         standing = self._membership.look()
         if standing.replaced:
             self._closed = True
+            self._tell_closed(self)
             self._membership.leave(for_good=False)
             self._lose(list(self._held))
             raise self._membership.fenced_error()
         if not standing.is_member:
             self._lose(list(self._held))
+            super()._begin_poll()  # a listener may have closed it
             self._membership.join()
             standing = self._membership.look()
         self._follow(standing)
@@ -100,9 +106,10 @@ class GroupConsumer(Consumer):
                 self._listener.on_revoked(told)
         finally:
             for place in told:
-                del self._held[place]
-            if given_up:
+                self._held.pop(place, None)
+            if given_up and not self._closed:
                 self._membership.release(given_up.values(), given_up.keys())
+        super()._begin_poll()
         new = {place: one for place, one in held.items() if not one.is_paused and place not in self._held}
         if new:
             self._held.update(new)
@@ -111,7 +118,7 @@ class GroupConsumer(Consumer):
 
     def _lose(self, places: Sequence[TopicPartition]) -> None:
         for place in places:
-            del self._held[place]
+            self._held.pop(place, None)
             self._positions.pop(place, None)
         if places:
             self._listener.on_lost(sorted(places))
@@ -127,6 +134,13 @@ class GroupConsumer(Consumer):
             if place not in self._positions:
                 self._positions[place] = Position(one.bounds.topic_id, one.start_offset)
         return {place: one.bounds for place, one in mine.items()}
+
+    def _start(self, place: TopicPartition, position: Position, bounds: Bounds) -> int:
+        """Where the group was to begin is its own to say, not this member's: what was deleted of it is passed over."""
+        held, at = self._held.get(place), position.offset
+        if held is not None and held.committed is None and at is not None and at < bounds.first:
+            return bounds.first
+        return super()._start(place, position, bounds)
 
     # -- saying how far ---------------------------------------------------------------------------------
 
@@ -176,11 +190,11 @@ class GroupConsumer(Consumer):
             self._tell_closed(self)
             if self._closed:
                 return
+            self._closed = True
             try:
                 if self._held:
                     self._listener.on_revoked(sorted(self._held))
             finally:
-                self._closed = True
                 self._held.clear()
                 self._positions.clear()
                 for_good = self._membership.options.instance_id is None if leave is None else leave

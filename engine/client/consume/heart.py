@@ -50,7 +50,7 @@ class Heart:
         pulse = Pulse(self, group, member_id, interval_ms)
         with self._changed:
             self._pulses.append(pulse)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = started_thread(self._run, "lakemq-heart")
             self._changed.notify()
         return pulse
@@ -95,7 +95,7 @@ class Heart:
         try:
             act()
             self._fails = False
-        except OSError as error:
+        except Exception as error:  # also what a store of somebody else's raises: the others must not be thought dead
             if not self._fails:
                 log.warning("A beat could not be written: %s", error)
             self._fails = True

@@ -45,6 +45,10 @@ def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Ma
     if 3 * beat_ms > session_ms:
         log.warning("heartbeat_interval_ms is %d: more than a third of the session, %d ms", beat_ms, session_ms)
     poll_ms = whole_number("max_poll_interval_ms", options.get("max_poll_interval_ms", 300_000), 1, 2**40)
+    if poll_ms < beat_ms:
+        raise InvalidRequest(
+            "Polls are told with beats.", found=f"max_poll_interval_ms {poll_ms}", expected=f"at least {beat_ms}"
+        )
     reset = one_of("auto_offset_reset", options.get("auto_offset_reset", "latest"), ("earliest", "latest", "none"))
     return MemberOptions(
         topics,

@@ -8,6 +8,7 @@ import msgspec
 
 from ..errors import (
     FencedMemberEpoch,
+    InvalidRequest,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
     UnknownMemberId,
@@ -38,26 +39,31 @@ from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
+MAX_OFFSETS = 100_000
+"""Of one request: as many as a topic may have partitions."""
 
 
 def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decision:
     """The offsets, at once or with the transaction; those of partitions that are not the member's are left out.
 
     Raises InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId (offsets of a topic that is gone, whatever has its
-    name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge, UnknownMemberId (also of none at
-    all, where the group has members); of a transaction InvalidProducerIdMapping, InvalidProducerEpoch,
-    TransactionAbortable, FencedMemberEpoch (one of the partitions is not the member's).
+    name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge, InvalidRequest (too many),
+    UnknownMemberId (also of none at all, where the group has members); of a transaction InvalidProducerIdMapping,
+    InvalidProducerEpoch, TransactionAbortable, FencedMemberEpoch (one of the partitions is not the member's).
     """
     ref = request.transaction
     if ref is not None:
         open_transaction(state, ref)
     check_group(request.group)
+    if len(request.offsets) > MAX_OFFSETS:
+        raise InvalidRequest("Too many offsets.", found=len(request.offsets), expected=f"at most {MAX_OFFSETS}")
     topic_ids = [_checked(state, one) for one in request.offsets]
     fenced = _fenced(state, request, topic_ids)
     if fenced and ref is not None:
         raise FencedMemberEpoch(found=[_shown_place(request.offsets[i]) for i in fenced])
     result = OffsetsJudged(fenced) if request.member_id is not None else Done()
-    kept = [i for i in range(len(topic_ids)) if i not in fenced]
+    left_out = set(fenced)
+    kept = [i for i in range(len(topic_ids)) if i not in left_out]
     if not kept:
         return Decision(result)
     record = OffsetsCommitted(

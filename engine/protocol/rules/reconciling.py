@@ -98,6 +98,14 @@ def _name(group: Group, topic_id: int) -> str:
     return next(one.topic for (other, _), one in group.assignments.items() if other == topic_id)
 
 
+def decide_delay(state: State, group: Group) -> list[Record]:
+    """A delay is over when there is nobody who could be preferred, and no longer than the group's setting says now."""
+    until_ms = state.now_ms + group.setting("scheduled.rebalance.max.delay.ms")
+    if not group.not_before_ms or (group.members and group.not_before_ms <= until_ms):
+        return []
+    return [RebalanceDelayed(group.group, until_ms if group.members and until_ms > state.now_ms else 0)]
+
+
 def decide_nobody(state: State, group: Group) -> list[Record]:
     """Without members the target needs no assignor; and there is nobody to wait for."""
     if group.members or group.target_epoch == group.group_epoch:
@@ -157,6 +165,7 @@ def decide_completed(state: State, group: Group) -> list[Record]:
 
 SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
     decide_topics,
+    decide_delay,
     decide_nobody,
     decide_moves,
     decide_completed,
@@ -205,7 +214,8 @@ def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
         return False
     one = group.assignments[place]
     same = one.owner == member_id and one.since_ms == since_ms
-    return same and time.is_over(since_ms, group.members[member_id].max_poll_interval_ms)
+    # not by stored times: while nobody leads, nobody can be told that one is done
+    return same and time.waited_ms(key) > group.members[member_id].max_poll_interval_ms
 
 
 def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
@@ -219,5 +229,5 @@ def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
 
 TIMERS: Timers = (
     Timer(_delayed, _delay_is_over, decide_delay_over),
-    Timer(_to_give_up, _gives_no_word, decide_no_word),
+    Timer(_to_give_up, _gives_no_word, decide_no_word, watched=True),
 )
