@@ -33,6 +33,7 @@ from .arguments import (
     partition_number,
     text,
     topic_name,
+    topic_partitions,
     whole_number,
     whole_numbers,
 )
@@ -321,7 +322,7 @@ class Connection:
         self._check_open()
         if protocol is None:
             return self._consumers.assigned(group, topics, assign, options)
-        if assign:
+        if topic_partitions("assign", assign):
             raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics")
         member = self._consumers.member(group, topics, protocol, options, self._members.discard)
         return self._kept(member, self._members.add)
