@@ -43,6 +43,10 @@ def _not_foreseen(_: Due, error: Exception) -> None:
     raise error
 
 
+def _not_settled(_: str, error: Exception) -> None:
+    raise error
+
+
 def decide_request(
     state: State, request: AnyRequest | Unreadable, given: Given = NOTHING, unforeseen: Unforeseen = _raised
 ) -> Decision:
@@ -130,13 +134,20 @@ def fold_seen(state: State, seen: Iterable[Any], unforeseen: Unforeseen = _raise
     return entries
 
 
-def settle(state: State) -> list[JournalEntry]:
-    """Decide and fold what follows for the groups that this step has touched, at its end."""
+def settle(state: State, unforeseen: Callable[[str, Exception], None] = _not_settled) -> list[JournalEntry]:
+    """Decide and fold what follows for the groups that this step has touched, at its end.
+
+    unforeseen: told of an exception nobody foresaw, for which this group stays as it is, and no other does.
+    """
     entries: list[JournalEntry] = []
     for name in sorted(state.touched_groups):
         for decide in reconciling.SETTLING:
-            if (group := state.groups.get(name)) is not None:
-                entries += fold(state, [JournalEntry(record) for record in decide(state, group)])
+            try:
+                decided = decide(state, state.groups[name])
+            except Exception as error:
+                unforeseen(name, error)
+                break
+            entries += fold(state, [JournalEntry(record) for record in decided])
     return entries
 
 

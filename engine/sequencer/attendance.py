@@ -94,7 +94,7 @@ class Attendance:
     def _taken(self, state: State, running: Future[_Look]) -> list[MemberSilent]:
         try:
             began_ms, ended_ms, found = running.result()
-        except OSError as error:  # nobody is silent because the leader cannot read
+        except Exception as error:  # nobody is silent because the leader cannot read, whatever its store raises
             if not self._fails:
                 log.warning("The beats of members cannot be read: %s", error)
             self._fails, self._looked_ms = True, self._clock.steady_ms()

@@ -111,6 +111,14 @@ class _Term:
     given_up: set[machine.Due] = field(default_factory=set)
 
 
+def _tell_of_seen(error: Exception) -> None:
+    log.error("What the leader has seen of a group met an error nobody foresaw: %s", error, exc_info=error)
+
+
+def _tell_of_group(name: str, error: Exception) -> None:
+    log.error("The group %s met an error nobody foresaw, and stays as it is: %s", name, error, exc_info=error)
+
+
 class Sequencer:
     """One of possibly many; at most one leads. Not thread-safe: one thread calls `try_lead`, `step`, `resign`."""
 
@@ -331,9 +339,9 @@ class Sequencer:
         for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             entries += self._decide_letter(state, one, first_row, prepared)
         entries += machine.fold(state, lease)
-        entries += machine.fold_seen(state, seen)
+        entries += machine.fold_seen(state, seen, _tell_of_seen)
         entries += machine.fold_time(state, due, self._time(term, state.now_ms), partial(self._give_up, term))
-        entries += machine.settle(state)
+        entries += machine.settle(state, _tell_of_group)
         if not entries:  # a step is never empty
             entries = machine.fold(state, [leader.decide_renew(state)])
         term.patience.look(machine.watched(state), self._clock.steady_ms())

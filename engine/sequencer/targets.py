@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 
 from ..protocol.assignors.assignor import Member
+from ..protocol.parameters import GROUP
 from ..protocol.rules.reconciling import wanting_target
 from ..protocol.values.assignments import Group, Place
 from ..protocol.values.groups import TargetComputed
@@ -18,7 +19,7 @@ from .assigning import PlugInThreads, compute
 
 log = logging.getLogger("lakemq.serve")
 
-FALLBACK = "cooperative-sticky"
+FALLBACK = str(GROUP["group.assignor"].default)
 
 
 class Targets:

@@ -217,7 +217,7 @@ def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) ->
 
 def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: Path) -> None:
     beats = Beats(FaultyFiles(str(tmp_path)))
-    heart = Heart(beats, "abc")
+    heart = Heart(beats, lambda: "abc")
     one, two = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
     one.polled()
     wait_for(lambda: seen(beats) == [("C1", 1), ("C2", 0)])
@@ -235,7 +235,7 @@ def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: P
 def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = FaultyFiles(str(tmp_path), undeletable="beats/")
     beats = Beats(files)
-    heart = Heart(beats, "abc")
+    heart = Heart(beats, lambda: "abc")
     heart.add("g", "C1", 2)
     wait_for(lambda: len(files.list("beats")) > 3)
     files.undeletable = ""
@@ -255,7 +255,7 @@ def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch
         real(beats_id, number, body)
 
     monkeypatch.setattr(beats, "put", put)
-    heart = Heart(beats, "abc")
+    heart = Heart(beats, lambda: "abc")
     heart.add("g", "C1", 2)
     wait_for(lambda: seen(beats) == [("C1", 0)])
     heart.stop()

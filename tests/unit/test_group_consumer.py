@@ -13,6 +13,7 @@ from unit.served import committed, new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
 from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
@@ -319,6 +320,90 @@ def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
     assert told.words == [("assigned", [0, 1]), ("revoked", [0, 1])]
     until(lambda: mq.groups.describe(group).members == 0)
     one.close()
+
+
+def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_meanwhile(mq: Connection) -> None:
+    class Commits(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            noted.append(one.commit())
+
+    noted: list[Any] = []
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 3, 1: 3})
+    one = member(mq, group, topic, listener=Commits())
+    assert one.poll(timeout_ms=5_000).record_count == 6
+    two = member(mq, group, topic)
+    until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
+    assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
+    assert one.position(topic, 1) == 3
+    settle(one, two, on=lambda: owned(two) == [1])
+    assert noted == [{(topic, 0): 3, (topic, 1): 3}]
+    assert two.position(topic, 1) == 3
+    two.close()
+    one.close()
+
+
+def test_what_is_to_be_given_up_is_read_no_further(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    one = member(mq, group, topic)
+    settle(one, on=lambda: len(owned(one)) == 2)
+    two = member(mq, group, topic)
+    until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
+    one.lag()
+    add(mq, topic, {1: 1})
+    settle(two, on=lambda: owned(two) == [] or not one.poll())
+    assert one.poll(timeout_ms=20).record_count == 0
+    assert texts(two.poll(timeout_ms=5_000)) == ["1.0"]
+    two.close()
+    one.close()
+
+
+def test_a_lost_member_is_told_so_when_it_commits(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one:
+        assert one.poll(timeout_ms=5_000)
+        mq.groups.remove_members(group, members=[one.member_id])
+        assert one.lag() == {}
+        with pytest.raises(IllegalState, match="not assigned"):
+            one.seek(topic, 0, 0)
+        with pytest.raises(UnknownMemberId):
+            one.commit()
+
+
+def test_a_listener_may_wait_for_another_thread_that_commits(mq: Connection) -> None:
+    class Waits(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            thread = threading.Thread(target=lambda: noted.append(one.commit(batch)), daemon=True)
+            thread.start()
+            thread.join(10)
+
+    noted: list[Any] = []
+    topic, group = new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 2})
+    one = member(mq, group, topic, listener=Waits())
+    batch = one.poll(timeout_ms=5_000)
+    one.close()
+    assert noted == [{(topic, 0): 2}]
+
+
+@pytest.mark.parametrize("protocol", [None, "cooperative"])
+def test_what_an_interrupted_poll_has_passed_is_read_again(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, protocol: str | None
+) -> None:
+    def interrupted(self: Any) -> bool:
+        raise KeyboardInterrupt
+
+    topic, group = new_topic(mq, 1), new_name("g")
+    add(mq, topic, {0: 3})
+    with mq.consumer(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest") as one:
+        until(lambda: one.poll(1).record_count == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(ConsumerBatch, "__bool__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.poll()
+        assert one.commit() == {(topic, 0): 1}
+        assert texts(one.poll(timeout_ms=5_000)) == ["0.1", "0.2"]
 
 
 # -- transactions -------------------------------------------------------------------------------------------

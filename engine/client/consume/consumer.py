@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,6 +43,9 @@ class Position:
     is_new: bool = False
 
 
+_Moved = tuple[Position, Position]
+"""Before a poll, and since."""
+
 OPTIONS = ("auto_offset_reset", "isolation", "default_timeout_ms")
 
 
@@ -80,6 +83,8 @@ class Consumer:
         self._positions: dict[TopicPartition, Position] = {}
         """The one that was read longest ago comes first."""
         self._halted: set[TopicPartition] = set()
+        self._given_up: set[TopicPartition] = set()
+        """What a group is to have back: it is read no further."""
         self._begun = self._closed = False
         self._look()
 
@@ -93,28 +98,40 @@ class Consumer:
         """
         max_records, poll_ms = whole_number("max_records", max_records, 1), whole_number("poll_ms", poll_ms, 0)
         deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
-        passed = ConsumedOffsets({}, {})
-        while True:
+        passed, moves = ConsumedOffsets({}, {}), dict[TopicPartition, _Moved]()
+        try:
+            while True:
+                with self._lock.own:
+                    self._begin_poll()
+                    while (batch := self._next(max_records, moves)) is None:
+                        pass  # something was deleted since it looked
+                moved = bool(batch.offsets)
+                # also where there was nothing to show
+                batch.offsets = passed = passed.then(batch.offsets)
+                if batch or self._clock.steady_ms() >= deadline_ms:
+                    return batch
+                if not moved:
+                    self._clock.sleep(poll_ms)
+        except BaseException:  # a signal's, too: nobody has seen what was passed
             with self._lock.own:
-                self._begin_poll()
-                while (batch := self._next(max_records)) is None:
-                    pass  # something was deleted since it looked
-            moved = bool(batch.offsets)
-            # also where there was nothing to show
-            batch.offsets = passed = passed.then(batch.offsets)
-            if batch or self._clock.steady_ms() >= deadline_ms:
-                return batch
-            if not moved:
-                self._clock.sleep(poll_ms)
+                self._go_back(moves)
+            raise
+
+    def _go_back(self, moves: Mapping[TopicPartition, _Moved]) -> None:
+        for place, (before, after) in moves.items():
+            if self._positions.get(place) is after:
+                self._positions[place] = before
 
     def _begin_poll(self) -> None:
         """What comes before each look for messages. Raises IllegalState: it is closed."""
         if self._closed:
             raise IllegalState("The consumer is closed.")
 
-    def _next(self, max_records: int) -> ConsumerBatch | None:
+    def _next(self, max_records: int, moves: dict[TopicPartition, _Moved]) -> ConsumerBatch | None:
+        """None: it is to be tried again. moves: where positions were before the poll, and where they are now."""
         bounds, positions = self._settled()
-        behind = {place: bounds[place].end - at for place, at in positions.items() if place not in self._halted}
+        resting = self._halted | self._given_up
+        behind = {place: bounds[place].end - at for place, at in positions.items() if place not in resting}
         moved = {place: positions[place] + count for place, count in poll_sizes(behind, max_records).items() if count}
         topic_ids = {topic: position.topic_id for (topic, _), position in self._positions.items()}
         parts = []
@@ -126,8 +143,11 @@ class Consumer:
             if part is None:
                 return None
             parts.append(part)
-        for place, at in moved.items():
-            self._positions[place] = replace(self._positions.pop(place), offset=at)
+        before = self._positions
+        after = {place: replace(before[place], offset=at) for place, at in moved.items()}
+        moves |= {place: (moves[place][0] if place in moves else before[place], one) for place, one in after.items()}
+        # what was read last comes last; at once, as a signal may come at any time
+        self._positions = {**{place: one for place, one in before.items() if place not in after}, **after}
         return ConsumerBatch(self.group, parts, self._read(moved, topic_ids))
 
     def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
@@ -171,6 +191,8 @@ class Consumer:
                 if position.offset is None and told.topic_id == position.topic_id:
                     position.offset = told.offset
             bounds = self._look()  # not before: somebody may have read on and committed meanwhile
+        if only is not None:
+            self._check_assigned(only, bounds)
         places = bounds if only is None else [only]
         settled = {place: self._start(place, self._positions[place], bounds[place]) for place in places}
         for place, at in settled.items():
@@ -180,7 +202,7 @@ class Consumer:
     def _unknown(self, only: TopicPartition | None = None) -> list[TopicPartition]:
         """Those of all, or of one, in which it is not known yet where to read on."""
         if only is not None:
-            self._check_assigned(only)
+            self._check_assigned(only, self._positions)
         return [
             place for place in (self._positions if only is None else [only]) if self._positions[place].offset is None
         ]
@@ -212,7 +234,7 @@ class Consumer:
         offset = whole_number("offset", offset)
         with self._lock.own:
             looked = self._look()
-            self._check_assigned((topic, partition))
+            self._check_assigned((topic, partition), looked)
             bounds = looked[topic, partition]
             if not bounds.first <= offset <= bounds.high_watermark:
                 raise OffsetOutOfRange(
@@ -227,7 +249,7 @@ class Consumer:
         with self._lock.own:
             places = topic_partitions("partitions", partitions)
             for place in places:
-                self._check_assigned(place)
+                self._check_assigned(place, self._positions)
             self._halted.update(places)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -261,13 +283,13 @@ class Consumer:
         return None if metadata is None else text("metadata", metadata)
 
     def _to_commit(self, what: ConsumerBatch | Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
-        with self._lock.own:
-            return self._consumed(what)
-
-    def _consumed(self, what: ConsumerBatch | Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         given = what.offsets if isinstance(what, ConsumerBatch) else what
         if isinstance(given, ConsumedOffsets):
-            return given
+            return given  # another thread may commit what it has dealt with while this one polls
+        with self._lock.own:
+            return self._consumed(given)
+
+    def _consumed(self, given: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         if given is not None:
             given = place_offsets("what", given)
         else:
@@ -303,8 +325,8 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_assigned(self, place: TopicPartition) -> None:
+    def _check_assigned(self, place: TopicPartition, among: Container[TopicPartition]) -> None:
         topic_name("topic", place[0])
         partition_number(place[1])
-        if place not in self._positions:
+        if place not in among:
             raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")

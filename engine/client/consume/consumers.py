@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 from lakemq.tables.storage.beats import Beats
@@ -36,8 +35,9 @@ class Consumers:
         check_open: Callable[[], None],
     ) -> None:
         """check_open: raises IllegalState once the connection is closed."""
-        self._requester, self._fetching, self._beats, self._clock = requester, fetching, beats, clock
+        self._requester, self._fetching, self._clock = requester, fetching, clock
         self._new_id, self._check_open = new_id, check_open
+        self._heart = Heart(beats, new_id)
 
     def assigned(self, group: Any, topics: Any, assign: Any, options: dict[str, Any]) -> Consumer:
         """One that reads all partitions of the topics, or these. Raises what `mq.consumer` raises."""
@@ -74,10 +74,6 @@ class Consumers:
         return GroupConsumer(
             self._requester, membership, self._fetch(), self._clock, group, reset, isolation, listener, closed
         )
-
-    @cached_property
-    def _heart(self) -> Heart:
-        return Heart(self._beats, self._new_id())
 
     def close(self) -> None:
         """Nobody beats any more."""

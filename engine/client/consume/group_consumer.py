@@ -106,7 +106,7 @@ class GroupConsumer(Consumer):
                 self._listener.on_revoked(told)
         finally:
             for place in told:
-                self._held.pop(place, None)
+                self._forget(place)
             if given_up and not self._closed:
                 self._membership.release(given_up.values(), given_up.keys())
         super()._begin_poll()
@@ -118,18 +118,24 @@ class GroupConsumer(Consumer):
 
     def _lose(self, places: Sequence[TopicPartition]) -> None:
         for place in places:
-            self._held.pop(place, None)
-            self._positions.pop(place, None)
+            self._forget(place)
         if places:
             self._listener.on_lost(sorted(places))
 
+    def _forget(self, place: TopicPartition) -> None:
+        """The user was, or is being, told that it is not its own any more."""
+        self._held.pop(place, None)
+        self._positions.pop(place, None)
+        self._halted.discard(place)
+
     def _look(self) -> dict[TopicPartition, Bounds]:
-        """The bounds of what it was told it has, and still has, as of now."""
+        """The bounds of what it was told it has, and still has, as of now.
+
+        Positions stay until the user is told that it has a partition no more: what was read of it may be committed.
+        """
         known = self._membership.look().held
-        mine = {place: known[place] for place, one in self._held.items() if _is_same(known.get(place), one)}
-        for place in self._positions.keys() - mine.keys():
-            del self._positions[place]
-        self._halted &= mine.keys()
+        mine = {p: known[p] for p, one in self._held.items() if p in known and known[p].epoch == one.epoch}
+        self._given_up = {place for place, one in mine.items() if one.is_paused}
         for place, one in mine.items():
             if place not in self._positions:
                 self._positions[place] = Position(one.bounds.topic_id, one.start_offset)
@@ -202,7 +208,3 @@ class GroupConsumer(Consumer):
 
     def __enter__(self) -> GroupConsumer:
         return self
-
-
-def _is_same(now: Held | None, told: Held) -> bool:
-    return now is not None and now.epoch == told.epoch and not now.is_paused

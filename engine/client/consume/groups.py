@@ -102,7 +102,9 @@ class Groups:
 
         Raises InvalidGroupId, InvalidConfig, InvalidRequest: there is one.
         """
-        self._requester.ask(ConfigureGroup(group_name(group), mapped("config", config or {}), create=True))
+        self._requester.ask(
+            ConfigureGroup(group_name(group), mapped("config", {} if config is None else config), create=True)
+        )
 
     def alter(self, group: str, config: Mapping[str, Any]) -> None:
         """Set these; None resets one to its default.
@@ -127,7 +129,7 @@ class Groups:
     def describe(self, group: str) -> GroupInfo:
         """Raises GroupIdNotFound, InvalidGroupId."""
         group, state = group_name(group), self._state()
-        rows = _rows(state, group) if group not in state.groups or state.offsets.get(group) else []
+        rows = _rows(state, group)
         known = state.groups.get(group)
         leader = known.leader if known else None
         return GroupInfo(
@@ -179,8 +181,7 @@ class Groups:
 
         Raises GroupIdNotFound, InvalidGroupId.
         """
-        group, state = group_name(group), self._state()
-        return [] if group in state.groups and not state.offsets.get(group) else _rows(state, group)
+        return _rows(self._state(), group_name(group))
 
 
 def _known(state: State, group: str) -> Group:
@@ -192,8 +193,8 @@ def _known(state: State, group: str) -> Group:
 
 def _rows(state: State, group: str) -> list[PartitionLag]:
     committed, pending = state.offsets.get(group, {}), state.pending_offsets(group)
-    if not committed and not pending:
-        raise GroupIdNotFound(found=shown(group), expected="a group that has committed offsets")
+    if not committed and not pending and group not in state.groups:
+        raise GroupIdNotFound(found=shown(group), expected="a group that was made, or has committed offsets")
     rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]
     return sorted(rows, key=lambda row: (row.topic, row.partition))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from lakemq.tables.storage.beats import Beats
 
@@ -37,19 +39,21 @@ class Pulse:
 class Heart:
     """Thread-safe. In a process that was forked from this one nothing beats."""
 
-    def __init__(self, beats: Beats, beats_id: str) -> None:
-        self._beats, self._beats_id = beats, beats_id
+    def __init__(self, beats: Beats, new_id: Callable[[], str]) -> None:
+        self._beats, self._new_id = beats, new_id
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._pulses: list[Pulse] = []
+        self._has_news = False
         self._thread: threading.Thread | None = None
-        self._number, self._fails = 0, False
+        self._fails = False
 
     def add(self, group: str, member_id: str, interval_ms: int) -> Pulse:
         """The member beats from now on, every so many ms. Raises UnknownServerError: there is no thread for it."""
         pulse = Pulse(self, group, member_id, interval_ms)
         with self._changed:
             self._pulses.append(pulse)
+            self._has_news = True
             if self._thread is None or not self._thread.is_alive():
                 self._thread = started_thread(self._run, "lakemq-heart")
             self._changed.notify()
@@ -72,28 +76,24 @@ class Heart:
             self._changed.notify()
 
     def _run(self) -> None:
-        while True:
+        beats_id = self._new_id()  # of this thread alone: what it deletes at its end is nobody else's
+        for number in itertools.count(1):
             with self._changed:
-                members = [pulse.beating() for pulse in self._pulses]
+                members, self._has_news = [pulse.beating() for pulse in self._pulses], False
                 if not members:
                     self._thread = None
                     break
-                rest_ms = min(pulse.interval_ms for pulse in self._pulses)
-                count = len(members)
-            self._quietly(lambda: self._beat(members))  # noqa: B023
+                rest_s = min(pulse.interval_ms for pulse in self._pulses) / 1000
+            self._quietly(self._beats.put, beats_id, number, encode_beat(members))
             with self._changed:
-                # who comes beats at once; who goes has no hurry
-                self._changed.wait_for(lambda: len(self._pulses) != count, rest_ms / 1000)  # noqa: B023
-        self._quietly(lambda: self._beats.forget([self._beats_id]))
+                # who comes beats at once; who goes has no hurry, but for the last one
+                self._changed.wait_for(lambda: self._has_news or not self._pulses, rest_s)
+        self._quietly(self._beats.forget, [beats_id])
 
-    def _beat(self, members: list[Beating]) -> None:
-        self._number += 1
-        self._beats.put(self._beats_id, self._number, encode_beat(members))
-
-    def _quietly(self, act: Callable[[], None]) -> None:
+    def _quietly(self, act: Callable[..., None], *given: Any) -> None:
         """A beat that fails is followed by the next one; the first of several is told."""
         try:
-            act()
+            act(*given)
             self._fails = False
         except Exception as error:  # also what a store of somebody else's raises: the others must not be thought dead
             if not self._fails:

@@ -87,8 +87,7 @@ def _read(
     kept: KeptRows | None,
 ) -> Source:
     """Only row groups that hold some of the rows are read."""
-    known = kept.starts(file_id) if kept else None
-    if known is not None and kept is not None:
+    if kept is not None and (known := kept.starts(file_id)) is not None:
         starts = np.array(known)
         needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
         found = [rows for group in needed if (rows := kept.get(file_id, group)) is not None]

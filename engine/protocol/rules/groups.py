@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import (
     GroupIdNotFound,
     InconsistentGroupProtocol,
@@ -39,7 +37,7 @@ from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from . import joining, reconciling
-from .reconciling import freed, target_set
+from .reconciling import freed, gone, target_set
 from .registries import Folds, Rules
 from .timers import Timers
 
@@ -58,7 +56,7 @@ def decide_leave(state: State, request: LeaveGroup, given: Given) -> Decision:
         _member(group, member_id)
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(leaving):
-        entries += _gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+        entries += gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
     return Decision(Done(), tuple(entries))
 
 
@@ -75,17 +73,10 @@ def _lost(state: State, group: Group, member_id: str, reason: str) -> list[Journ
     has_others = len(group.members) > 1
     waits = bool(group.not_before_ms) or (delay_ms > 0 and bool(group.owned(member_id)) and has_others)
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
-    entries = _gone(state, group, member_id, reason, status)
+    entries = gone(state, group, member_id, reason, status)
     if waits and not group.not_before_ms:
         entries.append(JournalEntry(RebalanceDelayed(group.group, state.now_ms + delay_ms)))
     return entries
-
-
-def _gone(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
-    entries: list[Any] = [MemberLeft(group.group, member_id, reason)]
-    if owned := group.owned(member_id):
-        entries += freed(state, group, owned, status, reason)
-    return list(map(JournalEntry, entries))
 
 
 def decide_release(state: State, request: ReleasePartitions, given: Given) -> Decision:

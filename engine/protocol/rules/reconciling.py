@@ -56,6 +56,14 @@ def freed(state: State, group: Group, places: Sequence[Place], status: Partition
     return [moved, *fenced_transactions(state, group.group, places)]
 
 
+def gone(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
+    """The member is none any more; what it had is in this status."""
+    records: list[Record] = [MemberLeft(group.group, member_id, reason)]
+    if owned := group.owned(member_id):
+        records += freed(state, group, owned, status, reason)
+    return list(map(JournalEntry, records))
+
+
 def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
     """Open transactions with offsets of the group in these partitions: they were given under an assignment that ends,
     or before anybody had the partition, and the next owner goes on without them.
@@ -221,10 +229,7 @@ def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
 def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
     """An owner that does not give up what it is to: it is out, for it does not poll."""
     name, member_id, _, _ = key
-    group = state.groups[name]
-    left: list[Record] = [MemberLeft(name, member_id, "poll")]
-    left += freed(state, group, group.owned(member_id), PartitionStatus.UNASSIGNED, "poll")
-    return list(map(JournalEntry, left))
+    return gone(state, state.groups[name], member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
 TIMERS: Timers = (

@@ -1,0 +1,56 @@
+"""One group that meets an error nobody foresaw stops no other, and no step."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_harness import Harness
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import Group
+from lakemq.engine.protocol.values.base import Record
+from lakemq.engine.protocol.values.deciding import Decision, Given
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.protocol.values.state import State
+
+
+def _raises_for_bad(state: State, group: Group) -> list[Record]:
+    if group.group == "bad":
+        raise RuntimeError("not foreseen")
+    return []
+
+
+def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    mq = Harness()
+    mq.create("t", 2)
+    monkeypatch.setattr(reconciling, "SETTLING", (_raises_for_bad, *reconciling.SETTLING))
+    machine.begin_step(mq.state, mq.state.now_ms)
+    for name in ("bad", "good"):
+        join = JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest")
+        for request in (join, LeaveGroup(name, ["m"])):
+            machine.fold(mq.state, list(machine.decide_request(mq.state, request).entries))
+    told: list[str] = []
+    machine.settle(mq.state, lambda name, error: told.append(f"{name}: {error}"))
+    assert told == ["bad: not foreseen"]
+    assert {name for name, one in mq.state.groups.items() if one.target_epoch == one.group_epoch} == {"good"}
+
+
+def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    mq = Harness()
+    mq.create("t", 2)
+    for name in ("bad", "good"):
+        mq.one(JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest"))
+    decide = machine.DECIDE[MemberSilent]
+
+    def raises(state: State, request: MemberSilent, given: Given) -> Decision:
+        if request.group == "bad":
+            raise RuntimeError("not foreseen")
+        return decide(state, request, given)
+
+    monkeypatch.setitem(machine.DECIDE, MemberSilent, raises)
+    told: list[Exception] = []
+    seen = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
+    entries = machine.fold_seen(mq.state, seen, told.append)
+    assert [one.record.kind for one in entries] == ["member_left"]
+    assert list(map(str, told)) == ["not foreseen"]
+    assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])
