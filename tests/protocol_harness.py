@@ -290,6 +290,7 @@ def plain(state: State) -> dict[str, Any]:
         "transactions": deepcopy(state.transactions),
         "ongoing": set(state.ongoing),
         "groups": deepcopy(state.groups),
+        "deliveries": deepcopy(state.deliveries),
         "offsets": {group: dict(committed) for group, committed in state.offsets.items()},
         "applications": {key: asdict(one) for key, one in state.applications.items()},
         "clients": {key: vars(one).copy() for key, one in state.clients.items()},

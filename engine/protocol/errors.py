@@ -173,6 +173,10 @@ class UnsupportedAssignor(LakeMQError, name="UNSUPPORTED_ASSIGNOR", code=112):
     """There is no assignor of this name, or it cannot be loaded."""
 
 
+class InvalidRecordState(LakeMQError, name="INVALID_RECORD_STATE", code=121):
+    """The member does not have this message: it was never delivered to it, or was given back."""
+
+
 class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
     """A parameter is unknown, of the wrong type or out of range."""
 

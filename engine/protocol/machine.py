@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, UnknownServerError
-from .rules import clients, groups, leader, log, offsets, producers, reconciling, topics, transactions
+from .rules import clients, deliveries, groups, leader, log, offsets, producers, reconciling, topics, transactions
 from .rules.registries import Folds, Rules
 from .rules.timers import Time, Timer, Timers
 from .values.base import Record
@@ -23,7 +23,7 @@ from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
 # those of time in this order: who ends does so before anybody is forgotten
-SUBJECTS = (topics, log, transactions, offsets, groups, clients, producers, leader)
+SUBJECTS = (topics, log, transactions, offsets, groups, deliveries, clients, producers, leader)
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}

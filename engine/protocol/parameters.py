@@ -138,8 +138,9 @@ GROUP = Parameters(
         Parameter(
             "group.protocol",
             "cooperative",
-            "How partitions change hands: each by itself, when its owner has said that it is done with it.",
-            choices=("cooperative",),
+            "When a partition changes hands: cooperative, when its owner says that it is done with it; queue, when "
+            "what it has of it is acknowledged.",
+            choices=("queue", "cooperative"),
         ),
         Parameter(
             "group.assignor",
@@ -149,9 +150,63 @@ GROUP = Parameters(
         Parameter(
             "scheduled.rebalance.max.delay.ms",
             0,
-            "How long partitions of a member that was lost wait for it before others get them.",
+            "In cooperative groups: how long partitions of a member that was lost wait for it before others get them.",
             0,
             _YEAR_MS,
+        ),
+        Parameter(
+            "rebalance.delay.ms",
+            5_000,
+            "In queue groups: how long partitions of a member that left or was lost wait before others get them.",
+            0,
+            _YEAR_MS,
+        ),
+        Parameter(
+            "max.handoff.ms",
+            3_000,
+            "In queue groups: how long a partition that is to move waits for what its owner has of it.",
+            0,
+            _YEAR_MS,
+        ),
+        Parameter(
+            "max.delivered.unacked.msgs.per.flow",
+            10_000,
+            "In queue groups: messages that a member may have been given and not have acknowledged.",
+            1,
+            10_000_000,
+        ),
+        Parameter(
+            "max.redelivery.count",
+            5,
+            "In queue groups: how often a message is delivered again before it is given up; -1: without end.",
+            -1,
+            1_000_000,
+        ),
+        Parameter(
+            "nack.order",
+            "partition",
+            "In queue groups: whether a message that waits to be delivered again holds up those after it.",
+            choices=("partition", "none"),
+        ),
+        Parameter(
+            "nack.backoff.ms",
+            0,
+            "In queue groups: how long a message that is given back waits; twice as long each time.",
+            0,
+            _YEAR_MS,
+        ),
+        Parameter("nack.backoff.max.ms", 60_000, "In queue groups: how long it waits at most.", 0, _YEAR_MS),
+        Parameter(
+            "ack.mode",
+            "explicit",
+            "In queue groups: whether a poll acknowledges what the poll before it brought (auto).",
+            choices=("explicit", "auto"),
+        ),
+        Parameter(
+            "isolation.level",
+            "read_committed",
+            "In queue groups: whether messages of open transactions are delivered.",
+            choices=("read_committed", "read_uncommitted"),
         ),
     ]
 )

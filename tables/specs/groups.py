@@ -14,7 +14,7 @@ class GroupRow:
     step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
-    protocol: str = column(TEXT, "How partitions change hands: cooperative.")
+    protocol: str = column(TEXT, "How partitions change hands: queue or cooperative.")
     state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance or Stable.")
     generation: int = column(INT64, "Grows with every completed rebalance.")
     leader: str | None = column(TEXT, "The member that came first.", nullable=True)
@@ -76,6 +76,7 @@ class AssignmentRow:
     start_offset: int | None = column(INT64, "Where that one began, or the first one is to.", nullable=True)
     since_ms: int = column(INT64, "Since when it is in this state.")
     reason: str = column(TEXT, "What it came into this state for.")
+    lost_by: str | None = column(TEXT, "Member that had it and may be back, while it is unbound.", nullable=True)
     removed: bool = column(BOOL, "Its topic was deleted.")
 
 

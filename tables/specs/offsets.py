@@ -9,6 +9,18 @@ import pyarrow as pa
 
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
+RANGES = pa.list_(
+    pa.struct(
+        [
+            pa.field("first_offset", INT64),
+            pa.field("record_count", INT64),
+            pa.field("state", TEXT),
+            pa.field("deliveries", INT32),
+            pa.field("not_before_ms", INT64),
+        ]
+    )
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOffsetRow:
@@ -18,10 +30,8 @@ class ConsumerOffsetRow:
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
     committed_offset: int = column(INT64, "Next offset to consume.")
-    acknowledged: list[Any] | None = column(
-        pa.list_(pa.struct([pa.field("first_offset", INT64), pa.field("record_count", INT64)])),
-        "Ranges acknowledged past it.",
-        nullable=True,
+    ranges: list[Any] | None = column(
+        RANGES, "In a queue group, what became of messages past it, in order.", nullable=True
     )
     metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
     committed_at_ms: int = column(INT64, "When.")

@@ -11,6 +11,8 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 STATES = "Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort or Dead."
 
+RANGES = pa.list_(pa.struct([pa.field("first_offset", INT64), pa.field("record_count", INT64)]))
+
 PLACES = pa.list_(pa.struct([pa.field("topic_id", INT64), pa.field("partition", INT32)]))
 
 OFFSETS = pa.list_(
@@ -31,6 +33,17 @@ OFFSETS = pa.list_(
                     )
                 ),
             ),
+        ]
+    )
+)
+
+ACKNOWLEDGED = pa.list_(
+    pa.struct(
+        [
+            pa.field("group", TEXT),
+            pa.field("topic_id", INT64),
+            pa.field("partition", INT32),
+            pa.field("ranges", RANGES),
         ]
     )
 )
@@ -56,6 +69,7 @@ class TransactionalIdRow:
     started_at_ms: int | None = column(INT64, "When the open transaction began.", nullable=True)
     partitions: list[Any] = column(PLACES, "What the open transaction has written to.")
     offsets: list[Any] = column(OFFSETS, "Offsets of groups that count when it commits.")
+    acknowledged: list[Any] = column(ACKNOWLEDGED, "Messages of queue groups that are done with when it commits.")
     part_count: int = column(INT64, "Publishes, and groups with offsets, that are part of it.")
     error: str | None = column(TEXT, "Why it can only be aborted.", nullable=True)
     ended: Any | None = column(ENDED, "The transaction before, and how it ended.", nullable=True)

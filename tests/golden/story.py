@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from golden.queue_words import QueueWords, place_of
 from protocol_harness import Harness
 from protocol_reader import Reader
 
@@ -13,6 +14,7 @@ from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
@@ -52,11 +54,6 @@ from lakemq.engine.protocol.values.transactions import (
 DAY_MS = 86_400_000
 
 
-def place_of(text: str) -> tuple[str, int]:
-    topic, _, partition = text.rpartition("-")
-    return topic, int(partition)
-
-
 class Producer:
     """A process: who it is told to be, and which parts of its transaction were accepted: publishes, and groups."""
 
@@ -69,7 +66,7 @@ class Producer:
         return self.publishes + len(self.groups)
 
 
-class Story:
+class Story(QueueWords):
     def __init__(self) -> None:
         self.mq, self.reader = Harness(), Reader()
         self.values: dict[int, list[str]] = {}
@@ -130,7 +127,7 @@ class Story:
             identity = {"producer_id": result.producer_id, "producer_epoch": result.producer_epoch}
             producer.ref = msgspec.structs.replace(producer.ref, **identity)
             producer.publishes, producer.groups = 0, set()
-        elif isinstance(result, Done | OffsetsJudged):
+        elif isinstance(result, Done | OffsetsJudged | AcknowledgementsJudged):
             producer.groups.add(group)
         elif isinstance(result, Published) and not result.duplicate:
             producer.publishes += 1
@@ -254,9 +251,12 @@ class Story:
         session_ms: int = 45_000,
         max_poll_ms: int = 300_000,
         config: Mapping[str, Any] | None = None,
+        knows: bool = False,
     ) -> AnyRequest:
+        """knows: it is the process that was lost, and tells what it had."""
+        bound = self.bound(member, group) if knows else []
         return JoinGroup(
-            group, member, list(topics), None, instance, session_ms, max_poll_ms, reset, dict(config or {})
+            group, member, list(topics), None, instance, session_ms, max_poll_ms, reset, dict(config or {}), bound
         )
 
     def ask_leave(self, _: Any, member: str | None, group: str = "g", instance: str | None = None) -> AnyRequest:
@@ -380,6 +380,8 @@ def answer_of(result: AnyResult) -> Any:
     if isinstance(result, Published):
         offsets = {f"{unit.topic}-{unit.partition}": unit.base_offset for unit in result.units}
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
+    if isinstance(result, AcknowledgementsJudged):
+        return {"fenced": result.fenced, "invalid": result.invalid}
     if isinstance(result, OffsetsJudged):
         return {"fenced": result.fenced}
     if isinstance(result, OffsetsFetched):

@@ -30,7 +30,7 @@ def named(case: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "case",
-    [*cases("topics.yaml"), *cases("sequences.yaml"), *cases("transactions.yaml"), *cases("groups.yaml")],
+    [story for of in ("topics", "sequences", "transactions", "groups", "queues") for story in cases(f"{of}.yaml")],
     ids=named,
 )
 def test_a_story_goes_as_it_is_told(case: dict[str, Any]) -> None:

@@ -12,6 +12,20 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AcknowledgementsJudged,
+    Acquire,
+    DeliveryStatus,
+    MessagesAcquired,
+    MessagesPassed,
+    MessagesSettled,
+    Outcome,
+    Settled,
+    Taken,
+    Wanted,
+)
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
@@ -167,6 +181,7 @@ offsets = st.lists(
 places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
 members = st.sampled_from(["C1", "C2", "", "x" * 250]) | texts
 group_configs = st.dictionaries(st.sampled_from(["group.protocol", "group.assignor", "x"]), json_values, max_size=2)
+message_ranges = st.lists(st.tuples(counts, counts), min_size=1, max_size=3)
 group_places = st.lists(st.tuples(small, small), max_size=3)
 REQUESTS: Kinds = {
     CreateTopic: st.builds(
@@ -198,12 +213,34 @@ REQUESTS: Kinds = {
         st.integers(-1, 2) | st.integers(),
         st.sampled_from(["earliest", "latest", "none", ""]),
         group_configs,
+        st.lists(st.builds(Assigned, small, small, counts), max_size=2),
     ),
     LeaveGroup: st.builds(LeaveGroup, names, st.lists(members, max_size=2), st.lists(members, max_size=2)),
     ReleasePartitions: st.builds(
         ReleasePartitions, names, members, st.lists(st.builds(Assigned, small, small, counts), max_size=3)
     ),
     ConfigureGroup: st.builds(ConfigureGroup, names, group_configs, st.booleans()),
+    Acquire: st.builds(
+        Acquire, names, members, st.lists(st.builds(Wanted, small, small, small | counts, counts), max_size=3)
+    ),
+    Acknowledge: st.builds(
+        Acknowledge,
+        names,
+        members,
+        st.lists(
+            st.builds(
+                Acknowledgement,
+                small,
+                small,
+                small | counts,
+                st.sampled_from(Outcome),
+                st.lists(st.tuples(small | counts, small | counts), max_size=3),
+                st.none() | counts,
+            ),
+            max_size=3,
+        ),
+        st.none() | transaction_refs,
+    ),
 }
 
 RESULTS: Kinds = {
@@ -213,6 +250,7 @@ RESULTS: Kinds = {
     Published: st.builds(Published, columns(st.builds(Unit, texts, small, counts, counts)), counts, st.booleans()),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
+    AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
     TransactionEnded: st.builds(TransactionEnded, small, epochs, st.booleans()),
     Refusal: st.builds(
         Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
@@ -255,7 +293,7 @@ RECORDS: Kinds = {
         st.none() | texts,
     ),
     MemberLeft: st.builds(MemberLeft, texts, members, texts),
-    PartitionsAdded: st.builds(PartitionsAdded, texts, small, texts, columns(st.none() | counts)),
+    PartitionsAdded: st.builds(PartitionsAdded, texts, small, texts, columns(st.none() | counts), small),
     PartitionsGone: st.builds(PartitionsGone, texts, small, texts, small),
     TargetSet: st.builds(
         TargetSet,
@@ -271,9 +309,30 @@ RECORDS: Kinds = {
         texts,
         texts,
         columns(
-            st.builds(Move, small, small, st.sampled_from(PartitionStatus), st.none() | members, st.none() | counts)
+            st.builds(
+                Move,
+                small,
+                small,
+                st.sampled_from(PartitionStatus),
+                st.none() | members,
+                st.none() | counts,
+                st.none() | counts,
+            )
         ),
     ),
+    MessagesAcquired: st.builds(
+        MessagesAcquired, texts, members, columns(st.builds(Taken, small, small, message_ranges))
+    ),
+    MessagesSettled: st.builds(
+        MessagesSettled,
+        texts,
+        texts,
+        columns(
+            st.builds(Settled, small, small, st.sampled_from(DeliveryStatus), message_ranges, counts, st.booleans())
+        ),
+        st.none() | texts,
+    ),
+    MessagesPassed: st.builds(MessagesPassed, texts, small, small, counts),
     RebalanceDelayed: st.builds(RebalanceDelayed, texts, counts),
     RebalanceCompleted: st.builds(RebalanceCompleted, texts, counts, counts),
     TransactionMoved: st.builds(

@@ -17,6 +17,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
@@ -60,7 +61,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     if name not in mq.state.topic_ids:
         mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
         return
-    kind, topic = chance.randrange(34), mq.state.topic(name)
+    kind, topic = chance.randrange(42), mq.state.topic(name)
     if kind == 0:
         mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
     elif kind == 1:
@@ -72,6 +73,8 @@ def happen(mq: Harness, chance: random.Random) -> None:
     elif kind == 4:
         machine.begin_step(mq.state, mq.now_ms)
         mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
+    elif kind >= 34:
+        happen_in_queue(mq, chance, kind)
     elif kind >= 20:
         happen_in_group(mq, chance, kind)
     elif kind >= 9:
@@ -90,10 +93,11 @@ def happen(mq: Harness, chance: random.Random) -> None:
 
 
 def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
-    group, member = chance.choice("gh"), chance.choice(["C1", "C2", "C3"])
+    group, member = chance.choice("ghq"), chance.choice(["C1", "C2", "C3"])
     known = mq.state.groups.get(group)
     if kind == 20 or known is None:
         config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
+        config |= {"group.protocol": "queue", "rebalance.delay.ms": 1_000} if group == "q" else {}
         mq.ask(ConfigureGroup(group, config, create=known is None))
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])
@@ -106,6 +110,27 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     else:
         paused = [Assigned(*place, known.assignments[place].epoch) for place in sorted(known.paused)]
         mq.ask(ReleasePartitions(group, member, paused))
+
+
+def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
+    known = mq.state.groups.get("q")
+    owned = [(place, one) for place, one in sorted(known.assignments.items()) if one.owner] if known else []
+    if not owned:
+        happen_in_group(mq, chance, kind=21)
+        return
+    place, one = chance.choice(owned)
+    member, deliveries = str(one.owner), mq.state.deliveries_of("q", place)
+    if kind == 34 and place[0] in mq.state.topics:
+        mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
+    if kind < 37 or deliveries is None or not deliveries.held():
+        mq.ask(Acquire("q", member, [Wanted(*place, one.epoch, chance.randrange(1, 5))]))
+        return
+    outcome, ref = chance.choice(list(Outcome)), None
+    if chance.random() < 0.4 and "x" in mq.state.transactions:
+        outcome, ref = Outcome.ACCEPT, mq.current("x")
+    held = chance.choice(deliveries.held())
+    part = Acknowledgement(*place, one.epoch, outcome, [(held.first, chance.randint(1, held.length))], 0)
+    mq.ask(Acknowledge("q", member, [part], ref))
 
 
 def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
@@ -183,7 +208,16 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
-    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "offsets", "groups"):
+    for left_out in (
+        "producers",
+        "applications",
+        "clients",
+        "transactions",
+        "ongoing",
+        "offsets",
+        "deliveries",
+        "groups",
+    ):
         del found[left_out], expected[left_out]
     assert found == expected
     for topic_id, topic in mq.state.topics.items():

@@ -71,7 +71,11 @@ def test_every_table_but_a_few_is_projected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "transitions"), [(TransactionStatus, TRANSITIONS), (PartitionStatus, PARTITION_TRANSITIONS)]
+    ("states", "transitions"),
+    [
+        (TransactionStatus, TRANSITIONS),
+        (PartitionStatus, PARTITION_TRANSITIONS),
+    ],
 )
 def test_a_table_of_transitions_has_every_state(states: type[Enum], transitions: Transitions) -> None:
     assert transitions.table.keys() == set(states)

@@ -35,7 +35,7 @@ HOLDS = {
     "producers": "producer_id producer_epoch units",
     "applications": "txn_app_id target version",
     "clients": "client_id number results",
-    "consumer_offsets": "group topic partition committed_offset acknowledged metadata",
+    "consumer_offsets": "group topic partition committed_offset ranges metadata",
     "groups": "generation protocol state",
     "members": "member_id instance_id session_timeout_ms",
     "assignments": "partition owner state target",

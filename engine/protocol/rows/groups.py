@@ -118,6 +118,7 @@ def _assignment_row(state: State, group: str, place: Place, topic: str) -> Assig
         start_offset=one.start_offset,
         since_ms=one.since_ms,
         reason=one.reason,
+        lost_by=one.lost_by,
         removed=known is None,
     )
 
@@ -170,6 +171,7 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
             row.target,
             row.since_ms,
             row.reason,
+            row.lost_by,
         )
         group.add(place, assignment)
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
 from ..hashing import shard
+from ..values.deliveries import (
+    Deliveries,
+    DeliveryStatus,
+    MessagesAcquired,
+    MessagesPassed,
+    MessagesSettled,
+    Stretch,
+)
 from ..values.offsets import CommittedOffset, OffsetsCommitted, OffsetsRemoved
 from ..values.state import State
 from .steps import Project, Restore, Steps, records
 
 
 def _consumer_offsets(state: State, steps: Steps) -> pa.Table:
-    changed: dict[tuple[str, int, int], tuple[str, int]] = {}
+    changed: dict[tuple[str, int, int], tuple[str | None, int]] = {}
     for step, record in records(steps):
         if isinstance(record, OffsetsCommitted) and record.transactional_id is None:
             for topic_id, one in zip(record.topic_ids, record.offsets, strict=True):
@@ -21,21 +31,29 @@ def _consumer_offsets(state: State, steps: Steps) -> pa.Table:
         elif isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
+        elif isinstance(record, MessagesPassed):
+            changed[record.group, record.topic_id, record.partition] = None, step.decided_at_ms
+        elif isinstance(record, MessagesAcquired | MessagesSettled):
+            parts = record.taken if isinstance(record, MessagesAcquired) else record.parts
+            changed |= {(record.group, *one.place): (None, step.decided_at_ms) for one in parts}
     shards = {group: shard(group) for group, _, _ in changed}
     return CONSUMER_OFFSETS.table(_row(state, *key, *told, shards[key[0]]) for key, told in sorted(changed.items()))
 
 
 def _row(
-    state: State, group: str, topic_id: int, partition: int, topic: str, at_ms: int, shard: int
+    state: State, group: str, topic_id: int, partition: int, topic: str | None, at_ms: int, shard: int
 ) -> ConsumerOffsetRow:
+    """topic: None where the record does not tell; a topic that is gone tells it in a record of its own."""
     committed = state.offsets.get(group, {}).get((topic_id, partition))
+    deliveries = state.deliveries_of(group, (topic_id, partition))
     return ConsumerOffsetRow(
         step=state.step,
         group=group,
         topic_id=topic_id,
-        topic=topic,
+        topic=topic if topic is not None else state.topics[topic_id].topic,
         partition=partition,
         committed_offset=committed.offset if committed else 0,
+        ranges=None if deliveries is None else [_stored(one) for one in deliveries.stretches],
         metadata=committed.metadata if committed else None,
         committed_at_ms=committed.committed_at_ms if committed else at_ms,
         shard=shard,
@@ -43,10 +61,29 @@ def _row(
     )
 
 
+def _stored(one: Stretch) -> dict[str, Any]:
+    return {
+        "first_offset": one.first,
+        "record_count": one.length,
+        "state": one.status.value,
+        "deliveries": one.deliveries,
+        "not_before_ms": one.not_before_ms,
+    }
+
+
 def _restore(state: State, rows: pa.Table) -> None:
     for row in CONSUMER_OFFSETS.rows(rows):
+        place = (row.topic_id, row.partition)
         committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms)
-        state.offsets.setdefault(row.group, {})[row.topic_id, row.partition] = committed
+        state.offsets.setdefault(row.group, {})[place] = committed
+        if row.ranges is not None:
+            known = state.deliveries.setdefault(row.group, {})
+            known[place] = Deliveries.of(row.committed_offset, [_read(one) for one in row.ranges])
+
+
+def _read(one: dict[str, Any]) -> Stretch:
+    status = DeliveryStatus(one["state"])
+    return Stretch(one["first_offset"], one["record_count"], status, one["deliveries"], one["not_before_ms"])
 
 
 PROJECT: Project = {CONSUMER_OFFSETS.name: _consumer_offsets}

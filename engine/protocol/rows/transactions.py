@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from lakemq.tables.specs.transactions import (
 )
 
 from ..hashing import shard
+from ..values.deliveries import MessagesSettled, Range, Taken
 from ..values.log import Produced
 from ..values.offsets import OffsetCommit, OffsetsCommitted
 from ..values.producers import ProducerState
@@ -39,7 +40,7 @@ def _transactional_ids(state: State, steps: Steps) -> pa.Table:
     changed = {
         record.transactional_id: step.decided_at_ms
         for step, record in records(steps)
-        if isinstance(record, TransactionMoved | TransactionFailed | Produced | OffsetsCommitted)
+        if isinstance(record, TransactionMoved | TransactionFailed | Produced | OffsetsCommitted | MessagesSettled)
         and record.transactional_id is not None
     }
     return TRANSACTIONAL_IDS.table(_id_row(state, name, changed[name]) for name in sorted(changed))
@@ -70,6 +71,11 @@ def _id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
             {"group": group, "offsets": [_stored(topic_id, one) for topic_id, one in offsets]}
             for group, offsets in sorted(known.offsets.items())
         ],
+        acknowledged=[
+            {"group": group, "topic_id": one.topic_id, "partition": one.partition, "ranges": _stored_ranges(one.ranges)}
+            for group, taken in sorted(known.acknowledged.items())
+            for one in taken
+        ],
         part_count=known.part_count,
         error=known.error,
         ended=ended,
@@ -77,6 +83,10 @@ def _id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
         seen_at_ms=known.seen_at_ms,
         removed=removed,
     )
+
+
+def _stored_ranges(ranges: Iterable[Range]) -> list[dict[str, int]]:
+    return [{"first_offset": first, "record_count": count} for first, count in ranges]
 
 
 def _stored(topic_id: int, one: OffsetCommit) -> dict[str, Any]:
@@ -104,6 +114,10 @@ def _known(row: TransactionalIdRow) -> Transaction:
     if ended is not None:
         reason = EndReason(ended["reason"])
         ended = Ended(ended["producer_id"], ended["producer_epoch"], ended["committed"], reason)
+    acknowledged: dict[str, list[Taken]] = {}
+    for one in row.acknowledged:
+        ranges = [(part["first_offset"], part["record_count"]) for part in one["ranges"]]
+        acknowledged.setdefault(one["group"], []).append(Taken(one["topic_id"], one["partition"], ranges))
     return Transaction(
         row.producer_id,
         row.producer_epoch,
@@ -114,6 +128,7 @@ def _known(row: TransactionalIdRow) -> Transaction:
         {(place["topic_id"], place["partition"]) for place in row.partitions},
         {of["group"]: [_committed(one) for one in of["offsets"]] for of in row.offsets},
         row.part_count,
+        acknowledged,
         row.error,
         ended,
         row.batch_id,

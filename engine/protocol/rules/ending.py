@@ -30,6 +30,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
+from .giving_back import transaction_ended
 from .identities import (
     fenced_error,
     has_ended,
@@ -188,9 +189,13 @@ def end(
         entries.append(JournalEntry(MarkersWritten(name), markers))
     if committed:
         for group in groups:
+            if group in transaction.acknowledged:
+                continue  # a queue group has no other offsets
             offsets = [(topic_id, one) for topic_id, one in transaction.offsets[group] if topic_id in state.topics]
             record = OffsetsCommitted(group, [topic_id for topic_id, _ in offsets], [one for _, one in offsets])
             entries.append(JournalEntry(record))
+    for group, taken in sorted(transaction.acknowledged.items()):
+        entries += map(JournalEntry, transaction_ended(state, group, taken, committed))
     producer_id, epoch = next_identity(state, transaction.producer_id, transaction.producer_epoch)
     ended = msgspec.structs.replace(
         prepared,

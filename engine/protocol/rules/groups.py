@@ -37,6 +37,7 @@ from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
 from . import joining, reconciling
+from .giving_back import returned
 from .reconciling import freed, gone, target_set
 from .registries import Folds, Rules
 from .timers import Timers
@@ -55,9 +56,16 @@ def decide_leave(state: State, request: LeaveGroup, given: Given) -> Decision:
     for member_id in leaving:
         _member(group, member_id)
     entries: list[JournalEntry] = []
+    others = group.members.keys() - set(leaving)
     for member_id in dict.fromkeys(leaving):
-        entries += gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
-    return Decision(Done(), tuple(entries))
+        places = group.owned(member_id)
+        if group.is_queue and others:
+            # who takes its place may come within the delay; it itself cannot be back: what it had is free
+            entries += map(JournalEntry, returned(state, group, places, "left"))
+            entries += _lost(state, group, member_id, "left")
+        else:
+            entries += gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+    return Decision(Done(), tuple(_delayed_once(entries)))
 
 
 def decide_silent(state: State, seen: MemberSilent, given: Given) -> Decision:
@@ -69,14 +77,21 @@ def decide_silent(state: State, seen: MemberSilent, given: Given) -> Decision:
 
 
 def _lost(state: State, group: Group, member_id: str, reason: str) -> list[JournalEntry]:
-    delay_ms = group.setting("scheduled.rebalance.max.delay.ms")
-    has_others = len(group.members) > 1
-    waits = bool(group.not_before_ms) or (delay_ms > 0 and bool(group.owned(member_id)) and has_others)
+    delay_ms = group.setting("rebalance.delay.ms" if group.is_queue else "scheduled.rebalance.max.delay.ms")
+    # in a queue group it itself may be back, with what it had
+    somebody_waits = len(group.members) > 1 or group.is_queue
+    waits = bool(group.not_before_ms) or (delay_ms > 0 and bool(group.owned(member_id)) and somebody_waits)
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries = gone(state, group, member_id, reason, status)
     if waits and not group.not_before_ms:
         entries.append(JournalEntry(RebalanceDelayed(group.group, state.now_ms + delay_ms)))
     return entries
+
+
+def _delayed_once(entries: list[JournalEntry]) -> list[JournalEntry]:
+    """Several who leave together begin one delay."""
+    delays = [one for one in entries if isinstance(one.record, RebalanceDelayed)]
+    return [*(one for one in entries if not isinstance(one.record, RebalanceDelayed)), *delays[:1]]
 
 
 def decide_release(state: State, request: ReleasePartitions, given: Given) -> Decision:
@@ -188,8 +203,7 @@ def evolve_left(state: State, record: MemberLeft, segments: Segments) -> None:
 
 def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> None:
     group = _touched(state, record.group)
-    first = group.partition_counts.get(record.topic_id, 0)
-    for partition, start in enumerate(record.start_offsets, first):
+    for partition, start in enumerate(record.start_offsets, record.first):
         group.add((record.topic_id, partition), Assignment(record.topic, start, since_ms=state.now_ms))
     group.group_epoch += 1
 
@@ -222,7 +236,7 @@ def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> 
     one = group.set_owner(place, move.status, move.owner)
     one.since_ms, one.reason = state.now_ms, reason
     if move.status is PartitionStatus.READY:
-        one.epoch, one.start_offset = state.step, move.start_offset
+        one.epoch, one.start_offset = move.epoch or state.step, move.start_offset
 
 
 def evolve_delayed(state: State, record: RebalanceDelayed, segments: Segments) -> None:

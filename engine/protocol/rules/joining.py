@@ -26,7 +26,7 @@ from ..values.groups import (
 )
 from ..values.journal import JournalEntry
 from ..values.state import State
-from .reconciling import fenced_transactions, start_of, starts_of
+from .reconciling import ended, start_of, starts_of
 
 SESSION_MS = (6_000, 1_800_000)
 MAX_POLL_MS = 2**40
@@ -61,6 +61,8 @@ def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
     if _is_told(known, joined):
         return Decision(Done())
     entries += [joined, *_first_topics(state, known, joined)]
+    if bound := _bound_again(known, request):
+        entries.append(PartitionsMoved(request.group, "back", bound))
     if replaced:
         entries += _taken_over(state, known, replaced.member_id, request.member_id)
     return Decision(Done(), tuple(map(JournalEntry, entries)))
@@ -84,6 +86,8 @@ def _check_joining(request: JoinGroup) -> None:
             found=shown(request.auto_offset_reset),
             expected=" or ".join(OFFSET_RESETS),
         )
+    if len(request.bound) > MAX_TOPICS:
+        raise InvalidRequest("Too many partitions.", found=len(request.bound), expected=f"at most {MAX_TOPICS}")
     if len(request.topics) > MAX_TOPICS:
         raise InvalidRequest("Too many topics.", found=len(request.topics), expected=f"at most {MAX_TOPICS}")
     if request.pattern is not None and len(request.pattern) > MAX_PATTERN:
@@ -145,6 +149,17 @@ def _first_topics(state: State, group: Group, joined: MemberJoined) -> list[Part
     ]
 
 
+def _bound_again(group: Group, request: JoinGroup) -> list[Move]:
+    """Partitions that the member lost and nobody else has: they are its own as before, with what it had of them."""
+    moves = []
+    for told in request.bound:
+        place = (told.topic_id, told.partition)
+        one = group.assignments.get(place)
+        if one is not None and (one.lost_by, one.epoch) == (request.member_id, told.epoch):
+            moves.append(Move(*place, PartitionStatus.READY, request.member_id, one.start_offset, one.epoch))
+    return moves
+
+
 def _taken_over(state: State, group: Group, old: str, new: str) -> list[Any]:
     """A new process of a static member has what the one before it had; what that was to give up is free."""
     moves = []
@@ -156,4 +171,5 @@ def _taken_over(state: State, group: Group, old: str, new: str) -> list[Any]:
     if not moves:
         return []
     moved = PartitionsMoved(group.group, "replaced", moves)
-    return [moved, *fenced_transactions(state, group.group, group.owned(old))]
+    places = group.owned(old)
+    return [moved, *ended(state, group, places, "replaced")]

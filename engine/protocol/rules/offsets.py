@@ -8,6 +8,7 @@ import msgspec
 
 from ..errors import (
     FencedMemberEpoch,
+    IllegalState,
     InvalidRequest,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
@@ -85,6 +86,8 @@ def _fenced(state: State, request: CommitOffsets, topic_ids: list[int]) -> list[
         return []
     if group is None or member_id not in group.members:
         raise UnknownMemberId(found=shown(member_id))
+    if group.is_queue:
+        raise IllegalState("In a queue group a member acknowledges messages, and commits no offsets.")
     places = enumerate(zip(topic_ids, request.offsets, strict=True))
     return [i for i, (topic_id, one) in places if not _has(group, member_id, (topic_id, one.partition), one.epoch)]
 
@@ -154,6 +157,8 @@ def evolve_committed(state: State, record: OffsetsCommitted, segments: Segments)
         for topic_id, one in new:
             committed = CommittedOffset(one.offset, one.metadata, state.now_ms)
             state.offsets.setdefault(record.group, {})[topic_id, one.partition] = committed
+            # who moves a queue group by hand means all that follows
+            state.forget_deliveries(record.group, (topic_id, one.partition))
     elif transaction := state.transactions.get(record.transactional_id):
         # a group counts once: asked again, its offsets must not stand in for a part that was refused
         transaction.part_count += not transaction.offsets.get(record.group)
@@ -165,6 +170,7 @@ def evolve_removed(state: State, record: OffsetsRemoved, segments: Segments) -> 
     committed = state.offsets.get(record.group, {})
     for partition in record.partitions:
         committed.pop((record.topic_id, partition), None)
+        state.forget_deliveries(record.group, (record.topic_id, partition))
     if not committed:
         state.offsets.pop(record.group, None)
 

@@ -6,7 +6,7 @@ with it, or is gone; ready with its target. Nothing is assigned that is not free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
@@ -23,7 +23,8 @@ from ..values.groups import (
 from ..values.journal import JournalEntry
 from ..values.state import State
 from ..values.topics import Topic
-from ..values.transactions import TransactionFailed
+from ..values.transactions import Transaction, TransactionFailed
+from .giving_back import returned
 from .timers import Time, Timer, Timers
 
 # -- where a group begins -------------------------------------------------------------------------------
@@ -51,9 +52,19 @@ def start_of(state: State, group: Group, place: Place, owner: str | None) -> int
 
 
 def freed(state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str) -> list[Record]:
-    """These partitions are nobody's; what transactions hold of them under their owners can only be aborted."""
-    moved = PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])
-    return [moved, *fenced_transactions(state, group.group, places)]
+    """These partitions are nobody's; what transactions hold of them under their owners can only be aborted.
+
+    What an owner in a queue group had of one that is unbound stays its own while it may be back.
+    """
+    records: list[Record] = [PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])]
+    if group.is_queue and status is PartitionStatus.UNBOUND:
+        return records
+    return [*records, *ended(state, group, places, reason)]
+
+
+def ended(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
+    """What follows where assignments end: messages are delivered again, transactions can only be aborted."""
+    return [*returned(state, group, places, reason), *fenced_transactions(state, group.group, places)]
 
 
 def gone(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
@@ -72,9 +83,14 @@ def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> li
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None
-        and any((topic_id, one.partition) in ended for topic_id, one in state.transactions[name].offsets.get(group, ()))
+        if state.transactions[name].error is None and _has_part_in(state.transactions[name], group, ended)
     ]
+
+
+def _has_part_in(transaction: Transaction, group: str, places: Set[Place]) -> bool:
+    return any((topic_id, one.partition) in places for topic_id, one in transaction.offsets.get(group, ())) or any(
+        one.place in places for one in transaction.acknowledged.get(group, ())
+    )
 
 
 # -- at the end of a step -------------------------------------------------------------------------------
@@ -98,7 +114,7 @@ def decide_topics(state: State, group: Group) -> list[Record]:
         topic, known = state.topics[topic_id], counts.get(topic_id, 0)
         if topic.partition_count > known:
             starts = [int(at) for at in topic.log_starts[known:]]
-            entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts)))
+            entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts), known))
     return entries
 
 
@@ -108,10 +124,17 @@ def _name(group: Group, topic_id: int) -> str:
 
 def decide_delay(state: State, group: Group) -> list[Record]:
     """A delay is over when there is nobody who could be preferred, and no longer than the group's setting says now."""
-    until_ms = state.now_ms + group.setting("scheduled.rebalance.max.delay.ms")
-    if not group.not_before_ms or (group.members and group.not_before_ms <= until_ms):
+    delay_ms = group.setting("rebalance.delay.ms" if group.is_queue else "scheduled.rebalance.max.delay.ms")
+    if not group.not_before_ms:
         return []
-    return [RebalanceDelayed(group.group, until_ms if group.members and until_ms > state.now_ms else 0)]
+    if group.is_queue:  # who is lost may be back; once all that was lost is somebody's, nobody is waited for
+        waits = any(one.status is PartitionStatus.UNBOUND for one in group.assignments.values())
+    else:
+        waits = bool(group.members)
+    until_ms = min(group.not_before_ms, state.now_ms + delay_ms) if waits else 0
+    if until_ms == group.not_before_ms:
+        return []
+    return [RebalanceDelayed(group.group, until_ms if until_ms > state.now_ms else 0)]
 
 
 def decide_nobody(state: State, group: Group) -> list[Record]:
@@ -138,17 +161,19 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     """What may move now. While a delay runs, only what nobody has lost."""
     if group.target_epoch != group.group_epoch:
         return []
-    moves: list[Move] = []
-    taken: list[Place] = []
-    for place in sorted(group.moving):
-        move = _move(state, group, place, group.assignments[place])
-        if move is not None:
-            moves.append(move)
-        if move is not None and move.status is PartitionStatus.READY:
-            taken.append(place)
+    moving = [(p, _move(state, group, p, group.assignments[p])) for p in sorted(group.moving)]
+    moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
-    return [PartitionsMoved(group.group, "balance", moves), *fenced_transactions(state, group.group, taken)]
+    over = [place for place, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
+    return [PartitionsMoved(group.group, "balance", moves), *ended(state, group, over, "lost")]
+
+
+def decide_handed_over(state: State, group: Group) -> list[Record]:
+    """In a queue group a partition that is to move is free when what its owner has of it is acknowledged."""
+    known = state.deliveries.get(group.group, {})
+    done = [p for p in sorted(group.paused) if group.is_queue and (p not in known or not known[p].held_count)]
+    return freed(state, group, done, PartitionStatus.UNASSIGNED, "handed over") if done else []
 
 
 def _move(state: State, group: Group, place: Place, one: Assignment) -> Move | None:
@@ -175,6 +200,8 @@ SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
     decide_topics,
     decide_delay,
     decide_nobody,
+    decide_moves,
+    decide_handed_over,
     decide_moves,
     decide_completed,
 )
@@ -210,6 +237,7 @@ def _to_give_up(state: State) -> list[_Waiting]:
     return [
         (group.group, one.owner or "", place, one.since_ms)
         for group in state.groups.values()
+        if not group.is_queue
         for place in sorted(group.paused)
         for one in [group.assignments[place]]
     ]
@@ -232,7 +260,35 @@ def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
     return gone(state, state.groups[name], member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
+_HandingOver = tuple[str, Place, int]
+"""Group, and the partition that waits to be handed over, since when."""
+
+
+def _handing_over(state: State) -> list[_HandingOver]:
+    return [
+        (group.group, place, group.assignments[place].since_ms)
+        for group in state.groups.values()
+        if group.is_queue
+        for place in sorted(group.paused)
+    ]
+
+
+def _handoff_is_over(state: State, key: _HandingOver, time: Time) -> bool:
+    name, place, since_ms = key
+    group = state.groups.get(name)
+    if group is None or place not in group.paused or group.assignments[place].since_ms != since_ms:
+        return False
+    return bool(time.now_ms - since_ms >= group.setting("max.handoff.ms"))
+
+
+def decide_handoff_over(state: State, key: _HandingOver) -> list[JournalEntry]:
+    """Its owner has had its time: what it has not acknowledged is delivered again, to the next one."""
+    name, place, _ = key
+    return list(map(JournalEntry, freed(state, state.groups[name], [place], PartitionStatus.UNASSIGNED, "handoff")))
+
+
 TIMERS: Timers = (
+    Timer(_handing_over, _handoff_is_over, decide_handoff_over),
     Timer(_delayed, _delay_is_over, decide_delay_over),
     Timer(_to_give_up, _gives_no_word, decide_no_word, watched=True),
 )

@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..names import MAX_LENGTH, shown
 from ..values.deciding import Decision, Given
+from ..values.deliveries import Acknowledge
 from ..values.journal import JournalEntry
 from ..values.log import Produce
 from ..values.offsets import CommitOffsets
@@ -127,7 +128,7 @@ def joined(
 
 def decide_failure(state: State, request: Any, error: LakeMQError) -> list[JournalEntry]:
     """A refusal inside a transaction leaves it to be aborted, unless the same may be asked again and succeed."""
-    if not isinstance(request, Produce | CommitOffsets) or request.transaction is None or error.retriable:
+    if not isinstance(request, Produce | CommitOffsets | Acknowledge) or request.transaction is None or error.retriable:
         return []
     ref = request.transaction
     transaction = state.transactions.get(ref.transactional_id)
@@ -189,7 +190,7 @@ def _complete(state: State, known: Transaction, record: TransactionMoved) -> Non
     take_over(state, record)
     known.producer_id, known.producer_epoch = record.producer_id, record.producer_epoch
     known.started_at_ms, known.part_count, known.error = None, 0, None
-    known.partitions, known.offsets = set(), {}
+    known.partitions, known.offsets, known.acknowledged = set(), {}, {}
     if record.batch_id is not None:
         known.batch_id = record.batch_id
 

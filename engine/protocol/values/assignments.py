@@ -68,7 +68,8 @@ class Member:
 class Assignment:
     """A partition of a group. epoch: the step in which its owner got it, which fences all that owner says.
 
-    start_offset: where its owner began, or its first one is to; target: who is to have it; since_ms: of the status.
+    start_offset: where its owner began, or its first one is to; target: who is to have it; since_ms: of the status;
+    lost_by: who had it, and may be back, of a partition that is unbound.
     """
 
     topic: str
@@ -79,6 +80,7 @@ class Assignment:
     target: str | None = None
     since_ms: int = 0
     reason: str = ""
+    lost_by: str | None = None
 
     @property
     def is_free(self) -> bool:
@@ -122,6 +124,11 @@ class Group:
         return self.config.get(key, GROUP[key].default)
 
     @property
+    def is_queue(self) -> bool:
+        """Whether a partition changes hands when what its owner has of it is acknowledged."""
+        return bool(self.setting("group.protocol") == "queue")
+
+    @property
     def leader(self) -> Member | None:
         """The member that came first."""
         return min(self.members.values(), key=lambda member: member.number, default=None)
@@ -161,6 +168,7 @@ class Group:
         if one is None:  # a reader has none loaded
             one = self.assignments[place] = Assignment("", None, status)
         self._forget(place, one.owner)
+        one.lost_by = one.owner if status is PartitionStatus.UNBOUND else None
         one.status, one.owner = status, owner
         self._note(place, one)
         return one

@@ -13,12 +13,20 @@ MAX_TOPICS = 100_000
 """That a member asks for."""
 
 
+class Assigned(msgspec.Struct, frozen=True, array_like=True):
+    """A partition, as it was assigned in the step `epoch`."""
+
+    topic_id: Number
+    partition: Count
+    epoch: Number
+
+
 class JoinGroup(Request, frozen=True, tag="join_group"):
     """Become a member, or, as one, say anew what one wants.
 
     member_id: made by the client, new for each consumer; instance_id: of a static member, whose place a new process
     takes over; topics: names; pattern: from which the client has them; config: settings of the group, which one that is
-    there must have already.
+    there must have already; bound: what it had when it was lost, which is its own again if nobody else has it yet.
     """
 
     group: str
@@ -30,6 +38,7 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     max_poll_interval_ms: int = 300_000
     auto_offset_reset: str = "latest"
     config: dict[str, Any] = {}
+    bound: list[Assigned] = []
 
 
 class LeaveGroup(Request, frozen=True, tag="leave_group"):
@@ -38,14 +47,6 @@ class LeaveGroup(Request, frozen=True, tag="leave_group"):
     group: str
     members: list[str] = []
     instances: list[str] = []
-
-
-class Assigned(msgspec.Struct, frozen=True, array_like=True):
-    """A partition, as it was assigned in the step `epoch`."""
-
-    topic_id: Number
-    partition: Count
-    epoch: Number
 
 
 class ReleasePartitions(Request, frozen=True, tag="release_partitions"):
@@ -127,7 +128,7 @@ class MemberLeft(Record, frozen=True, tag="member_left"):
 
 
 class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
-    """Partitions of a topic that the group has from now on; they have the next numbers.
+    """Partitions of a topic that the group has from now on, from the number `first` on.
 
     start_offsets: where the group begins where it has committed nothing; null: nobody has said.
     """
@@ -136,6 +137,7 @@ class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
     topic_id: int
     topic: str
     start_offsets: list[int | None]
+    first: int = 0
 
     @property
     def subject(self) -> str:
@@ -174,13 +176,16 @@ class TargetSet(Record, frozen=True, tag="target_set"):
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """start_offset: where a new owner begins; null: as it sees fit."""
+    """start_offset: where a new owner begins; null: as it sees fit. epoch: of the assignment that goes on; null: it is
+    a new one.
+    """
 
     topic_id: int
     partition: int
     status: PartitionStatus
     owner: str | None = None
     start_offset: int | None = None
+    epoch: int | None = None
 
 
 class PartitionsMoved(Record, frozen=True, tag="partitions_moved"):

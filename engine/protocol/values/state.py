@@ -13,6 +13,7 @@ from ..errors import UnknownTopicOrPartition
 from ..names import folded, shown
 from .assignments import Group
 from .clients import Client
+from .deliveries import Deliveries
 from .log import Application
 from .offsets import CommittedOffset
 from .producers import ProducerState
@@ -25,7 +26,8 @@ class State:
     """`now_ms` is the time of the last decision; `step` the last step folded in.
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
-    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; touched_groups: those in which
+    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
+    groups, what became of messages past that; touched_groups: those in which
     something has happened in this step, all of them where a topic has; lent: topics that a snapshot
     has as well, to be replaced (`own`) instead of changed.
 
@@ -51,6 +53,7 @@ class State:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     ongoing: set[str] = field(default_factory=set)
     offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
+    deliveries: dict[str, dict[tuple[int, int], Deliveries]] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     touched_groups: set[str] = field(default_factory=set)
     lent: set[int] = field(default_factory=set)
@@ -109,11 +112,22 @@ class State:
     def without_clients(self, with_groups: bool) -> State:
         """The same as who decides nothing loads it: what its tail tells of producers, and of groups, is left out."""
         left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
-        return left if with_groups else replace(left, offsets={}, groups={})
+        return left if with_groups else replace(left, offsets={}, deliveries={}, groups={})
 
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)
+
+    def deliveries_of(self, group: str, place: tuple[int, int]) -> Deliveries | None:
+        """None: nothing was delivered of it yet."""
+        return self.deliveries.get(group, {}).get(place)
+
+    def forget_deliveries(self, group: str, place: tuple[int, int]) -> None:
+        """Whatever follows is delivered as if it were new."""
+        known = self.deliveries.get(group, {})
+        known.pop(place, None)
+        if not known:
+            self.deliveries.pop(group, None)
 
     def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
         """What open transactions hold back for the group: (topic_id, partition) -> the transactional id."""

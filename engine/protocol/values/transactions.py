@@ -7,6 +7,7 @@ from enum import Enum
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
+from .deliveries import Taken
 from .offsets import OffsetCommit
 from .producers import TransactionRef
 from .transitions import Transitions
@@ -148,8 +149,8 @@ class Transaction(msgspec.Struct):
     """A transactional id and, while it is Ongoing, its transaction. A structure of its own because it is stored whole.
 
     status: Prepare states last no longer than a step; part_count: publishes that were accepted, and groups whose
-    offsets were; offsets: by group, with the topics' ids; error: why it can only be aborted; batch_id: of the last
-    micro-batch committed, -1 before the first.
+    offsets were; offsets: by group, with the topics' ids; acknowledged: by queue group, messages; error: why it can
+    only be aborted; batch_id: of the last micro-batch committed, -1 before the first.
     """
 
     producer_id: int
@@ -161,6 +162,7 @@ class Transaction(msgspec.Struct):
     partitions: set[tuple[int, int]] = msgspec.field(default_factory=set)
     offsets: dict[str, list[tuple[int, OffsetCommit]]] = msgspec.field(default_factory=dict)
     part_count: int = 0
+    acknowledged: dict[str, list[Taken]] = msgspec.field(default_factory=dict)
     error: str | None = None
     ended: Ended | None = None
     batch_id: int = -1

@@ -1,0 +1,348 @@
+"""Messages of `queue` groups: who acquires them, what became of them, when they are given up.
+
+A message is delivered to the owner of its partition alone, lowest offset first. What that one has is its own until it
+says what became of it, or until its assignment ends; then it is delivered again, marked, before anything new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..errors import (
+    FencedMemberEpoch,
+    IllegalState,
+    InvalidRecordState,
+    InvalidRequest,
+    NoOffsetForPartition,
+    UnknownMemberId,
+)
+from ..names import check_group, shown
+from ..values.assignments import Group, PartitionStatus, Place
+from ..values.base import Done, Record
+from ..values.deciding import Decision, Given
+from ..values.deliveries import (
+    MAX_STRETCHES,
+    Acknowledge,
+    Acknowledgement,
+    AcknowledgementsJudged,
+    Acquire,
+    Deliveries,
+    DeliveryStatus,
+    MessagesAcquired,
+    MessagesPassed,
+    MessagesSettled,
+    Outcome,
+    Range,
+    Settled,
+    Stretch,
+    Taken,
+    Wanted,
+    ranges_of,
+)
+from ..values.journal import JournalEntry
+from ..values.offsets import CommittedOffset
+from ..values.segments import Segments
+from ..values.state import State
+from .giving_back import given_back, last_delivery
+from .reconciling import start_of
+from .registries import Folds, Rules
+from .timers import Timers
+from .transactions import joined, open_transaction
+
+MAX_RANGES = 100_000
+"""Of one request."""
+
+# -- acquiring ------------------------------------------------------------------------------------------
+
+
+def decide_acquire(state: State, request: Acquire, given: Given) -> Decision:
+    """What there is for the member, at most as much as it wants; nothing of partitions that are not its own any more.
+
+    Raises InvalidGroupId, UnknownMemberId, IllegalState (the group is no queue), NoOffsetForPartition.
+    """
+    group = _queue_of(state, request.group, request.member_id)
+    bound = 2 * int(group.setting("max.delivered.unacked.msgs.per.flow"))  # a batch ahead is as much again
+    has = _held_count(state, group, request.member_id)
+    passed: list[Record] = []
+    known = {_place(one): _known(state, group, one, passed) for one in _owned(state, group, request)}
+    wanted = {_place(one): one.count for one in request.wanted if _place(one) in known}
+    # a message that stops its consumer is not to take others with it: for the last time it comes alone
+    lasts = [place for place in wanted if _next_is_last(group, known[place], state.now_ms)]
+    if lasts:
+        wanted = {} if has else {lasts[0]: 1}
+    taken: list[Taken] = []
+    for place, count in wanted.items():
+        if ranges := acquirable(state, group, place, known[place], min(count, bound - has), state.now_ms):
+            taken.append(Taken(*place, ranges))
+            has += sum(length for _, length in ranges)
+    if taken:
+        passed.append(MessagesAcquired(request.group, request.member_id, taken))
+    return Decision(Done(), tuple(map(JournalEntry, passed)))
+
+
+def _place(one: Wanted) -> Place:
+    return one.topic_id, one.partition
+
+
+def _owned(state: State, group: Group, request: Acquire) -> list[Wanted]:
+    """What is wanted of partitions that the member has and is not to give up."""
+    known = ((one, group.assignments.get(_place(one))) for one in request.wanted if one.topic_id in state.topics)
+    return [
+        one
+        for one, assigned in known
+        if assigned is not None
+        and (assigned.owner, assigned.epoch) == (request.member_id, one.epoch)
+        and assigned.status is PartitionStatus.READY
+    ]
+
+
+def _queue_of(state: State, name: str, member_id: str) -> Group:
+    check_group(name)
+    group = state.groups.get(name)
+    if group is None or member_id not in group.members:
+        raise UnknownMemberId(found=shown(member_id))
+    if not group.is_queue:
+        raise IllegalState(
+            "Messages are acquired and acknowledged in queue groups.", found=group.setting("group.protocol")
+        )
+    return group
+
+
+def _held_count(state: State, group: Group, member_id: str) -> int:
+    known = state.deliveries.get(group.group, {})
+    return sum(known[place].held_count for place in group.owned(member_id) if place in known)
+
+
+def _known(state: State, group: Group, one: Wanted, entries: list[Record]) -> Deliveries:
+    """What is known of the partition, as of its log start: what was deleted before the group came to it is passed."""
+    place = _place(one)
+    known = state.deliveries_of(group.group, place)
+    if known is None:
+        start = start_of(state, group, place, group.assignments[place].owner)
+        if start is None:
+            raise NoOffsetForPartition(found=f"group {group.group}, {group.assignments[place].topic}-{place[1]}")
+        known = Deliveries(start)
+    log_start = int(state.topics[place[0]].log_starts[place[1]])
+    if known.start < log_start:
+        entries.append(MessagesPassed(group.group, *place, log_start))
+        known = Deliveries(known.start, list(known.stretches))
+        known.cut_off(log_start)
+    return known
+
+
+def acquirable(state: State, group: Group, place: Place, known: Deliveries, wanted: int, now_ms: int) -> list[Range]:
+    """The next messages of a partition for its owner: lowest offset first."""
+    most = last_delivery(group)
+    found: list[Range] = []
+    for one in _given_back(group, known, now_ms):
+        if one is None or wanted <= 0:
+            return found
+        if _is_last(most, one):
+            return found or [(one.first, 1)]
+        count = min(wanted, one.length, _suspected(one, wanted, most))
+        found.append((one.first, count))
+        wanted -= count
+        if count < one.length:
+            return found
+    first = known.next_offset
+    count = min(wanted, _readable_end(state, group, place) - first)
+    if count > 0 and len(known.stretches) < MAX_STRETCHES:
+        found.append((first, count))
+    return found
+
+
+def _given_back(group: Group, known: Deliveries, now_ms: int) -> Iterator[Stretch | None]:
+    """What may be delivered again; None: what comes after it waits for something that waits for its time."""
+    for one in known.stretches:
+        if one.status is DeliveryStatus.WAITING and one.not_before_ms > now_ms:
+            if group.setting("nack.order") == "partition":
+                yield None
+        elif one.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
+            yield one
+
+
+def _next_is_last(group: Group, known: Deliveries, now_ms: int) -> bool:
+    first = next(_given_back(group, known, now_ms), None)
+    return first is not None and _is_last(last_delivery(group), first)
+
+
+def _is_last(most: int | None, one: Stretch) -> bool:
+    return most is not None and one.deliveries + 1 >= most > 1
+
+
+def _suspected(one: Stretch, wanted: int, max_deliveries: int | None) -> int:
+    """From half of the deliveries on, batches halve, to find the one that stops its consumer."""
+    if max_deliveries is None or one.deliveries < max_deliveries // 2:
+        return wanted
+    return max(1, min(one.length, wanted) >> (one.deliveries - max_deliveries // 2 + 1))
+
+
+def _readable_end(state: State, group: Group, place: Place) -> int:
+    topic = state.topics[place[0]]
+    if group.setting("isolation.level") == "read_committed":
+        return int(topic.last_stable_offsets[place[1]])
+    return int(topic.high_watermarks[place[1]])
+
+
+# -- what became of them --------------------------------------------------------------------------------
+
+
+def decide_acknowledge(state: State, request: Acknowledge, given: Given) -> Decision:
+    """What the member says of messages that it has; parts that it cannot say are left out.
+
+    To say again that a message is done with is fine. Raises InvalidGroupId, UnknownMemberId, IllegalState (the group is
+    no queue), InvalidRequest; in a transaction, where it is all or nothing, also FencedMemberEpoch,
+    InvalidRecordState, InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    """
+    ref = request.transaction
+    if ref is not None:
+        open_transaction(state, ref)
+    group = _queue_of(state, request.group, request.member_id)
+    _check_parts(request)
+    fenced: list[int] = []
+    invalid: list[int] = []
+    parts: list[Settled] = []
+    for number, one in enumerate(request.parts):
+        place = (one.topic_id, one.partition)
+        assigned = group.assignments.get(place)
+        if assigned is None or (assigned.owner, assigned.epoch) != (request.member_id, one.epoch):
+            fenced.append(number)
+        elif not _has_all(state, group, place, one):
+            invalid.append(number)
+        else:
+            parts += _settled(state, group, one, pending=ref is not None)
+    if ref is not None and fenced:
+        raise FencedMemberEpoch(found=[_shown(group, request.parts[i]) for i in fenced])
+    if ref is not None and invalid:
+        raise InvalidRecordState(found=[_shown(group, request.parts[i]) for i in invalid])
+    result = AcknowledgementsJudged(fenced, invalid)
+    if not parts:
+        return Decision(result)
+    settled = MessagesSettled(request.group, "member", parts, ref.transactional_id if ref else None)
+    begun = [] if ref is None else joined(state, ref, groups=[request.group])
+    return Decision(result, (*begun, JournalEntry(settled)))
+
+
+def _check_parts(request: Acknowledge) -> None:
+    count = sum(len(one.ranges) for one in request.parts)
+    if count > MAX_RANGES:
+        raise InvalidRequest("Too many ranges.", found=count, expected=f"at most {MAX_RANGES}")
+    for one in request.parts:
+        if request.transaction is not None and one.outcome is not Outcome.ACCEPT:
+            raise InvalidRequest("In a transaction messages are accepted.", found=one.outcome.value)
+        end = 0
+        for first, length in one.ranges:
+            if first < end or length < 1:
+                raise InvalidRequest(
+                    "The ranges are not sorted and apart.", found=[first, length], expected=f"{end} or more, and 1"
+                )
+            end = first + length
+
+
+def _shown(group: Group, one: Acknowledgement) -> str:
+    known = group.assignments.get((one.topic_id, one.partition))
+    return f"{known.topic if known else one.topic_id}-{one.partition}"
+
+
+def _has_all(state: State, group: Group, place: Place, one: Acknowledgement) -> bool:
+    """Whether the owner of the partition has all of these messages; or, of those it accepts, has accepted them."""
+    known = state.deliveries_of(group.group, place)
+    if known is None:
+        return False
+    allowed = {DeliveryStatus.ACQUIRED}
+    done_count = 0
+    if one.outcome is Outcome.ACCEPT:
+        allowed.add(DeliveryStatus.ACKNOWLEDGED)
+        done_count = sum(max(0, min(first + count, known.start) - first) for first, count in one.ranges)
+    found = known.within(one.ranges)
+    return done_count + sum(part.length for part in found if part.status in allowed) == sum(c for _, c in one.ranges)
+
+
+def _settled(state: State, group: Group, one: Acknowledgement, pending: bool) -> list[Settled]:
+    place = (one.topic_id, one.partition)
+    known = state.deliveries_of(group.group, place)
+    assert known is not None
+    parts = [part for part in known.within(one.ranges) if part.status is DeliveryStatus.ACQUIRED]
+    if not parts:
+        return []
+    if one.outcome is Outcome.ACCEPT:
+        status = DeliveryStatus.PENDING if pending else DeliveryStatus.ACKNOWLEDGED
+        return [Settled(*place, status, ranges_of(parts))]
+    if one.outcome is Outcome.REJECT:
+        return [Settled(*place, DeliveryStatus.DYING, ranges_of(parts))]
+    if one.outcome is Outcome.UNSEEN:
+        return [Settled(*place, DeliveryStatus.AVAILABLE, ranges_of(parts), uncounted=True)]
+    settled = given_back(group, place, parts)
+    return [_with_delay(state, group, one, parts, part) for part in settled]
+
+
+def _with_delay(state: State, group: Group, one: Acknowledgement, parts: Sequence[Stretch], part: Settled) -> Settled:
+    """What is given back waits, where it is told to."""
+    if part.status is not DeliveryStatus.AVAILABLE:
+        return part
+    delay_ms = one.delay_ms
+    if delay_ms is None:
+        first_ms, most_ms = int(group.setting("nack.backoff.ms")), int(group.setting("nack.backoff.max.ms"))
+        deliveries = max(stretch.deliveries for stretch in parts)
+        delay_ms = min(first_ms << min(deliveries - 1, 40), most_ms)
+    if not delay_ms:
+        return part
+    return Settled(*part.place, DeliveryStatus.WAITING, part.ranges, state.now_ms + delay_ms)
+
+
+# -- folding --------------------------------------------------------------------------------------------
+
+
+def evolve_acquired(state: State, record: MessagesAcquired, segments: Segments) -> None:
+    known = state.deliveries.setdefault(record.group, {})
+    for one in record.taken:
+        if one.place not in known:
+            known[one.place] = Deliveries(one.ranges[0][0])
+        known[one.place].acquire(one.ranges)
+        _note(state, record.group, one.place)
+
+
+def evolve_settled(state: State, record: MessagesSettled, segments: Segments) -> None:
+    for one in record.parts:
+        known = state.deliveries_of(record.group, one.place)
+        if known is None:
+            continue
+        less = 1 if one.uncounted else 0
+
+        def settled(part: Stretch, one: Settled = one, less: int = less) -> Stretch:
+            return Stretch(part.first, part.length, one.status, part.deliveries - less, one.not_before_ms)
+
+        known.change(one.ranges, settled)
+        _note(state, record.group, one.place)
+    if record.transactional_id is not None and (transaction := state.transactions.get(record.transactional_id)):
+        taken = transaction.acknowledged.get(record.group, [])
+        # a group counts once, as with its offsets
+        transaction.part_count += not taken and not transaction.offsets.get(record.group)
+        more = [Taken(*one.place, one.ranges) for one in record.parts]
+        transaction.acknowledged[record.group] = [*taken, *more]
+
+
+def evolve_passed(state: State, record: MessagesPassed, segments: Segments) -> None:
+    known = state.deliveries.setdefault(record.group, {}).setdefault(record.place, Deliveries(record.offset))
+    known.cut_off(record.offset)
+    _note(state, record.group, record.place)
+
+
+def _note(state: State, group: str, place: Place) -> None:
+    """How far the group has come is what is done of it; a partition that is to move may be free now."""
+    start = state.deliveries[group][place].start
+    committed = state.offsets.setdefault(group, {})
+    if place not in committed or committed[place].offset != start:
+        committed[place] = CommittedOffset(start, None, state.now_ms)
+    known = state.groups.get(group)
+    if known is not None and place in known.paused:
+        state.touched_groups.add(group)
+
+
+DECIDE: Rules = {Acquire: decide_acquire, Acknowledge: decide_acknowledge}
+EVOLVE: Folds = {
+    MessagesAcquired: evolve_acquired,
+    MessagesSettled: evolve_settled,
+    MessagesPassed: evolve_passed,
+}
+TIMERS: Timers = ()

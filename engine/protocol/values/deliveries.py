@@ -1,0 +1,340 @@
+"""What became of a partition's messages in a `queue` group, past what is done: stretches of offsets, never messages.
+
+A member acquires messages, which counts as their delivery, and says what became of them. (KIP-932 calls it share
+groups; here a partition has one owner, so that order per key holds.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from .assignments import Place
+from .base import Count, Number, Record, Request, Result
+from .producers import TransactionRef
+from .transitions import Transitions
+
+MAX_STRETCHES = 1_000
+"""Of a partition; with as many, nothing new is acquired."""
+
+Range = tuple[int, int]
+"""First offset, and how many."""
+
+
+class DeliveryStatus(str, Enum):
+    """The states of a message in a `queue` group, once it was delivered."""
+
+    AVAILABLE = "available"
+    """It was given back: whoever has the partition may acquire it again."""
+    ACQUIRED = "acquired"
+    """Its partition's owner has it."""
+    PENDING = "pending"
+    """It is acknowledged in a transaction that is open."""
+    WAITING = "waiting"
+    """It was given back, not to be delivered again before its time."""
+    DYING = "dying"
+    """It was rejected, or given back after its last delivery: nobody gets it any more."""
+    ACKNOWLEDGED = "acknowledged"
+    """It is done with."""
+
+
+DELIVERY_TRANSITIONS = Transitions(
+    "A message in a queue group",
+    {
+        DeliveryStatus.AVAILABLE: {DeliveryStatus.ACQUIRED},
+        DeliveryStatus.WAITING: {DeliveryStatus.ACQUIRED},
+        DeliveryStatus.ACQUIRED: {
+            DeliveryStatus.ACKNOWLEDGED,
+            DeliveryStatus.PENDING,
+            DeliveryStatus.AVAILABLE,
+            DeliveryStatus.WAITING,
+            DeliveryStatus.DYING,
+        },
+        DeliveryStatus.PENDING: {DeliveryStatus.ACKNOWLEDGED, DeliveryStatus.AVAILABLE, DeliveryStatus.DYING},
+        DeliveryStatus.DYING: {DeliveryStatus.ACKNOWLEDGED},
+        DeliveryStatus.ACKNOWLEDGED: set(),
+    },
+)
+
+HELD = (DeliveryStatus.ACQUIRED, DeliveryStatus.PENDING)
+"""Out of the owner's hands these are only by what it says, or with its assignment."""
+
+
+class Stretch(NamedTuple):
+    """Messages that follow one another and have the same state. deliveries: how often each was delivered;
+    not_before_ms: of those that wait.
+    """
+
+    first: int
+    length: int
+    status: DeliveryStatus
+    deliveries: int = 1
+    not_before_ms: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length
+
+    def cut(self, first: int, end: int) -> Stretch:
+        """The part from one offset to another, which it has."""
+        return self._replace(first=first, length=end - first)
+
+
+@dataclass
+class Deliveries:
+    """Of a partition. start: before it all is done; stretches: from there on, without a gap, to what is new;
+    held_count: messages in stretches that an owner holds.
+    """
+
+    start: int
+    stretches: list[Stretch] = field(default_factory=list)
+    held_count: int = 0
+
+    @classmethod
+    def of(cls, start: int, stretches: Sequence[Stretch]) -> Deliveries:
+        """Of stretches that follow one another from there on."""
+        new = cls(start)
+        new._set(list(stretches))
+        return new
+
+    @property
+    def next_offset(self) -> int:
+        """The first one that was never delivered."""
+        return self.stretches[-1].end if self.stretches else self.start
+
+    def held(self) -> list[Stretch]:
+        """What its owner has and has said nothing of."""
+        if not self.held_count:
+            return []
+        return [one for one in self.stretches if one.status is DeliveryStatus.ACQUIRED]
+
+    def within(self, ranges: Sequence[Range]) -> list[Stretch]:
+        """The stretches of these offsets, cut to them; offsets of which nothing is known are left out."""
+        found: list[Stretch] = []
+        changed(self.stretches, ranges, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
+        return found
+
+    def change(self, ranges: Sequence[Range], change: Callable[[Stretch], Stretch]) -> None:
+        """Change what is known of these offsets; what is done at the start needs no stretch any more."""
+        self._set(changed(self.stretches, ranges, change))
+
+    def acquire(self, ranges: Sequence[Range]) -> None:
+        """These are delivered; those that are new follow what is there."""
+        known = self.next_offset
+        again = [(first, min(first + count, known) - first) for first, count in ranges if first < known]
+        self.change(again, lambda part: Stretch(part.first, part.length, DeliveryStatus.ACQUIRED, part.deliveries + 1))
+        stretches, at = self.stretches, self.next_offset
+        for first, count in ranges:
+            if first + count > at:
+                if first > at:  # cannot be; folding is total
+                    _add(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
+                _add(stretches, Stretch(max(first, at), first + count - max(first, at), DeliveryStatus.ACQUIRED))
+                at = first + count
+        self._set(stretches)
+
+    def cut_off(self, offset: int) -> None:
+        """All before it is done."""
+        if offset > self.start:
+            self.start = offset
+            cut = (one.cut(max(one.first, offset), one.end) for one in self.stretches if one.end > offset)
+            self._set(list(cut))
+
+    def _set(self, stretches: list[Stretch]) -> None:
+        done = 0
+        for one in stretches:
+            if one.status is not DeliveryStatus.ACKNOWLEDGED:
+                break
+            self.start, done = one.end, done + 1
+        self.stretches = stretches[done:]
+        self.held_count = sum(one.length for one in self.stretches if one.status in HELD)
+
+
+def changed(
+    stretches: Sequence[Stretch], ranges: Sequence[Range], change: Callable[[Stretch], Stretch]
+) -> list[Stretch]:
+    """The stretches, with those parts changed that lie in the ranges, which are sorted and apart."""
+    result: list[Stretch] = []
+    at_range = 0
+    for one in stretches:
+        at = one.first
+        while at_range < len(ranges) and ranges[at_range][0] < one.end:
+            first, end = ranges[at_range][0], sum(ranges[at_range])
+            if end > at:
+                begin, until = max(at, first), min(one.end, end)
+                if at < begin:
+                    _add(result, one.cut(at, begin))
+                _add(result, change(one.cut(begin, until)))
+                at = until
+            if end > one.end:
+                break
+            at_range += 1
+        if at < one.end:
+            _add(result, one.cut(at, one.end))
+    return result
+
+
+def _add(stretches: list[Stretch], one: Stretch) -> None:
+    if stretches and stretches[-1][2:] == one[2:] and stretches[-1].end == one.first:
+        stretches[-1] = stretches[-1].cut(stretches[-1].first, one.end)
+    else:
+        stretches.append(one)
+
+
+def ranges_of(stretches: Iterable[Stretch]) -> list[Range]:
+    """Their offsets, as ranges that are apart."""
+    found: list[Range] = []
+    for one in stretches:
+        if found and sum(found[-1]) == one.first:
+            found[-1] = (found[-1][0], found[-1][1] + one.length)
+        else:
+            found.append((one.first, one.length))
+    return found
+
+
+# -- what is asked --------------------------------------------------------------------------------------
+
+
+class Outcome(str, Enum):
+    """What became of messages that a member had."""
+
+    ACCEPT = "accept"
+    """They are done with."""
+    RELEASE = "release"
+    """They are to be delivered again."""
+    REJECT = "reject"
+    """They are not to be delivered again."""
+    UNSEEN = "unseen"
+    """Nobody has looked at them: their delivery does not count."""
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """At most so many messages of a partition, as it was assigned in the step `epoch`."""
+
+    topic_id: Number
+    partition: Count
+    epoch: Number
+    count: Count
+
+
+class Acquire(Request, frozen=True, tag="acquire"):
+    """Messages for a member: those that were given back before those that are new. It has what the journal says."""
+
+    group: str
+    member_id: str
+    wanted: list[Wanted]
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
+    """What became of messages of a partition, as it was assigned in the step `epoch`.
+
+    ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says.
+    """
+
+    topic_id: Number
+    partition: Count
+    epoch: Number
+    outcome: Outcome
+    ranges: list[tuple[Number, Count]]
+    delay_ms: Count | None = None
+
+
+class Acknowledge(Request, frozen=True, tag="acknowledge"):
+    """What became of messages that a member had; inside a transaction, which accepts only, once that commits."""
+
+    group: str
+    member_id: str
+    parts: list[Acknowledgement]
+    transaction: TransactionRef | None = None
+
+
+class AcknowledgementsJudged(Result, frozen=True, tag="acknowledgements_judged"):
+    """It is noted, but for these parts, by index. fenced: the partition is not the member's any more, or was given to
+    it anew; invalid: it does not have all of these messages.
+    """
+
+    fenced: list[int]
+    invalid: list[int]
+
+
+# -- what is decided ------------------------------------------------------------------------------------
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of a partition."""
+
+    topic_id: int
+    partition: int
+    ranges: list[Range]
+
+    @property
+    def place(self) -> Place:
+        return self.topic_id, self.partition
+
+
+class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
+    """Messages are delivered to a member; the first ones of a partition are where the group begins in it."""
+
+    group: str
+    member_id: str
+    taken: list[Taken]
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of a partition and what they are from now on. uncounted: their last delivery was none."""
+
+    topic_id: int
+    partition: int
+    status: DeliveryStatus
+    ranges: list[Range]
+    not_before_ms: int = 0
+    uncounted: bool = False
+
+    @property
+    def place(self) -> Place:
+        return self.topic_id, self.partition
+
+
+class MessagesSettled(Record, frozen=True, tag="messages_settled"):
+    """What became of messages that were delivered. reason: who says so: the member, or why it has them no more.
+
+    transactional_id: of the transaction that they are pending in.
+    """
+
+    group: str
+    reason: str
+    parts: list[Settled]
+    transactional_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+class MessagesPassed(Record, frozen=True, tag="messages_passed"):
+    """What lay before this offset is deleted: the group passes it."""
+
+    group: str
+    topic_id: int
+    partition: int
+    offset: int
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+    @property
+    def place(self) -> Place:
+        return self.topic_id, self.partition
+
+
+REQUESTS = (Acquire, Acknowledge)
+RESULTS = (AcknowledgementsJudged,)
+RECORDS = (MessagesAcquired, MessagesSettled, MessagesPassed)

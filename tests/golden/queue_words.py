@@ -1,0 +1,96 @@
+"""The words of stories about `queue` groups: messages are written as ranges of offsets, `0-4`, of one offset `7`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protocol_harness import Harness
+
+from lakemq.engine.protocol.values.assignments import Place
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Stretch, Wanted
+from lakemq.engine.protocol.values.groups import Assigned
+from lakemq.engine.protocol.values.kinds import AnyRequest
+
+
+def place_of(text: str) -> tuple[str, int]:
+    topic, _, partition = text.rpartition("-")
+    return topic, int(partition)
+
+
+def range_of(text: str | int) -> tuple[int, int]:
+    """First and count."""
+    first, _, last = str(text).partition("-")
+    return int(first), int(last or first) - int(first) + 1
+
+
+def shown(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+class QueueWords:
+    mq: Harness
+
+    def _of(self, place: str) -> Place:
+        topic, partition = place_of(place)
+        return self.mq.state.topic_ids[topic], partition
+
+    def _assigned(self, group: str, place: Place) -> int:
+        return self.mq.state.groups[group].assignments[place].epoch
+
+    def ask_acquire(
+        self, _: Any, member: str, group: str = "g", most: int = 1_000, of: Sequence[str] | None = None, epoch: int = 0
+    ) -> AnyRequest:
+        """At most so many of each of these partitions, or of all that the member has."""
+        places = self.mq.state.groups[group].owned(member) if of is None else list(map(self._of, of))
+        return Acquire(group, member, [Wanted(*p, epoch or self._assigned(group, p), most) for p in places])
+
+    def _acknowledge(
+        self,
+        outcome: Outcome,
+        producer: Any,
+        given: Mapping[str, Any],
+        member: str = "C1",
+        group: str = "g",
+        epoch: int = 0,
+        delay_ms: int | None = None,
+    ) -> AnyRequest:
+        """epoch: left out, that of the partition's assignment now."""
+        parts = []
+        for text, listed in given.items():
+            ranges = [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
+            place = self._of(text)
+            known = epoch or self._assigned(group, place)
+            parts.append(Acknowledgement(*place, known, outcome, ranges, delay_ms))
+        return Acknowledge(group, member, parts, producer.ref if producer else None)
+
+    def ask_ack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
+        return self._acknowledge(Outcome.ACCEPT, producer, given, **more)
+
+    def ask_nack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
+        return self._acknowledge(Outcome.RELEASE, producer, given, **more)
+
+    def ask_reject(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
+        return self._acknowledge(Outcome.REJECT, producer, given, **more)
+
+    def ask_unseen(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
+        return self._acknowledge(Outcome.UNSEEN, producer, given, **more)
+
+    def bound(self, member: str, group: str = "g") -> list[Assigned]:
+        """What a member that was lost knows that it had."""
+        known = self.mq.state.groups[group].assignments
+        return [Assigned(*place, one.epoch) for place, one in sorted(known.items()) if one.lost_by == member]
+
+    def see_deliveries(self, expected: dict[str, Any]) -> dict[str, Any]:
+        """What became of messages of the group g past what is done: `0-4 acquired`, `5 available, 2 times`."""
+        found = {}
+        for text in expected:
+            known = self.mq.state.deliveries_of("g", self._of(text))
+            found[text] = [_told(one) for one in known.stretches] if known else None
+        return found
+
+
+def _told(one: Stretch) -> str:
+    times = "" if one.deliveries == 1 else f", {one.deliveries} times"
+    until = f", until {one.not_before_ms}" if one.not_before_ms else ""
+    return f"{shown(one.first, one.length)} {one.status.value}{times}{until}"

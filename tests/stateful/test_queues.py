@@ -1,0 +1,291 @@
+"""Queue groups against a plain model that knows every message by itself: who has it, how often it was delivered.
+
+What the model does not foresee is who gets which partition when: that it takes from the journal, and holds against it
+that nobody is given a message that is not free, that nothing is lost, and that nothing which is done comes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from protocol_harness import Harness, plain
+from protocol_tables import add_pass, mark_of, restored
+from stateful.runs import runs
+
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.assignments import PartitionStatus, Place
+from lakemq.engine.protocol.values.deliveries import (
+    DELIVERY_TRANSITIONS,
+    Acknowledge,
+    Acknowledgement,
+    AcknowledgementsJudged,
+    Acquire,
+    DeliveryStatus,
+    MessagesAcquired,
+    Outcome,
+    Wanted,
+)
+from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent, PartitionsMoved
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import AlterTopic
+from lakemq.engine.protocol.values.transactions import EndTransaction
+
+GROUP = "g"
+MAX_REDELIVERIES = 2
+CONFIG = {
+    "group.protocol": "queue",
+    "rebalance.delay.ms": 1_000,
+    "max.handoff.ms": 500,
+    "max.redelivery.count": MAX_REDELIVERIES,
+    "max.delivered.unacked.msgs.per.flow": 4,
+}
+
+members = st.sampled_from(["C1", "C2", "C3"])
+
+
+@dataclass
+class Message:
+    """owner, epoch: who has it, and under which assignment; None: nobody."""
+
+    deliveries: int = 0
+    owner: str | None = None
+    epoch: int = 0
+    is_done: bool = False
+    is_dying: bool = False
+    pending: bool = False
+    not_before_ms: int = 0
+
+
+class Queues(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mq = Harness()
+        self.mq.create("t", 2)
+        self.mq.ask(InitProducer("tx", 900_000))
+        self.messages: dict[tuple[Place, int], Message] = {}
+        self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
+        self.seen_steps = len(self.mq.steps)
+        self.known: dict[str, list[Assigned]] = {}
+        """What members that were lost know that they had."""
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    @rule(member=members, instance=st.sampled_from([None, None, "i"]))
+    def join(self, member: str, instance: str | None) -> None:
+        self.ask(JoinGroup(GROUP, member, ["t"], None, instance, 6_000, 10_000, "earliest", CONFIG))
+
+    @rule(member=members)
+    def come_back(self, member: str) -> None:
+        bound = self.known.pop(member, [])
+        self.ask(JoinGroup(GROUP, member, ["t"], None, None, 6_000, 10_000, "earliest", CONFIG, bound))
+
+    @rule(member=members)
+    def leave(self, member: str) -> None:
+        self.known.pop(member, None)
+        self.ask(LeaveGroup(GROUP, [member]))
+
+    @rule(member=members)
+    def be_lost(self, member: str) -> None:
+        if (group := self.mq.state.groups.get(GROUP)) and member in group.members:
+            self.known[member] = [Assigned(*p, group.assignments[p].epoch) for p in group.owned(member)]
+        self.mq.see(MemberSilent(GROUP, member, "session"))
+        self.follow()
+
+    @rule(count=st.integers(1, 6), partition=st.integers(0, 1))
+    def publish(self, count: int, partition: int) -> None:
+        topic = self.mq.state.topic("t")
+        first = int(topic.high_watermarks[partition])
+        self.ask(self.mq.produce({partition: count}, "t"))
+        for offset in range(first, first + count):
+            self.messages[(topic.topic_id, partition), offset] = Message()
+
+    @rule()
+    def grow(self) -> None:
+        if self.mq.state.topic("t").partition_count < 3:
+            self.ask(AlterTopic("t", partitions=3))
+
+    @rule(ms=st.sampled_from([1, 200, 500, 1_000]))
+    def pass_time(self, ms: int) -> None:
+        self.mq.now_ms += ms
+        self.mq.expire()
+        self.follow()
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def acquire(self, data: st.DataObject, count: int) -> None:
+        group = self.mq.state.groups.get(GROUP)
+        if group is None or not group.members:
+            return
+        member = data.draw(st.sampled_from(sorted(group.members)))
+        wanted = [Wanted(*p, group.assignments[p].epoch, count) for p in group.owned(member)]
+        assert not isinstance(self.ask(Acquire(GROUP, member, wanted)), Refusal)
+
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome), delay_ms=st.sampled_from([0, 0, 300]), inside=st.booleans())
+    def acknowledge(self, data: st.DataObject, outcome: Outcome, delay_ms: int, inside: bool) -> None:
+        """A range that begins with a message which somebody has, said by its owner or by another one."""
+        held = [(key, one) for key, one in self.messages.items() if one.owner]
+        if not held:
+            return
+        (place, first), told = data.draw(st.sampled_from(held))
+        count = data.draw(st.integers(1, 3))
+        member = data.draw(st.sampled_from([told.owner, told.owner, told.owner, "C1"]))
+        part = Acknowledgement(*place, told.epoch, outcome, [(first, count)], delay_ms)
+        ref = self.mq.current("tx") if inside and outcome is Outcome.ACCEPT else None
+        mine = [self.messages.get((place, offset)) for offset in range(first, first + count)]
+        group = self.mq.state.groups[GROUP]
+        is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, told.epoch)
+        fine = all(
+            one is not None
+            and ((one.owner == member and not one.pending) or (one.is_done and outcome is Outcome.ACCEPT))
+            for one in mine
+        )
+        result = self.ask(Acknowledge(GROUP, str(member), [part], ref))
+        if ref is None and member in group.members:
+            assert isinstance(result, AcknowledgementsJudged)
+            assert (result.fenced, result.invalid) == ([] if is_owner else [0], [0] if is_owner and not fine else [])
+        if isinstance(result, Refusal) or result.fenced or result.invalid:  # type: ignore[union-attr]
+            return
+        for one in mine:
+            if one is not None and one.owner:
+                self._settle(one, outcome, delay_ms, pending=ref is not None)
+
+    def _settle(self, one: Message, outcome: Outcome, delay_ms: int, pending: bool) -> None:
+        if pending:
+            one.pending = True
+            return
+        one.owner = None
+        if outcome is Outcome.ACCEPT:
+            one.is_done = True
+        elif outcome is Outcome.REJECT:
+            one.is_dying = True
+        elif outcome is Outcome.UNSEEN:
+            one.deliveries -= 1
+        else:
+            self._give_back(one)
+            one.not_before_ms = self.mq.now_ms + delay_ms
+
+    def _give_back(self, one: Message) -> None:
+        one.owner, one.pending = None, False
+        one.is_dying = one.deliveries > MAX_REDELIVERIES
+
+    @rule(commit=st.booleans())
+    def end_transaction(self, commit: bool) -> None:
+        known = self.mq.state.transactions["tx"]
+        commit = commit and known.error is None
+        result = self.ask(EndTransaction(self.mq.current("tx"), commit, known.part_count))
+        assert not isinstance(result, Refusal)
+        for one in self.messages.values():
+            if one.pending and commit:
+                one.owner, one.pending, one.is_done = None, False, True
+            elif one.pending:
+                self._give_back(one)
+
+    @precondition(lambda self: self.mq.state.groups)
+    @rule()
+    def another_leads(self) -> None:
+        """What the tables say makes the same queues."""
+        tables: dict[str, Any] = {}
+        add_pass(tables, self.mq.state, self.mq.steps)
+        again = restored(mark_of(self.mq.state), tables)
+        for what in ("groups", "offsets", "deliveries", "transactions"):
+            assert plain(again)[what] == plain(self.mq.state)[what]
+            setattr(self.mq.state, what, getattr(again, what))
+
+    def ask(self, request: Any) -> Any:
+        result = self.mq.one(request)
+        self.follow()
+        self.mq.assign()
+        self.follow()
+        return result
+
+    # -- what the journal says --------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        for step in self.mq.steps[self.seen_steps :]:
+            for one in step.entries:
+                if isinstance(one.record, PartitionsMoved):
+                    for move in one.record.moves:
+                        self._move((move.topic_id, move.partition), move.status, move.owner)
+                elif isinstance(one.record, MessagesAcquired):
+                    self._acquired(one.record)
+        self.seen_steps = len(self.mq.steps)
+
+    def _move(self, place: Place, status: PartitionStatus, owner: str | None) -> None:
+        """With an assignment what was had under it is given back, unless its owner may be, or is, back."""
+        if status is PartitionStatus.PAUSED or status is PartitionStatus.UNBOUND:
+            return
+        for (of, _), one in self.messages.items():
+            if of == place and one.owner and not one.pending and (owner is None or one.owner != owner):
+                self._give_back(one)
+
+    def _acquired(self, record: MessagesAcquired) -> None:
+        group = self.mq.state.groups[GROUP]
+        has = [one for one in self.messages.values() if one.owner == record.member_id]
+        for taken in record.taken:
+            epoch = group.assignments[taken.place].epoch
+            offsets = [at for first, count in taken.ranges for at in range(first, first + count)]
+            assert offsets == sorted(set(offsets))
+            got = [self.messages[taken.place, at] for at in offsets]
+            for one in got:
+                assert one.owner is None
+                assert (one.is_done, one.is_dying, one.pending) == (False, False, False)
+                assert one.not_before_ms <= self.mq.now_ms
+                assert one.deliveries <= MAX_REDELIVERIES
+                one.deliveries, one.owner, one.epoch = one.deliveries + 1, record.member_id, epoch
+            if any(one.deliveries == MAX_REDELIVERIES + 1 for one in got):
+                assert (len(got), len(record.taken), len(has)) == (1, 1, 0)
+            # lowest offset first: nothing that is free is passed over
+            free = [
+                at
+                for (of, at), one in self.messages.items()
+                if of == taken.place and at < max(offsets) and not (one.owner or one.is_done or one.is_dying)
+            ]
+            assert not free
+
+    # -- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def the_state_says_of_each_message_what_the_model_says(self) -> None:
+        for place, known in self.mq.state.deliveries.get(GROUP, {}).items():
+            at = known.start
+            for one in known.stretches:
+                assert one.first == at, "a gap"
+                at = one.end
+                for offset in range(one.first, one.end):
+                    told = self.messages[place, offset]
+                    before = self.statuses.get((place, offset), one.status)
+                    assert before is one.status or one.status in DELIVERY_TRANSITIONS.table[before]
+                    self.statuses[place, offset] = one.status
+                    status = (
+                        ("acknowledged" if told.is_done else "dying" if told.is_dying else None)
+                        or ("pending" if told.pending else "acquired" if told.owner else None)
+                        or ("waiting" if one.not_before_ms else "available")
+                    )
+                    assert (one.status.value, one.deliveries) == (status, told.deliveries), (place, offset)
+            assert known.held_count == sum(
+                1 for (of, at), one in self.messages.items() if of == place and (one.owner or one.pending)
+            )
+            for (of, offset), told in self.messages.items():
+                if of == place and offset < known.start:
+                    assert told.is_done
+                if of == place and offset >= at:
+                    assert not told.deliveries
+            assert self.mq.state.offsets[GROUP][place].offset == known.start
+
+    @invariant()
+    def who_has_messages_has_their_partition_or_may_be_back(self) -> None:
+        for (place, _), one in self.messages.items():
+            if one.owner and not one.pending:
+                known = self.mq.state.groups[GROUP].assignments[place]
+                assert (known.owner or known.lost_by, known.epoch) == (one.owner, one.epoch)
+
+    @invariant()
+    def nobody_has_more_than_twice_its_bound(self) -> None:
+        for member in ("C1", "C2", "C3"):
+            assert sum(1 for one in self.messages.values() if one.owner == member and not one.pending) <= 8
+
+
+TestQueues = Queues.TestCase
+TestQueues.settings = runs(60, 40)
