@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from ..protocol.values.deliveries import Acknowledgement
 from ..protocol.values.offsets import OffsetCommit
 
 TopicPartition = tuple[str, int]
@@ -31,6 +32,18 @@ class ConsumedOffsets(dict[TopicPartition, int]):
         same = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
         epochs = {**self.epochs, **later.epochs}
         return ConsumedOffsets({**same, **later}, later.topic_ids, later.member_id, epochs)
+
+
+class ConsumedMessages(ConsumedOffsets):
+    """Of a member of a queue group, which acknowledges messages. messages: those that were read, of each partition."""
+
+    def __init__(self, offsets: ConsumedOffsets, messages: Sequence[Acknowledgement]) -> None:
+        super().__init__(offsets, offsets.topic_ids, offsets.member_id, offsets.epochs)
+        self.messages = list(messages)
+
+    def then(self, later: ConsumedOffsets) -> ConsumedMessages:
+        more = later.messages if isinstance(later, ConsumedMessages) else []
+        return ConsumedMessages(super().then(later), [*self.messages, *more])
 
 
 def offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:

@@ -37,12 +37,15 @@ _Look = tuple[int, int, dict[str, tuple[int, bytes | None]]]
 
 @dataclass
 class _Seen:
-    """When a member was seen to beat, and to poll, last; mark: that beat; polls: its count then."""
+    """When a member was seen to beat, and to poll, last; mark: that beat; polls: its count then; joined_at_ms: of the
+    membership that is judged, for one who was lost and is back is none that was silent.
+    """
 
     beat_ms: int
     poll_ms: int
     mark: tuple[str, int] | None = None
     polls: int = -1
+    joined_at_ms: int | None = None
 
 
 class Attendance:
@@ -136,7 +139,7 @@ class Attendance:
 
     def _judged(self, state: State, began_ms: int, before_ms: int | None) -> Iterator[MemberSilent]:
         members = {(name, one.member_id): one for name, group in state.groups.items() for one in group.members.values()}
-        self._seen = {key: self._seen.get(key) or _Seen(began_ms, began_ms) for key in members}
+        self._seen = {key: self._of(key, member, began_ms) for key, member in members.items()}
         deadlines = []
         for key, member in members.items():
             reason, deadline_ms = _silence(self._seen[key], member, began_ms, before_ms)
@@ -144,6 +147,13 @@ class Attendance:
             if reason:
                 yield MemberSilent(*key, reason)
         self._deadline_ms = min((one for one in deadlines if one >= began_ms), default=None)
+
+    def _of(self, key: _Key, member: Member, at_ms: int) -> _Seen:
+        seen = self._seen.get(key)
+        if seen is None or seen.joined_at_ms not in (None, member.joined_at_ms):
+            seen = _Seen(at_ms, at_ms)
+        seen.joined_at_ms = member.joined_at_ms
+        return seen
 
     def _abandoned(self) -> list[str]:
         mine = {seen.mark[0] for seen in self._seen.values() if seen.mark}

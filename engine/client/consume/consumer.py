@@ -98,7 +98,8 @@ class Consumer:
         """
         max_records, poll_ms = whole_number("max_records", max_records, 1), whole_number("poll_ms", poll_ms, 0)
         deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
-        passed, moves = ConsumedOffsets({}, {}), dict[TopicPartition, _Moved]()
+        passed: ConsumedOffsets | None = None
+        moves: dict[TopicPartition, _Moved] = {}
         try:
             while True:
                 with self._lock.own:
@@ -107,15 +108,19 @@ class Consumer:
                         pass  # something was deleted since it looked
                 moved = bool(batch.offsets)
                 # also where there was nothing to show
-                batch.offsets = passed = passed.then(batch.offsets)
+                batch.offsets = passed = batch.offsets if passed is None else passed.then(batch.offsets)
                 if batch or self._clock.steady_ms() >= deadline_ms:
                     return batch
                 if not moved:
-                    self._clock.sleep(poll_ms)
+                    self._rest(poll_ms)
         except BaseException:  # a signal's, too: nobody has seen what was passed
             with self._lock.own:
                 self._go_back(moves)
             raise
+
+    def _rest(self, ms: int) -> None:
+        """Until it is worth to look again."""
+        self._clock.sleep(ms)
 
     def _go_back(self, moves: Mapping[TopicPartition, _Moved]) -> None:
         for place, (before, after) in moves.items():

@@ -20,6 +20,7 @@ from .group_consumer import GroupConsumer, RebalanceListener
 from .heart import Heart
 from .member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
 from .membership import Membership
+from .queue_consumer import QueueConsumer
 
 
 class Consumers:
@@ -70,6 +71,10 @@ class Consumers:
         self._bounds(topics, isolation)  # they are there
         of_groups = self._fetching.of_groups
         membership = Membership(self._requester, self._heart, of_groups, self._new_id, group, isolation, chosen)
+        if config["group.protocol"] == "queue":
+            return QueueConsumer(
+                self._requester, membership, self._fetch(), self._clock, group, isolation, listener, closed
+            )
         reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
         return GroupConsumer(
             self._requester, membership, self._fetch(), self._clock, group, reset, isolation, listener, closed

@@ -89,11 +89,15 @@ class GroupConsumer(Consumer):
             self._lose(list(self._held))
             raise self._membership.fenced_error()
         if not standing.is_member:
-            self._lose(list(self._held))
-            super()._begin_poll()  # a listener may have closed it
-            self._membership.join()
+            self._join_again()
             standing = self._membership.look()
         self._follow(standing)
+
+    def _join_again(self) -> None:
+        """It was lost, and what it had is others'."""
+        self._lose(list(self._held))
+        super()._begin_poll()  # a listener may have closed it
+        self._membership.join()
 
     def _follow(self, standing: Standing) -> None:
         """Tell the user what has changed, in the order lost, to be given up, new."""
@@ -201,10 +205,14 @@ class GroupConsumer(Consumer):
                 if self._held:
                     self._listener.on_revoked(sorted(self._held))
             finally:
-                self._held.clear()
-                self._positions.clear()
+                self._let_go()
                 for_good = self._membership.options.instance_id is None if leave is None else leave
                 self._membership.leave(for_good)
+
+    def _let_go(self) -> None:
+        """What it had is not its own any more."""
+        self._held.clear()
+        self._positions.clear()
 
     def __enter__(self) -> GroupConsumer:
         return self

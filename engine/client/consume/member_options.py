@@ -6,15 +6,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...protocol.errors import InvalidRequest, InvalidSessionTimeout
+from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout
 from ..arguments import one_of, text, whole_number
 from .membership import MemberOptions
 
 log = logging.getLogger("lakemq.consumer")
 
-PROTOCOLS = ("cooperative",)
+PROTOCOLS = ("queue", "cooperative")
 
 MEMBER_OPTIONS = (
+    "ack_mode",
     "assignor",
     "auto_offset_reset",
     "heartbeat_interval_ms",
@@ -29,10 +30,15 @@ _HOUR_MS = 3_600_000
 
 
 def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Mapping[str, Any]) -> MemberOptions:
-    """Raises InvalidRequest, InvalidSessionTimeout."""
+    """Raises InvalidRequest, InvalidSessionTimeout, IllegalState."""
     settings = dict(config)
     if (assignor := options.get("assignor")) is not None:
         settings["group.assignor"] = text("assignor", assignor)
+    if settings["group.protocol"] != "queue" and options.get("ack_mode") is not None:
+        raise IllegalState("Messages are acknowledged in queue groups.", found="ack_mode")
+    for keyword, key in ("ack_mode", "ack.mode"), ("isolation", "isolation.level"):
+        if settings["group.protocol"] == "queue" and (value := options.get(keyword)) is not None:
+            settings[key] = text(keyword, value)
     instance_id = options.get("instance_id")
     session_ms = whole_number(
         "session_timeout_ms", options.get("session_timeout_ms", 45_000), 6_000, 1_800_000, InvalidSessionTimeout

@@ -10,7 +10,16 @@ from functools import partial
 from typing import Any
 
 from ...protocol.errors import FencedInstanceId, LakeMQError
-from ...protocol.values.assignments import PartitionStatus
+from ...protocol.values.assignments import Group, PartitionStatus, Place
+from ...protocol.values.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    Acquire,
+    Deliveries,
+    DeliveryStatus,
+    Policy,
+    Wanted,
+)
 from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ...protocol.values.offsets import CommittedOffset
 from ...protocol.values.state import State
@@ -23,7 +32,8 @@ from .heart import Heart, Pulse
 @dataclass(frozen=True)
 class Held:
     """A partition that the member has. epoch: of its assignment; start_offset: where it begins, None: as it sees fit;
-    is_paused: it is to be given up; committed: how far the group has come.
+    is_paused: it is to be given up; committed: how far the group has come; deliveries: in a queue group, what became of
+    its messages past that.
     """
 
     bounds: Bounds
@@ -31,15 +41,53 @@ class Held:
     start_offset: int | None
     is_paused: bool
     committed: CommittedOffset | None
+    deliveries: Deliveries | None = None
+
+    @property
+    def left_count(self) -> int:
+        """Offsets that a queue group is not done with, before the end of what it sees."""
+        if self.deliveries is None:
+            return 0
+        new = max(0, self.bounds.end - max(self.deliveries.next_offset, self.bounds.first))
+        given = (one.length for one in self.deliveries.stretches if one.status is not DeliveryStatus.ACKNOWLEDGED)
+        return new + sum(given)
+
+
+@dataclass(frozen=True)
+class QueueTerms:
+    """How a queue group delivers. bound: messages that a member may have and not have acknowledged; acks_itself: a poll
+    acknowledges what the one before it brought; hands_out_paused: messages that it has of partitions which are to move.
+    """
+
+    policy: Policy
+    bound: int
+    acks_itself: bool
+    hands_out_paused: bool
+
+    @classmethod
+    def of(cls, group: Group) -> QueueTerms | None:
+        if not group.is_queue:
+            return None
+        return cls(
+            Policy.of(group),
+            group.setting("max.delivered.unacked.msgs.per.flow"),
+            group.setting("ack.mode") == "auto",
+            group.setting("max.handoff.ms") > 0,
+        )
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the journal says of a member. replaced: another process has its instance id."""
+    """What the journal says of a member. replaced: another process has its instance id; now_ms: the time of that step;
+    terms: of a queue group.
+    """
 
     is_member: bool = False
     replaced: bool = False
     held: Mapping[TopicPartition, Held] = field(default_factory=dict)
+    step: int = 0
+    now_ms: int = 0
+    terms: QueueTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +124,12 @@ class Membership:
         self._pulse: Pulse | None = None
         self._releasing: Future[Any] | None = None
 
-    def join(self) -> None:
-        """Be a new member, which beats. Raises what the request raises; nothing beats then."""
-        options, member_id = self.options, self._new_id()
+    def join(self, bound: Sequence[Assigned] = ()) -> None:
+        """Be a new member, which beats; with what it had in a queue group, the same one.
+
+        Raises what the request raises; nothing beats then.
+        """
+        options, member_id = self.options, self.member_id if bound else self._new_id()
         pulse = self._heart.add(self.group, member_id, options.heartbeat_interval_ms)
         try:
             self._requester.ask(
@@ -92,6 +143,7 @@ class Membership:
                     options.max_poll_interval_ms,
                     options.auto_offset_reset,
                     dict(options.config),
+                    list(bound),
                 )
             )
         except BaseException:
@@ -119,6 +171,15 @@ class Membership:
             for one, (_, partition) in zip(given_up, partitions, strict=True)
         ]
         self._releasing = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
+
+    def submit(self, acknowledged: Sequence[Acknowledgement], wanted: Sequence[Wanted]) -> list[Future[Any]]:
+        """Say what became of messages, and ask for more, in one letter; without waiting."""
+        requests: list[Acknowledge | Acquire] = []
+        if acknowledged:
+            requests.append(Acknowledge(self.group, self.member_id, list(acknowledged)))
+        if wanted:
+            requests.append(Acquire(self.group, self.member_id, list(wanted)))
+        return self._requester.submit_all([(one, None) for one in requests])
 
     def leave(self, for_good: bool) -> None:
         """Beat no more; for_good: and tell so, so that nobody waits. A static member is expected back otherwise."""
@@ -156,5 +217,17 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
             one.start_offset,
             one.status is PartitionStatus.PAUSED,
             committed.get((topic_id, partition)),
+            _deliveries(state, group, (topic_id, partition)),
         )
-    return Standing(True, False, held)
+    return Standing(True, False, held, state.step, state.now_ms, QueueTerms.of(group))
+
+
+def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:
+    """As they are now; the state goes on."""
+    if not group.is_queue:
+        return None
+    known, committed = state.deliveries_of(group.group, place), state.offsets.get(group.group, {}).get(place)
+    if known is not None:
+        return known.copy()
+    start = group.assignments[place].start_offset if committed is None else committed.offset
+    return Deliveries(start or 0)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Message(NamedTuple):
-    """One message, for those who want them one by one."""
+    """One message, for those who want them one by one. delivery_count: in a queue group, this delivery included."""
 
     topic: str
     partition: int
@@ -32,6 +32,12 @@ class Message(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    delivery_count: int = 1
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered before."""
+        return self.delivery_count > 1
 
 
 class Fetched:

@@ -32,6 +32,7 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownServerError,
 )
+from ...protocol.values.deliveries import Acknowledge, Acknowledgement
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
 from ...protocol.values.offsets import CommitOffsets, OffsetCommit
@@ -39,7 +40,7 @@ from ...protocol.values.producers import InitProducer, ProducerDone, Transaction
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import group_name, place_offsets, text
 from ..attempts import NOT_DECIDED, until_answered
-from ..offsets import ConsumedOffsets, offset_commits
+from ..offsets import ConsumedMessages, ConsumedOffsets, offset_commits
 from ..requester import Requester
 
 Offsets = Mapping[tuple[str, int], int]
@@ -94,6 +95,8 @@ class TransactionManager:
         """Whose block ends the transaction."""
         self._part_count = self._parts_on_their_way = 0
         self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
+        self._messages: dict[str, list[Acknowledgement]] = {}
+        """By queue group, what the commit acknowledges."""
         self._members: dict[str, str | None] = {}
         """By group, who commits its offsets."""
         self._refused: LakeMQError | None = None
@@ -125,6 +128,7 @@ class TransactionManager:
                 raise self._phase.refusal()
             self._phase, self._part_count, self._refused, self._is_doubtful = Phase.OPEN, 0, None, False
             self._offsets.clear()
+            self._messages.clear()
             self._members.clear()
             return self._ref
 
@@ -208,7 +212,7 @@ class TransactionManager:
     def add_offsets(
         self, group: str, offsets: Offsets, metadata: str | None = None, mine: TransactionRef | None = None
     ) -> None:
-        """Offsets that the commit carries; of a partition that was named before, these count.
+        """Offsets that the commit carries, of a queue group messages; of a partition named before, these count.
 
         Raises InvalidRequest, InvalidGroupId, and what `ref` raises.
         """
@@ -221,6 +225,9 @@ class TransactionManager:
                 raise InvalidRequest(
                     f"Offsets of two members of the group {named} in one transaction.", found=member_id, expected=other
                 )
+            if isinstance(places, ConsumedMessages):
+                self._messages.setdefault(named, []).extend(places.messages)
+                return
             known = self._offsets.setdefault(named, {})
             known.update({(one.topic, one.partition): one for one in offset_commits(places, metadata)})
 
@@ -287,14 +294,16 @@ class TransactionManager:
             self._raise_if_over()
             self.raise_if_refused()
         ref = self.current()
-        if not (parts or self._offsets or self._part_count):
+        if not (parts or self._offsets or self._messages or self._part_count):
             self._ended(ref)
             return []
-        offsets = [
+        offsets: list[AnyRequest] = [
             CommitOffsets(group, list(mine.values()), ref, self._members.get(group))
             for group, mine in self._offsets.items()
             if mine
         ]
+        for group, messages in self._messages.items():
+            offsets.append(Acknowledge(group, self._members.get(group) or "", messages, ref))
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
@@ -362,6 +371,7 @@ class TransactionManager:
             # the sequencer has the offsets now, as often as they are sent
             self._part_count += sum(one is None for one in errors)
             self._offsets.clear()
+            self._messages.clear()
         return [
             None if failed else _result(answer, Published)
             for answer, failed in zip(answers[:part_count], errors, strict=False)
@@ -376,6 +386,7 @@ class TransactionManager:
             self._ref, self._phase, self._refused = following, Phase.NONE, None
             self._part_count = 0
             self._offsets.clear()
+            self._messages.clear()
             self._members.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)

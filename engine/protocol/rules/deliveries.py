@@ -6,7 +6,7 @@ says what became of it, or until its assignment ends; then it is delivered again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import (
     FencedMemberEpoch,
@@ -21,7 +21,6 @@ from ..values.assignments import Group, PartitionStatus, Place
 from ..values.base import Done, Record
 from ..values.deciding import Decision, Given
 from ..values.deliveries import (
-    MAX_STRETCHES,
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
@@ -32,7 +31,7 @@ from ..values.deliveries import (
     MessagesPassed,
     MessagesSettled,
     Outcome,
-    Range,
+    Policy,
     Settled,
     Stretch,
     Taken,
@@ -43,7 +42,7 @@ from ..values.journal import JournalEntry
 from ..values.offsets import CommittedOffset
 from ..values.segments import Segments
 from ..values.state import State
-from .giving_back import given_back, last_delivery
+from .giving_back import given_back
 from .reconciling import start_of
 from .registries import Folds, Rules
 from .timers import Timers
@@ -67,12 +66,14 @@ def decide_acquire(state: State, request: Acquire, given: Given) -> Decision:
     known = {_place(one): _known(state, group, one, passed) for one in _owned(state, group, request)}
     wanted = {_place(one): one.count for one in request.wanted if _place(one) in known}
     # a message that stops its consumer is not to take others with it: for the last time it comes alone
-    lasts = [place for place in wanted if _next_is_last(group, known[place], state.now_ms)]
+    policy = Policy.of(group)
+    lasts = [place for place in wanted if known[place].next_is_last(policy, state.now_ms)]
     if lasts:
         wanted = {} if has else {lasts[0]: 1}
     taken: list[Taken] = []
     for place, count in wanted.items():
-        if ranges := acquirable(state, group, place, known[place], min(count, bound - has), state.now_ms):
+        end = _readable_end(state, group, place)
+        if ranges := known[place].next_ranges(policy, end, min(count, bound - has), state.now_ms):
             taken.append(Taken(*place, ranges))
             has += sum(length for _, length in ranges)
     if taken:
@@ -128,53 +129,6 @@ def _known(state: State, group: Group, one: Wanted, entries: list[Record]) -> De
         known = Deliveries(known.start, list(known.stretches))
         known.cut_off(log_start)
     return known
-
-
-def acquirable(state: State, group: Group, place: Place, known: Deliveries, wanted: int, now_ms: int) -> list[Range]:
-    """The next messages of a partition for its owner: lowest offset first."""
-    most = last_delivery(group)
-    found: list[Range] = []
-    for one in _given_back(group, known, now_ms):
-        if one is None or wanted <= 0:
-            return found
-        if _is_last(most, one):
-            return found or [(one.first, 1)]
-        count = min(wanted, one.length, _suspected(one, wanted, most))
-        found.append((one.first, count))
-        wanted -= count
-        if count < one.length:
-            return found
-    first = known.next_offset
-    count = min(wanted, _readable_end(state, group, place) - first)
-    if count > 0 and len(known.stretches) < MAX_STRETCHES:
-        found.append((first, count))
-    return found
-
-
-def _given_back(group: Group, known: Deliveries, now_ms: int) -> Iterator[Stretch | None]:
-    """What may be delivered again; None: what comes after it waits for something that waits for its time."""
-    for one in known.stretches:
-        if one.status is DeliveryStatus.WAITING and one.not_before_ms > now_ms:
-            if group.setting("nack.order") == "partition":
-                yield None
-        elif one.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
-            yield one
-
-
-def _next_is_last(group: Group, known: Deliveries, now_ms: int) -> bool:
-    first = next(_given_back(group, known, now_ms), None)
-    return first is not None and _is_last(last_delivery(group), first)
-
-
-def _is_last(most: int | None, one: Stretch) -> bool:
-    return most is not None and one.deliveries + 1 >= most > 1
-
-
-def _suspected(one: Stretch, wanted: int, max_deliveries: int | None) -> int:
-    """From half of the deliveries on, batches halve, to find the one that stops its consumer."""
-    if max_deliveries is None or one.deliveries < max_deliveries // 2:
-        return wanted
-    return max(1, min(one.length, wanted) >> (one.deliveries - max_deliveries // 2 + 1))
 
 
 def _readable_end(state: State, group: Group, place: Place) -> int:

@@ -8,19 +8,13 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, Place
 from ..values.base import Record
-from ..values.deliveries import DeliveryStatus, MessagesSettled, Settled, Stretch, Taken, ranges_of
+from ..values.deliveries import DeliveryStatus, MessagesSettled, Policy, Settled, Stretch, Taken, ranges_of
 from ..values.state import State
-
-
-def last_delivery(group: Group) -> int | None:
-    """How often a message is delivered at most; None: without end."""
-    redelivered = int(group.setting("max.redelivery.count"))
-    return None if redelivered < 0 else 1 + redelivered
 
 
 def given_back(group: Group, place: Place, parts: Sequence[Stretch]) -> list[Settled]:
     """Messages that were not done with."""
-    most = last_delivery(group)
+    most = Policy.of(group).most
     dying = [one for one in parts if most is not None and one.deliveries >= most]
     again = [one for one in parts if most is None or one.deliveries < most]
     settled = [(DeliveryStatus.AVAILABLE, again), (DeliveryStatus.DYING, dying)]

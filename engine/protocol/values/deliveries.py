@@ -6,14 +6,14 @@ groups; here a partition has one owner, so that order per key holds.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
-from .assignments import Place
+from .assignments import Group, Place
 from .base import Count, Number, Record, Request, Result
 from .producers import TransactionRef
 from .transitions import Transitions
@@ -84,6 +84,34 @@ class Stretch(NamedTuple):
         return self._replace(first=first, length=end - first)
 
 
+class Policy(NamedTuple):
+    """How a group has its messages delivered. most: deliveries of each, None: without end; in_order: one that waits
+    for its time holds up those after it.
+    """
+
+    most: int | None
+    in_order: bool
+
+    @classmethod
+    def of(cls, group: Group) -> Policy:
+        redelivered = int(group.setting("max.redelivery.count"))
+        return cls(None if redelivered < 0 else 1 + redelivered, group.setting("nack.order") == "partition")
+
+    def is_last(self, one: Stretch) -> bool:
+        """Whether their next delivery is their last, and comes alone: a message that stops its consumer is not to take
+        others with it.
+        """
+        return self.most is not None and one.deliveries + 1 >= self.most > 1
+
+    def together(self, one: Stretch, wanted: int) -> int:
+        """How many of them come together: from half of the deliveries on ever fewer, to find the one that is bad."""
+        count = min(one.length, wanted)
+        half = 0 if self.most is None else self.most // 2
+        if self.most is None or one.deliveries < half:
+            return count
+        return max(1, count >> (one.deliveries - half + 1))
+
+
 @dataclass
 class Deliveries:
     """Of a partition. start: before it all is done; stretches: from there on, without a gap, to what is new;
@@ -111,6 +139,41 @@ class Deliveries:
         if not self.held_count:
             return []
         return [one for one in self.stretches if one.status is DeliveryStatus.ACQUIRED]
+
+    def copy(self) -> Deliveries:
+        return Deliveries(self.start, list(self.stretches), self.held_count)
+
+    def next_is_last(self, policy: Policy, now_ms: int) -> bool:
+        first = next(self._given_back(policy, now_ms), None)
+        return first is not None and policy.is_last(first)
+
+    def next_ranges(self, policy: Policy, end: int, wanted: int, now_ms: int) -> list[Range]:
+        """What its owner gets next, lowest offset first: at most so many, of messages before `end`."""
+        found: list[Range] = []
+        for one in self._given_back(policy, now_ms):
+            if one is None or wanted <= 0:
+                return found
+            if policy.is_last(one):
+                return found or [(one.first, 1)]
+            count = policy.together(one, wanted)
+            found.append((one.first, count))
+            wanted -= count
+            if count < one.length:
+                return found
+        first = self.next_offset
+        count = min(wanted, end - first)
+        if count > 0 and len(self.stretches) < MAX_STRETCHES:
+            found.append((first, count))
+        return found
+
+    def _given_back(self, policy: Policy, now_ms: int) -> Iterator[Stretch | None]:
+        """What may be delivered again; None: what comes after it is held up by what waits for its time."""
+        for one in self.stretches:
+            if one.status is DeliveryStatus.WAITING and one.not_before_ms > now_ms:
+                if policy.in_order:
+                    yield None
+            elif one.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
+                yield one
 
     def within(self, ranges: Sequence[Range]) -> list[Stretch]:
         """The stretches of these offsets, cut to them; offsets of which nothing is known are left out."""

@@ -1,0 +1,136 @@
+"""A flow: what a member of a `queue` group was shown of a partition under one assignment, and has said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...protocol.errors import InvalidRecordState
+from ...protocol.values.deliveries import Acknowledgement, Deliveries, DeliveryStatus, Outcome, Stretch
+from .spans import Span, Spans, spans_of
+
+Said = tuple[Outcome, int | None]
+"""What became of messages, and of those that are given back how long they wait; None: as the group says."""
+
+
+class Flow:
+    """Not thread-safe, but for `singles`: its consumer has the lock."""
+
+    def __init__(self, name: str, topic_id: int, partition: int, epoch: int) -> None:
+        """name: of the partition, for people; epoch: of the assignment."""
+        self.name, self.topic_id, self.partition, self.epoch = name, topic_id, partition, epoch
+        self.is_paused = False
+        self.singles: list[int] = []
+        """Offsets that were accepted one by one, and not looked at yet. Appended to by any thread."""
+        self._shown: dict[int, Spans] = {}
+        """By how often they were delivered then."""
+        self._open = Spans()
+        """Shown, and nothing was said of them."""
+        self._accepted = Spans()
+        self._said: dict[Said, Spans] = {}
+        """Not sent yet."""
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all that was said is sent."""
+        return not self._said and not self.singles
+
+    def open_spans(self) -> list[Span]:
+        return list(self._open)
+
+    def fresh(self, held: Iterable[Stretch]) -> list[Stretch]:
+        """Of what the member has, what it was not shown, or not since it was delivered again."""
+        found = []
+        for one in held:
+            shown = self._shown.get(one.deliveries)
+            parts = [(one.first, one.end)] if shown is None else shown.missing(one.first, one.end)
+            found += [one.cut(first, end) for first, end in parts]
+        return found
+
+    def show(self, stretches: Iterable[Stretch], messages: Spans) -> None:
+        """These are shown; offsets among them that hold no message for this reader are done with."""
+        for one in stretches:
+            self._shown.setdefault(one.deliveries, Spans()).add(one.first, one.end)
+            self._accepted.remove(one.first, one.end)
+            for first, end in messages.within(one.first, one.end):
+                self._open.add(first, end)
+            for first, end in messages.missing(one.first, one.end):
+                self._note((Outcome.ACCEPT, None), first, end)
+
+    def hide(self, stretches: Iterable[Stretch]) -> None:
+        """Nobody has seen these after all."""
+        for one in stretches:
+            self._open.remove(one.first, one.end)
+            if shown := self._shown.get(one.deliveries):
+                shown.remove(one.first, one.end)
+
+    def say(self, outcome: Outcome, spans: Sequence[Span], delay_ms: int | None = None) -> None:
+        """What became of messages. Raises InvalidRecordState: it has them not, and nothing is said of any."""
+        for first, end in spans:
+            if not self._may_say(outcome, first, end):
+                raise InvalidRecordState(found=f"{self.name}, offsets {first} to {end - 1}")
+        for first, end in spans:
+            for part in self._open.within(first, end):
+                self._note((outcome, delay_ms), *part)
+        for first, end in spans:
+            self._open.remove(first, end)
+
+    def _may_say(self, outcome: Outcome, first: int, end: int) -> bool:
+        """What is accepted already may be again."""
+        gaps = self._open.missing(first, end)
+        return all(outcome is Outcome.ACCEPT and self._accepted.has_all(*gap) for gap in gaps)
+
+    def _note(self, said: Said, first: int, end: int) -> None:
+        self._said.setdefault(said, Spans()).add(first, end)
+        if said[0] is Outcome.ACCEPT:
+            self._accepted.add(first, end)
+
+    def hear_singles(self) -> None:
+        """Say what was accepted one by one. Raises InvalidRecordState, when all others are said."""
+        count = len(self.singles)  # others may be added meanwhile
+        if not count:
+            return
+        offsets, wrong = self.singles[:count], None
+        del self.singles[:count]
+        for span in spans_of(offsets):
+            try:
+                self.say(Outcome.ACCEPT, [span])
+            except InvalidRecordState as error:
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    def taken(self) -> list[Acknowledgement]:
+        """What was said since the last call."""
+        said, self._said = self._said, {}
+        return [
+            Acknowledgement(
+                self.topic_id,
+                self.partition,
+                self.epoch,
+                outcome,
+                [(first, end - first) for first, end in spans],
+                delay_ms,
+            )
+            for (outcome, delay_ms), spans in said.items()
+        ]
+
+    def put_back(self, one: Acknowledgement) -> None:
+        """Nobody has heard this: it is to be said again."""
+        for first, count in one.ranges:
+            self._note((one.outcome, one.delay_ms), first, first + count)
+
+    def follow(self, known: Deliveries) -> None:
+        """Learn what the group knows: of what is done with, or is not the member's any more, nothing is open."""
+        self._accepted.add(0, known.start)
+        for shown in self._shown.values():
+            shown.remove(0, known.start)
+        self._open.remove(0, known.start)
+        for one in known.stretches:
+            if one.status is not DeliveryStatus.ACQUIRED:
+                self._open.remove(one.first, one.end)
+            if one.status is DeliveryStatus.ACKNOWLEDGED:
+                self._accepted.add(one.first, one.end)

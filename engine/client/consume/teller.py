@@ -1,0 +1,142 @@
+"""What a member of a `queue` group has said of its messages, on its way to the group, until it is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ...namespace.clock import Clock
+from ...protocol.errors import (
+    ClientEnded,
+    FencedMemberEpoch,
+    InvalidRecordState,
+    LakeMQError,
+    NoOffsetForPartition,
+    RequestTimedOut,
+    UnknownMemberId,
+)
+from ...protocol.values.deliveries import Acknowledgement, AcknowledgementsJudged, Wanted
+from ..offsets import TopicPartition
+from .flow import Flow
+from .membership import Membership
+
+
+class Teller:
+    """Not thread-safe: its consumer has the lock."""
+
+    def __init__(self, membership: Membership, clock: Clock, flows: Mapping[TopicPartition, Flow]) -> None:
+        """flows: those of the consumer, as they are at any time."""
+        self._membership, self._clock, self._flows = membership, clock, flows
+        self._asked: Future[Any] | None = None
+        self._told: list[tuple[Future[Any], list[Acknowledgement], int]] = []
+        """Answers to come, what was said, and how often the member had joined again by then."""
+        self._late: list[LakeMQError] = []
+        """What acknowledgements were refused with, for who waits for them."""
+        self._told_at_ms = clock.steady_ms()
+        self._joined_count = 0
+        self.is_lost = False
+        """The group knows nothing of the member: nothing is told until it has joined again."""
+
+    def joined_again(self) -> None:
+        """What was said before, and not heard, is said again."""
+        self._joined_count += 1
+        self.is_lost = False
+
+    @property
+    def asked(self) -> Future[Any] | None:
+        """What was asked for and is not answered."""
+        return None if self._asked is None or self._asked.done() else self._asked
+
+    @property
+    def silent_ms(self) -> float:
+        """Since something was told."""
+        return self._clock.steady_ms() - self._told_at_ms
+
+    def hear_singles(self) -> None:
+        """Take what was accepted one by one. Raises InvalidRecordState, when all others are taken."""
+        wrong: InvalidRecordState | None = None
+        for flow in self._flows.values():
+            try:
+                flow.hear_singles()
+            except InvalidRecordState as error:
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    def tell(self, wanted: Sequence[Wanted] = (), unseen: Sequence[Acknowledgement] = ()) -> None:
+        """Send what was said, and what is wanted, without waiting. Raises InvalidRecordState, when all else is sent."""
+        try:
+            self.hear_singles()
+        finally:
+            if not self.is_lost:
+                self._tell_all(wanted, unseen)
+
+    def _tell_all(self, wanted: Sequence[Wanted], unseen: Sequence[Acknowledgement]) -> None:
+        parts = [*(part for flow in self._flows.values() for part in flow.taken()), *unseen]
+        if parts or wanted:
+            self._send(parts, wanted)
+
+    def _send(self, parts: list[Acknowledgement], wanted: Sequence[Wanted]) -> None:
+        self._told_at_ms = self._clock.steady_ms()
+        try:
+            futures = self._membership.submit(parts, wanted)
+        except BaseException as error:
+            self._say_again(parts, error)
+            raise
+        if parts:
+            self._told.append((futures[0], parts, self._joined_count))
+        if wanted:
+            self._asked = futures[-1]
+
+    def hear(self) -> None:
+        """Look at what was answered. Raises NoOffsetForPartition: nobody has said where the group begins."""
+        waiting, self._told = self._told, []
+        for future, parts, joined_count in waiting:
+            if not future.done():
+                self._told.append((future, parts, joined_count))
+            elif (error := future.exception()) is not None:
+                self.is_lost |= isinstance(error, UnknownMemberId) and joined_count == self._joined_count
+                self._say_again(parts, error)
+            else:
+                self._judge(future.result(), parts)
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            if isinstance(error := asked.exception(), NoOffsetForPartition):
+                raise error
+
+    def waiting(self) -> list[Future[Any]]:
+        """What was said and is not answered."""
+        return [future for future, *_ in self._told]
+
+    def too_late(self, place: TopicPartition) -> None:
+        """Of this partition something was said, and it was another member's before that was sent."""
+        self._late.append(FencedMemberEpoch(found=[f"{place[0]}-{place[1]}"]))
+
+    def raise_late(self) -> None:
+        """Raises what some of what was said was refused with, once."""
+        late, self._late = self._late, []
+        if late:
+            raise late[0]
+
+    def _say_again(self, parts: Sequence[Acknowledgement], error: BaseException) -> None:
+        """Nobody has answered, or the member was lost at that moment: what is still its own is said again."""
+        may_be_heard = isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(
+            error, "retriable", False
+        )
+        by_assignment = {(one.topic_id, one.partition, one.epoch): one for one in self._flows.values()}
+        for part in parts:
+            flow = by_assignment.get((part.topic_id, part.partition, part.epoch))
+            if flow is not None and may_be_heard:
+                flow.put_back(part)
+            elif isinstance(error, LakeMQError):
+                self._late.append(error)
+
+    def _judge(self, judged: AcknowledgementsJudged, parts: Sequence[Acknowledgement]) -> None:
+        topics = {flow.topic_id: topic for (topic, _), flow in self._flows.items()}
+        for listed, kind in ((judged.fenced, FencedMemberEpoch), (judged.invalid, InvalidRecordState)):
+            if listed:
+                named = [
+                    (topics.get(parts[i].topic_id, f"topic {parts[i].topic_id}"), parts[i].partition) for i in listed
+                ]
+                self._late.append(kind(found=[f"{topic}-{partition}" for topic, partition in named]))

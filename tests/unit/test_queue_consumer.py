@@ -1,0 +1,572 @@
+"""Consumers of queue groups: what they are given, what they say of it, and who has it when they are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, until, values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import RebalanceListener
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.offsets import CommitOffsets
+from lakemq.errors import (
+    FencedMemberEpoch,
+    IllegalState,
+    InconsistentGroupProtocol,
+    InvalidConfig,
+    InvalidRecordState,
+    InvalidRequest,
+    NoOffsetForPartition,
+    TransactionAbortable,
+    UnknownMemberId,
+)
+
+
+class Told(RebalanceListener):
+    def __init__(self) -> None:
+        self.words: list[tuple[str, list[int]]] = []
+
+    def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("assigned", [p for _, p in partitions]))
+
+    def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("revoked", [p for _, p in partitions]))
+
+    def on_lost(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("lost", [p for _, p in partitions]))
+
+
+def member(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsumer:
+    options = {"auto_offset_reset": "earliest", **options}
+    consumer = mq.consumer(group, topics=[topic], protocol="queue", **options)
+    assert isinstance(consumer, QueueConsumer)
+    return consumer
+
+
+def configured(mq: Connection, **config: Any) -> str:
+    """A group with these settings, whose keys are written with _ for a dot."""
+    group = new_name("g")
+    mq.groups.create(
+        group, {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
+    )
+    return group
+
+
+def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
+    places = [(p, i) for p, count in counts.items() for i in range(count)]
+    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
+    mq.publish(topic, pa.table(rows))
+
+
+def texts(batch: Any) -> list[str]:
+    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
+
+
+def polled(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
+    """So many messages, in as many polls as it takes."""
+    found: list[Any] = []
+    deadline_s = time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline_s:
+        found += consumer.poll(**{"timeout_ms": 50, **options})
+    return found
+
+
+def read(messages: list[Any]) -> list[str]:
+    return [message.value.decode() for message in messages]
+
+
+def owned(consumer: QueueConsumer) -> list[int]:
+    return [partition for _, partition in consumer.assignment()]
+
+
+def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:
+    """Poll all of them until it is so; nothing is published meanwhile."""
+
+    def poll() -> bool:
+        for one in consumers:
+            assert not one.poll()
+        return on()
+
+    until(poll)
+
+
+def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[int, int, str, int]]]:
+    """By partition, as the group knows them: first, count, status, how often."""
+
+    def of(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
+        topic_id = state.topic_ids[topic]
+        return {
+            partition: [(one.first, one.length, one.status.value, one.deliveries) for one in known.stretches]
+            for (of_topic, partition), known in state.deliveries.get(group, {}).items()
+            if of_topic == topic_id
+        }
+
+    return mq._fetching.of_groups(of)
+
+
+# -- delivering ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_acknowledged_is_done_with(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 3, 1: 2})
+    with member(mq, group, topic) as one:
+        batch = one.poll(timeout_ms=5_000)
+        assert texts(batch) == ["0.0", "0.1", "0.2", "1.0", "1.1"]
+        assert one.lag() == {(topic, 0): 3, (topic, 1): 2}
+        first, *rest = batch
+        one.ack(first)
+        one.ack(rest[1:3])
+        one.flush()
+        left = {0: [(1, 1, "acquired", 1), (2, 1, "acknowledged", 1)], 1: [(1, 1, "acquired", 1)]}
+        assert deliveries(mq, group, topic) == left
+        one.ack(batch)
+        one.flush()
+        assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
+        assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 3, (topic, 1): 2}
+        assert not one.poll()
+
+
+def test_what_is_given_back_comes_again_before_anything_new(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 5})
+    with member(mq, group, topic) as one:
+        messages = list(one.poll(max_records=3, timeout_ms=5_000))
+        assert [message.redelivered for message in messages] == [False] * 3
+        one.ack(messages[0])
+        one.nack(messages[1:])
+        one.flush()
+        again = polled(one, 4)
+        # two were ahead already, as they were asked for before anything was given back
+        assert sorted(read(again)) == ["0.1", "0.2", "0.3", "0.4"]
+        counts = {message.value.decode(): (message.delivery_count, message.redelivered) for message in again}
+        assert counts == {"0.1": (2, True), "0.2": (2, True), "0.3": (1, False), "0.4": (1, False)}
+
+
+def test_a_table_says_how_often_each_message_was_delivered(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 2, 1: 1})
+    with member(mq, group, topic) as one:
+        batch = one.poll(timeout_ms=5_000)
+        assert batch.to_arrow()["delivery_count"].to_pylist() == [1, 1, 1]
+        one.nack(next(iter(batch)))
+        one.ack(list(batch)[1:])
+        again = polled(one, 1)
+        assert [(message.offset, message.delivery_count) for message in again] == [(0, 2)]
+
+
+def test_a_message_that_fails_each_time_is_given_up_and_its_neighbours_are_not(mq: Connection) -> None:
+    topic, group = new_topic(mq), configured(mq, max_redelivery_count=2)
+    add(mq, topic, {0: 6})
+    done: list[str] = []
+    failed = 0
+    with member(mq, group, topic) as one:
+        deadline_s = time.monotonic() + 10
+        while len(done) < 5 and time.monotonic() < deadline_s:
+            batch = list(one.poll(timeout_ms=20))
+            if any(message.value == b"0.2" for message in batch):
+                # who is stopped by a message acknowledges none that came with it
+                failed += 1
+                assert len(batch) == 1 or failed < 3
+                one.nack(batch)
+            else:
+                one.ack(batch)
+                done += read(batch)
+        one.flush()
+        assert (sorted(done), failed) == (["0.0", "0.1", "0.3", "0.4", "0.5"], 3)
+        assert deliveries(mq, group, topic)[0][0] == (2, 1, "dying", 3)
+
+
+def test_a_rejected_message_never_comes_again(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one:
+        messages = polled(one, 2)
+        one.reject(messages[0])
+        one.ack(messages[1])
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: [(0, 1, "dying", 1), (1, 1, "acknowledged", 1)]}
+        assert not one.poll(timeout_ms=50)
+
+
+def test_what_is_given_back_with_a_delay_waits_and_holds_up_its_partition(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 1})
+    with member(mq, group, topic) as one:
+        (message,) = polled(one, 1)
+        begin_s = time.monotonic()
+        one.nack(message, delay_ms=300)
+        one.flush()
+        add(mq, topic, {0: 1}, "later ")
+        assert read(polled(one, 2)) == ["0.0", "later 0.0"]
+        assert time.monotonic() - begin_s >= 0.3
+
+
+def test_offsets_without_messages_need_no_word(mq: Connection) -> None:
+    """Markers, and rows of a transaction that was aborted."""
+    topic, group = new_topic(mq), new_name("g")
+    for commits in (False, True):
+        producer = mq.producer(transactional_id=new_name("tx"))
+        producer.begin_transaction()
+        producer.send(topic, value=b"committed" if commits else b"aborted")
+        producer.commit_transaction() if commits else producer.abort_transaction()
+        producer.close()
+    with member(mq, group, topic) as one:
+        messages = polled(one, 1)
+        assert read(messages) == ["committed"]
+        one.ack(messages)
+        one.flush()
+        until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
+
+
+def test_a_poll_takes_from_all_partitions_and_no_more_than_it_may(mq: Connection) -> None:
+    topic, group = new_topic(mq, 3), new_name("g")
+    add(mq, topic, {0: 10, 1: 10, 2: 1})
+    with member(mq, group, topic) as one:
+        seen: list[str] = []
+        while len(seen) < 21:
+            batch = one.poll(max_records=5, timeout_ms=5_000)
+            assert 1 <= batch.record_count <= 5
+            seen += texts(batch)
+            one.ack(batch)
+        assert sorted(seen) == sorted([f"{p}.{i}" for p in (0, 1) for i in range(10)] + ["2.0"])
+
+
+def test_nothing_more_comes_while_too_much_is_not_acknowledged(mq: Connection) -> None:
+    topic, group = new_topic(mq), configured(mq, max_delivered_unacked_msgs_per_flow=3)
+    add(mq, topic, {0: 10})
+    with member(mq, group, topic) as one:
+        messages = polled(one, 3)
+        with pytest.raises(IllegalState, match=r"Found '3'.*max.delivered.unacked"):
+            one.poll(timeout_ms=30)
+        one.ack(messages[0])
+        assert read(polled(one, 1)) == ["0.3"]
+
+
+def test_a_poll_acknowledges_the_one_before_where_the_group_says_so(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    with member(mq, group, topic, ack_mode="auto") as one:
+        assert len(polled(one, 2, max_records=2)) == 2
+        assert deliveries(mq, group, topic)[0][0][:3:2] == (0, "acquired")
+        assert len(polled(one, 2, max_records=2)) == 2
+        until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
+
+
+def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 2})
+    with member(mq, new_name("g"), topic, auto_offset_reset="latest") as one:
+        until(lambda: not one.poll() and owned(one) == [0])
+        add(mq, topic, {0: 1}, "new ")
+        assert read(polled(one, 1)) == ["new 0.0"]
+    with member(mq, new_name("g"), topic, auto_offset_reset="none") as one, pytest.raises(NoOffsetForPartition):
+        one.poll(timeout_ms=5_000)
+
+
+def test_a_consumer_that_has_nothing_to_do_writes_nothing(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 1})
+    with member(mq, group, topic) as one:
+        one.ack(polled(one, 1))
+        one.flush()
+        step = mq._fetching.of_groups(lambda state: state.step)
+        for _ in range(10):
+            assert not one.poll(timeout_ms=5)
+        assert mq._fetching.of_groups(lambda state: state.step) == step
+
+
+def test_a_paused_partition_brings_nothing_until_it_is_resumed(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    with member(mq, group, topic) as one:
+        until(lambda: not one.poll() and owned(one) == [0, 1])
+        one.pause([(topic, 0)])
+        add(mq, topic, {0: 1, 1: 1})
+        assert read(polled(one, 1)) == ["1.0"]
+        assert not one.poll(timeout_ms=30)
+        one.resume([(topic, 0)])
+        assert read(polled(one, 1)) == ["0.0"]
+
+
+def test_where_it_is_is_the_groups_to_say(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 3})
+    with member(mq, group, topic) as one:
+        polled(one, 1, max_records=1)
+        with pytest.raises(IllegalState, match="reset the group"):
+            one.seek(topic, 0, 0)
+        assert one.position(topic, 0) in (1, 2)  # one may be ahead
+        with pytest.raises(IllegalState, match="not assigned"):
+            one.position(topic, 1)
+
+
+def test_a_poll_that_is_interrupted_has_shown_nothing(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 3})
+    with member(mq, group, topic) as one:
+        tell = one._teller.tell
+
+        def interrupted(*given: Any, **more: Any) -> None:
+            tell(*given, **more)
+            if one._open_count():
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(one._teller, "tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.poll(timeout_ms=5_000)
+        monkeypatch.undo()
+        assert [(message.offset, message.delivery_count) for message in polled(one, 3)] == [(0, 1), (1, 1), (2, 1)]
+
+
+# -- saying what became of it ---------------------------------------------------------------------------------
+
+
+def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 3})
+    with member(mq, group, topic) as one:
+        batch = one.poll(max_records=2, timeout_ms=5_000)
+        first, second = batch
+        one.ack(first)
+        one.ack(first)
+        one.ack([first, second])
+        with pytest.raises(InvalidRecordState, match="offsets 9 to 9"):
+            one.ack([first._replace(offset=9)])
+        with pytest.raises(InvalidRecordState):
+            one.nack(first)
+        one.ack(first._replace(offset=9))
+        with pytest.raises(InvalidRecordState):
+            one.flush()
+        one.flush()
+        with pytest.raises(FencedMemberEpoch, match=f"{topic}-7"):
+            one.ack(first._replace(partition=7))
+        for nonsense in (5, None, "message", [1], {"a": 1}):
+            with pytest.raises(InvalidRequest):
+                one.ack(nonsense)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            one.nack(first, delay_ms=-1)
+
+
+def test_a_commit_acknowledges_all_up_to_there_and_waits(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 6})
+    with member(mq, group, topic) as one:
+        batch = one.poll(max_records=3, timeout_ms=5_000)
+        assert one.commit({(topic, 0): 2}) == {(topic, 0): 2}
+        assert deliveries(mq, group, topic)[0][0][:3] == (2, 4, "acquired")
+        assert one.commit(batch) == {(topic, 0): 3}
+        last = polled(one, 3)[-1]
+        one.ack_through(last)
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: []}
+        assert one.commit() == {}
+        with pytest.raises(InvalidRequest, match="metadata"):
+            one.commit(metadata="note")
+
+
+def test_offsets_are_not_committed_beside_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with member(mq, group, topic) as one, pytest.raises(IllegalState):
+        mq.requester.ask(CommitOffsets(group, [], None, one.member_id))
+
+
+def test_settings_of_the_group_are_what_all_agree_on(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with member(mq, group, topic, ack_mode="auto"):
+        with pytest.raises(InvalidConfig, match=r"ack\.mode"):
+            member(mq, group, topic, ack_mode="explicit")
+        with pytest.raises(InconsistentGroupProtocol):
+            mq.consumer(group, topics=[topic], protocol="cooperative")
+    with pytest.raises(IllegalState, match="ack_mode"):
+        mq.consumer(new_name("g"), topics=[topic], protocol="cooperative", ack_mode="auto")
+    with pytest.raises(InvalidConfig):
+        member(mq, new_name("g"), topic, ack_mode="sometimes")
+
+
+def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connection) -> None:
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    name = new_name("tx")
+    with member(mq, group, topic) as one:
+        batch = one.poll(timeout_ms=5_000)
+        with pytest.raises(RuntimeError, match="on purpose"), mq.transaction(name) as txn:  # noqa: PT012
+            txn.publish(out, batch.to_arrow().select(["value"]))
+            txn.send_offsets(batch)
+            raise RuntimeError("on purpose")
+        assert values(mq, out) == []
+        with mq.transaction(name) as txn:
+            txn.publish(out, batch.to_arrow().select(["value"]))
+            txn.send_offsets(batch)
+        assert values(mq, out) == ["0.0", "0.1"]
+        assert deliveries(mq, group, topic) == {0: []}
+        assert not one.poll()
+        assert one._open_count() == 0
+
+
+def test_a_producers_transaction_takes_what_was_polled(mq: Connection) -> None:
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = one.poll(timeout_ms=5_000)
+        producer.begin_transaction()
+        for message in batch:
+            producer.send(out, value=message.value)
+        producer.send_offsets_to_transaction(batch.offsets, batch.group)
+        producer.commit_transaction()
+        assert (values(mq, out), deliveries(mq, group, topic)) == (["0.0", "0.1"], {0: []})
+
+
+def test_a_transaction_with_messages_of_a_partition_that_has_moved_is_refused(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), configured(mq, max_handoff_ms=0)
+    add(mq, topic, {0: 1, 1: 1})
+    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = one.poll(timeout_ms=5_000)
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(batch.offsets, batch.group)
+        with member(mq, group, topic) as two:
+            until(lambda: not one.poll() and two.poll().record_count >= 0 and owned(two) == [1])
+            with pytest.raises(TransactionAbortable):
+                producer.commit_transaction()
+            producer.abort_transaction()
+
+
+# -- changing hands -------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_handoff(mq: Connection) -> None:
+    """Key A in partition 0, B in 1. At the pause B1 is in the user's hands, B2 is ahead, B3 stored, B4 under way."""
+    topic, group, told = new_topic(mq, 2), new_name("g"), Told()
+    add(mq, topic, {0: 2, 1: 2})
+    with member(mq, group, topic, listener=told) as c1, lakemq.connect(mq.namespace.path) as other:
+        c1_got = read(list(c1.poll(max_records=2, timeout_ms=5_000)))
+        assert c1_got == ["0.0", "1.0"]
+        until(lambda: deliveries(mq, group, topic) == {0: [(0, 2, "acquired", 1)], 1: [(0, 2, "acquired", 1)]})
+        with member(other, group, topic) as c2:
+            until(lambda: [one.state for one in mq.groups.assignments(group)] == ["ready", "paused"])
+            add(mq, topic, {0: 1, 1: 1}, "stored ")
+            c1_got += read(polled(c1, 3))
+            assert told.words[-1] == ("revoked", [1])
+            assert c1_got[2:4] == ["0.1", "1.1"]
+            assert "stored 1.0" not in c1_got
+            assert not c2.poll(timeout_ms=50)
+            c1.commit()
+            add(mq, topic, {0: 1, 1: 1}, "last ")
+            assert read(polled(c2, 2)) == ["stored 1.0", "last 1.0"]
+            c1_got += read(polled(c1, 6 - len(c1_got)))
+            assert [text for text in c1_got if "0.0" in text or text == "0.1"] == [
+                "0.0",
+                "0.1",
+                "stored 0.0",
+                "last 0.0",
+            ]
+            assert owned(c1) == [0]
+    assert ("lost", [1]) not in told.words
+
+
+def test_what_is_not_acknowledged_in_time_is_delivered_to_the_next_one_and_late_words_count_for_nothing(
+    mq: Connection,
+) -> None:
+    topic, group, told = new_topic(mq, 2), configured(mq, max_handoff_ms=100), Told()
+    add(mq, topic, {0: 2, 1: 2})
+    with member(mq, group, topic, listener=told) as one:
+        batch = one.poll(timeout_ms=5_000)
+        with member(mq, group, topic) as two:
+            messages = polled(two, 2)
+            assert [(message.value, message.delivery_count) for message in messages] == [(b"1.0", 2), (b"1.1", 2)]
+            late = [message for message in batch if message.partition == 1]
+            one.ack(late)
+            with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
+                one.flush()
+            until(lambda: not one.poll() and owned(one) == [0])
+            with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
+                one.ack(batch)
+            one.ack([message for message in batch if message.partition == 0])
+            one.flush()
+            two.ack(messages)
+            two.flush()
+            assert ("lost", [1]) in told.words
+            assert deliveries(mq, group, topic) == {0: [], 1: []}
+
+
+def test_who_closes_gives_back_what_it_has_and_what_nobody_saw_was_not_delivered(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    one = member(mq, group, topic)
+    first, _ = one.poll(max_records=2, timeout_ms=5_000)
+    until(lambda: deliveries(mq, group, topic) == {0: [(0, 4, "acquired", 1)]})
+    one.ack(first)
+    one.close()
+    with pytest.raises(IllegalState):
+        one.poll()
+    with pytest.raises(FencedMemberEpoch):
+        one.ack(first)
+    with member(mq, group, topic) as two:
+        found = [(message.offset, message.delivery_count) for message in polled(two, 3)]
+        assert found == [(1, 2), (2, 1), (3, 1)]
+
+
+def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None:
+    """As after a while without a beat: the leader thinks it lost, and it says so with its next poll."""
+    topic, group, told = new_topic(mq, 2), configured(mq, rebalance_delay_ms=60_000), Told()
+    add(mq, topic, {0: 2, 1: 2})
+    with member(mq, group, topic, listener=told, session_timeout_ms=6_000, heartbeat_interval_ms=1_000) as one:
+        batch = one.poll(timeout_ms=5_000)
+        assert one._membership._pulse is not None
+        one._membership._pulse.stop()
+        lost_s = time.monotonic()
+        until_s = lost_s + 9
+        while mq.groups.members(group) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert [info.state for info in mq.groups.assignments(group)] == ["unbound", "unbound"]
+        one.ack([next(iter(batch))])
+        with pytest.raises(UnknownMemberId, match="joins again"):
+            one.flush()
+        assert not one.poll(timeout_ms=100)
+        one.ack(batch)
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: [], 1: []}
+        assert told.words == [("assigned", [0, 1])]
+
+
+def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connection) -> None:
+    """Who acknowledges what it did before it closes is given nothing twice that it did."""
+    topic, group, total = new_topic(mq, 4), configured(mq, rebalance_delay_ms=50), 400
+    done: list[str] = []
+    lock, stop = threading.Lock(), threading.Event()
+    errors: list[BaseException] = []
+
+    def work(rounds: int) -> None:
+        try:
+            for _ in range(rounds):
+                with member(mq, group, topic) as one:
+                    until_s = time.monotonic() + 0.4
+                    while time.monotonic() < until_s and not stop.is_set():
+                        batch = one.poll(max_records=20, timeout_ms=5)
+                        for message in batch:
+                            one.ack(message)
+                        one.flush()
+                        with lock:
+                            done.extend(texts(batch))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rounds,)) for rounds in (3, 4, 40)]
+    for thread in threads:
+        thread.start()
+    for i in range(total // 40):
+        add(mq, topic, dict.fromkeys(range(4), 10), f"{i} ")
+    deadline_s = time.monotonic() + 30
+    while len(done) < total and time.monotonic() < deadline_s and threads[2].is_alive():
+        time.sleep(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    assert sorted(done) == sorted({f"{i} {p}.{n}" for i in range(total // 40) for p in range(4) for n in range(10)})

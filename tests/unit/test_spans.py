@@ -1,0 +1,38 @@
+"""Spans are sets of offsets, whatever is added and removed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from lakemq.engine.client.consume.spans import Spans, spans_of
+
+small = st.integers(0, 30)
+edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20)
+
+
+@given(edits, small, st.integers(1, 12))
+def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
+    spans, offsets = Spans(), set[int]()
+    for adds, at, count in changes:
+        if adds:
+            spans.add(at, at + count)
+            offsets |= set(range(at, at + count))
+        else:
+            spans.remove(at, at + count)
+            offsets -= set(range(at, at + count))
+    assert list(spans) == spans_of(offsets)
+    assert len(spans) == len(offsets)
+    asked = set(range(first, first + length))
+    assert list(spans.within(first, first + length)) == spans_of(asked & offsets)
+    assert list(spans.missing(first, first + length)) == spans_of(asked - offsets)
+    assert spans.has_all(first, first + length) == (asked <= offsets)
+
+
+@given(st.sets(small))
+def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
+    spans = spans_of(offsets)
+    assert {at for first, end in spans for at in range(first, end)} == offsets
+    assert all(left[1] < right[0] for left, right in pairwise(spans))
