@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict
 from typing import Any
 
@@ -284,11 +284,10 @@ def plain(state: State) -> dict[str, Any]:
     soft = ("topics", "producers", "lent", "touched_groups")
     shallow = {name: value for name, value in vars(state).items() if name not in soft}
     return {
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in shallow.items()},
+        **{name: copy(value) for name, value in shallow.items()},
         "topics": topics,
         "producers": producers,
         "transactions": deepcopy(state.transactions),
-        "ongoing": set(state.ongoing),
         "groups": deepcopy(state.groups),
         "deliveries": deepcopy(state.deliveries),
         "offsets": {group: dict(committed) for group, committed in state.offsets.items()},

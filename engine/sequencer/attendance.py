@@ -74,7 +74,7 @@ class Attendance:
 
     def due_in_ms(self, state: State) -> float | None:
         """Until something is to be done; None: there is nobody to be watched."""
-        if not any(group.members for group in state.groups.values()):
+        if not state.manned_groups:
             return None
         if self._running is not None:
             return _SOON_MS
@@ -138,7 +138,8 @@ class Attendance:
                 seen.mark, seen.beat_ms = (beats_id, number), at_ms
 
     def _judged(self, state: State, began_ms: int, before_ms: int | None) -> Iterator[MemberSilent]:
-        members = {(name, one.member_id): one for name, group in state.groups.items() for one in group.members.values()}
+        manned = (state.groups[name] for name in sorted(state.manned_groups))
+        members = {(group.group, one.member_id): one for group in manned for one in group.members.values()}
         self._seen = {key: self._of(key, member, began_ms) for key, member in members.items()}
         deadlines = []
         for key, member in members.items():

@@ -294,7 +294,8 @@ class Sequencer:
 
     def _due_in_ms(self, term: _Term) -> float | None:
         now_ms = term.time.now_ms()
-        delays = (one.not_before_ms - now_ms for one in term.state.groups.values() if one.not_before_ms)
+        waiting = (term.state.groups[name] for name in term.state.waiting_groups)
+        delays = (one.not_before_ms - now_ms for one in waiting if one.not_before_ms)
         return min((one for one in (term.attendance.due_in_ms(term.state), *delays) if one is not None), default=None)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:

@@ -176,7 +176,8 @@ class Groups(RuleBasedStateMachine):
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
         again = restored(mark_of(self.mq.state), tables)
-        assert plain(again)["groups"] == plain(self.mq.state)["groups"]
+        for what in ("groups", "manned_groups", "waiting_groups"):
+            assert plain(again)[what] == plain(self.mq.state)[what]
         self.mq.state.groups = again.groups
 
     # -- what must hold ---------------------------------------------------------------------------------
@@ -225,6 +226,12 @@ class Groups(RuleBasedStateMachine):
         assert group.paused == {
             place for place, one in group.assignments.items() if one.status is PartitionStatus.PAUSED
         }
+
+    @invariant()
+    def who_is_looked_for_is_found(self) -> None:
+        state = self.mq.state
+        assert state.manned_groups == {name for name, one in state.groups.items() if one.members}
+        assert state.waiting_groups == {name for name, one in state.groups.items() if one.is_waiting}
 
     @invariant()
     def a_stable_group_is_whole_and_even(self) -> None:

@@ -174,6 +174,8 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
             row.lost_by,
         )
         group.add(place, assignment)
+    for name in state.groups:
+        state.note_group(name)
 
 
 PROJECT: Project = {GROUPS.name: _groups, MEMBERS.name: _members, ASSIGNMENTS.name: _assignments}

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import (
     GroupIdNotFound,
     InconsistentGroupProtocol,
@@ -39,7 +41,7 @@ from ..values.state import State
 from . import joining, reconciling
 from .giving_back import returned
 from .reconciling import freed, gone, target_set
-from .registries import Folds, Rules
+from .registries import Fold, Folds, Rules
 from .timers import Timers
 
 # -- members --------------------------------------------------------------------------------------------
@@ -161,6 +163,16 @@ def _touched(state: State, name: str) -> Group:
     return state.groups.setdefault(name, Group(name))
 
 
+def _noted(fold: Fold) -> Fold:
+    """The fold, after which the group stands where it is looked for."""
+
+    def noted(state: State, record: Any, segments: Segments) -> None:
+        fold(state, record, segments)
+        state.note_group(record.group)
+
+    return noted
+
+
 def evolve_configured(state: State, record: GroupConfigured, segments: Segments) -> None:
     group = _touched(state, record.group)
     group.config = record.config
@@ -259,7 +271,7 @@ DECIDE: Rules = {
     MemberSilent: decide_silent,
     TargetComputed: decide_target,
 }
-EVOLVE: Folds = {
+_FOLDS: Folds = {
     GroupConfigured: evolve_configured,
     MemberJoined: evolve_joined,
     MemberLeft: evolve_left,
@@ -270,4 +282,5 @@ EVOLVE: Folds = {
     RebalanceDelayed: evolve_delayed,
     RebalanceCompleted: evolve_completed,
 }
+EVOLVE: Folds = {kind: _noted(fold) for kind, fold in _FOLDS.items()}
 TIMERS: Timers = reconciling.TIMERS

@@ -208,16 +208,20 @@ SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
 """What a touched group comes to before its step ends; each sees what the one before it has decided."""
 
 
+def _waiting(state: State) -> list[Group]:
+    return [state.groups[name] for name in sorted(state.waiting_groups)]
+
+
 def wanting_target(state: State) -> list[Group]:
     """Groups that wait for an assignor."""
-    return [one for one in state.groups.values() if one.members and one.target_epoch != one.group_epoch]
+    return [one for one in _waiting(state) if one.wants_target]
 
 
 # -- what time brings -----------------------------------------------------------------------------------
 
 
 def _delayed(state: State) -> list[str]:
-    return [name for name, one in state.groups.items() if one.not_before_ms]
+    return [one.group for one in _waiting(state) if one.not_before_ms]
 
 
 def _delay_is_over(state: State, name: str, time: Time) -> bool:
@@ -236,7 +240,7 @@ _Waiting = tuple[str, str, Place, int]
 def _to_give_up(state: State) -> list[_Waiting]:
     return [
         (group.group, one.owner or "", place, one.since_ms)
-        for group in state.groups.values()
+        for group in _waiting(state)
         if not group.is_queue
         for place in sorted(group.paused)
         for one in [group.assignments[place]]
@@ -267,7 +271,7 @@ _HandingOver = tuple[str, Place, int]
 def _handing_over(state: State) -> list[_HandingOver]:
     return [
         (group.group, place, group.assignments[place].since_ms)
-        for group in state.groups.values()
+        for group in _waiting(state)
         if group.is_queue
         for place in sorted(group.paused)
     ]

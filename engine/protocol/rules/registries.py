@@ -13,5 +13,7 @@ from ..values.state import State
 Rules = Mapping[type[Any], Callable[[State, Any, Given], Decision]]
 """Kind of request -> rule. It reads the state only, and raises the refusal."""
 
-Folds = Mapping[type[Record], Callable[[State, Any, Segments], None]]
+Fold = Callable[[State, Any, Segments], None]
+
+Folds = Mapping[type[Record], Fold]
 """Kind of record -> fold. Total: what was decided is never refused here."""

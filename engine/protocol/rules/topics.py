@@ -158,7 +158,8 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
     zeros = np.zeros(record.partitions, np.int64)
     state.add(Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()))
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
-    state.touched_groups.update(state.groups)
+    # who is there may have asked for it; others ask when they come
+    state.touched_groups |= state.manned_groups
     # its name is a destination now, which others may have reached by their subscriptions
     if state.subscribers:
         state.routing_step = state.step
@@ -167,7 +168,7 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
 def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     added = np.zeros(record.partitions - topic.partition_count, np.int64)
-    state.touched_groups.update(state.groups)
+    state.touched_groups.update(state.groups_with(record.topic_id))
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
     # by these rows are placed, or refused, by whoever publishes
@@ -180,7 +181,7 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
 
 def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> None:
     # an open transaction may name it still: whoever ends that one asks what is there
-    state.touched_groups.update(state.groups)
+    state.touched_groups.update(state.groups_with(record.topic_id))
     state.remove(record.topic_id)
 
 

@@ -190,6 +190,16 @@ class Group:
         return self.target_epoch == self.group_epoch and not self.moving
 
     @property
+    def wants_target(self) -> bool:
+        """Whether an assignor is to say who gets what."""
+        return bool(self.members) and self.target_epoch != self.group_epoch
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an assignor, time or an owner is to bring something about."""
+        return bool(self.not_before_ms or self.paused) or self.wants_target
+
+    @property
     def status(self) -> GroupStatus:
         if not self.members:
             return GroupStatus.EMPTY

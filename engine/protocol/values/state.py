@@ -6,7 +6,7 @@ nothing per segment or message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
@@ -27,12 +27,13 @@ class State:
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
-    groups, what became of messages past that; touched_groups: those in which
-    something has happened in this step, all of them where a topic has; lent: topics that a snapshot
-    has as well, to be replaced (`own`) instead of changed.
+    groups, what became of messages past that; touched_groups: those in which, or in a topic of which, something has
+    happened in this step; lent: topics that a snapshot has as well, to be replaced (`own`) instead of changed.
 
     A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
     folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any.
+    Nor does a step look through all groups: manned_groups are those with members, waiting_groups those of which
+    something waits, for an assignor, for the end of a delay, or for a partition to be given up.
     """
 
     step: int = 0
@@ -56,6 +57,8 @@ class State:
     deliveries: dict[str, dict[tuple[int, int], Deliveries]] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     touched_groups: set[str] = field(default_factory=set)
+    manned_groups: set[str] = field(default_factory=set)
+    waiting_groups: set[str] = field(default_factory=set)
     lent: set[int] = field(default_factory=set)
 
     def topic(self, name: str) -> Topic:
@@ -112,7 +115,20 @@ class State:
     def without_clients(self, with_groups: bool) -> State:
         """The same as who decides nothing loads it: what its tail tells of producers, and of groups, is left out."""
         left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
-        return left if with_groups else replace(left, offsets={}, deliveries={}, groups={})
+        if with_groups:
+            return left
+        return replace(left, offsets={}, deliveries={}, groups={}, manned_groups=set(), waiting_groups=set())
+
+    def note_group(self, name: str) -> None:
+        """Something of this group has changed."""
+        group = self.groups.get(name)
+        is_manned, is_waiting = group is not None and bool(group.members), group is not None and group.is_waiting
+        (self.manned_groups.add if is_manned else self.manned_groups.discard)(name)
+        (self.waiting_groups.add if is_waiting else self.waiting_groups.discard)(name)
+
+    def groups_with(self, topic_id: int) -> Iterator[str]:
+        """Those that have partitions of this topic."""
+        return (name for name, group in self.groups.items() if topic_id in group.partition_counts)
 
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""

@@ -1,0 +1,66 @@
+"""Groups that are at rest cost a step nothing, however many there are."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from protocol_harness import Harness
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.rules.reconciling import wanting_target
+from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.values.assignments import Group
+from lakemq.engine.protocol.values.groups import Assigned, ConfigureGroup, JoinGroup, LeaveGroup, ReleasePartitions
+from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
+
+
+class NotLookedThrough(dict[str, Group]):
+    """Groups that are asked for by name only."""
+
+    def _fail(self, *_: Any) -> NoReturn:
+        raise AssertionError("a step looked through all groups")
+
+    __iter__ = values = items = keys = _fail  # type: ignore[assignment]
+
+
+def _join(group: str, member: str) -> JoinGroup:
+    return JoinGroup(group, member, ["t"], None, None, 6_000, 10_000, "earliest")
+
+
+def test_no_step_looks_through_all_groups() -> None:
+    mq = Harness()
+    mq.create("t", 2)
+    for n in range(3):
+        mq.one(ConfigureGroup(f"idle-{n}", {}, create=True))
+    mq.state.groups = NotLookedThrough(mq.state.groups)
+    mq.one(_join("g", "C1"))
+    assert [one.group for one in wanting_target(mq.state)] == ["g"]
+    mq.assign()
+    mq.one(_join("g", "C2"))
+    mq.assign()
+    paused = sorted(mq.state.groups["g"].paused)
+    assert len(paused) == 1
+    mq.one(ReleasePartitions("g", "C1", [Assigned(*p, mq.state.groups["g"].assignments[p].epoch) for p in paused]))
+    mq.one(LeaveGroup("g", ["C2"]))
+    mq.assign()
+    mq.one(CreateTopic("another", 1))
+    mq.now_ms += 1
+    assert machine.due(mq.state, Time(mq.now_ms, mq.now_ms), forget=False) == []
+    assert (mq.state.manned_groups, mq.state.waiting_groups) == ({"g"}, set())
+
+
+def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> None:
+    mq = Harness()
+    mq.create("t", 1)
+    mq.create("u", 1)
+    mq.one(_join("g", "C1"))
+    mq.one(ConfigureGroup("idle", {}, create=True))
+    mq.one(AlterTopic("t", partitions=2))
+    assert mq.state.touched_groups == {"g"}
+    assert len(mq.state.groups["g"].assignments) == 2
+    mq.one(DeleteTopic("u"))
+    assert mq.state.touched_groups == set()
+    mq.one(LeaveGroup("g", ["C1"]))
+    mq.one(DeleteTopic("t"))
+    assert mq.state.touched_groups == {"g"}
+    assert not mq.state.groups["g"].assignments
