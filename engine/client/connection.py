@@ -41,6 +41,7 @@ from .consume.consumer import Consumer
 from .consume.consumers import Consumers
 from .consume.group_consumer import GroupConsumer
 from .consume.groups import Groups
+from .consume.resets import Resets
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position
@@ -286,7 +287,8 @@ class Connection:
     @cached_property
     def groups(self) -> Groups:
         """Groups: their settings and members, what they have committed, and how much is left to them."""
-        return Groups(self._whole_state, self.requester)
+        resets = Resets(self._whole_state, self._fetching.offsets_for_times, self._clock.now_ms)
+        return Groups(self._whole_state, self.requester, resets)
 
     def _whole_state(self) -> State:
         self._check_open()

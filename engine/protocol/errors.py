@@ -149,6 +149,14 @@ class GroupIdNotFound(LakeMQError, name="GROUP_ID_NOT_FOUND", code=69):
     """There is no such group: it was never made, and has committed nothing."""
 
 
+class NonEmptyGroup(LakeMQError, name="NON_EMPTY_GROUP", code=68):
+    """The group has members: they must leave first."""
+
+
+class GroupSubscribedToTopic(LakeMQError, name="GROUP_SUBSCRIBED_TO_TOPIC", code=86):
+    """A member of the group reads this topic, and would commit again what is to be deleted."""
+
+
 class UnknownMemberId(LakeMQError, name="UNKNOWN_MEMBER_ID", code=25):
     """The group has no such member: it has left, or was silent for too long. Join again."""
 

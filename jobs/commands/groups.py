@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
 from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
@@ -42,6 +43,7 @@ _DESCRIBED = (
     "shard",
     "coordinator",
 )
+_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable")
 _MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
 _ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
 
@@ -50,26 +52,44 @@ Config = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A s
 
 
 def add_to(app: typer.Typer) -> None:
+    group_operations.add_to(groups)
     app.add_typer(groups, name="groups")
 
 
 @groups.command("list")
-def list_groups(ctx: typer.Context) -> None:
+def list_groups(
+    ctx: typer.Context,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help=f"Only those in this state ({', '.join(_STATES)}); repeatable."),
+    ] = None,
+) -> None:
     """Groups that have committed offsets, have members, or were made, by name."""
+    for one in state or ():
+        if one not in _STATES:
+            raise typer.BadParameter(f"{one!r} is none of {', '.join(_STATES)}", param_hint="--state")
     session = session_of(ctx)
     with session.connect() as mq:
-        show(({"group": name} for name in mq.groups.list()), session.output, ("group",))
+        show(map(asdict, mq.groups.all(state or ())), session.output, ("group", "state"))
 
 
 @groups.command()
-def describe(ctx: typer.Context, group: Name) -> None:
-    """One group: its state, protocol and members, for how many partitions it has offsets, and its lag over all.
+def describe(
+    ctx: typer.Context,
+    group: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")] = None,
+    all_groups: group_operations.AllGroups = False,
+) -> None:
+    """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
 
     problem: why partitions are given out by another assignor than the one that was asked for.
     """
     session = session_of(ctx)
     with session.connect() as mq:
-        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+        if all_groups and not group:
+            found = mq.groups.all()
+        else:
+            found = [mq.groups.describe(name) for name in group_operations.chosen(mq, group, all_groups)]
+        show(map(asdict, found), session.output, _DESCRIBED)
 
 
 @groups.command()

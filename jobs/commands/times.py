@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
+
+_DURATION = re.compile(
+    r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
+    r"(?:T(?=[0-9])(?:(?P<hours>[0-9]{1,6})H)?(?:(?P<minutes>[0-9]{1,6})M)?(?:(?P<seconds>[0-9]{1,6}(?:\.[0-9]{1,6})?)S)?)?"
+)
 
 
 def parse_time(text: str) -> datetime:
@@ -21,6 +27,15 @@ def parse_position(text: str) -> str | int | datetime:
         return parse_time(text)
     except ValueError:
         raise ValueError(f"found {text!r}, expected earliest, latest, an offset, or a time in ISO 8601") from None
+
+
+def parse_duration(text: str) -> timedelta:
+    """An ISO 8601 duration of weeks, days, hours, minutes and seconds. Raises ValueError."""
+    found = _DURATION.fullmatch(text)
+    parts = {name: float(value) for name, value in found.groupdict().items() if value} if found else {}
+    if not parts:
+        raise ValueError(f"found {text!r}, expected a duration in ISO 8601, as P1DT12H or PT30M")
+    return timedelta(**parts)
 
 
 def of_millis(time_ms: int | None) -> datetime | None:

@@ -77,7 +77,7 @@ class AssignmentRow:
     since_ms: int = column(INT64, "Since when it is in this state.")
     reason: str = column(TEXT, "What it came into this state for.")
     lost_by: str | None = column(TEXT, "Member that had it and may be back, while it is unbound.", nullable=True)
-    removed: bool = column(BOOL, "Its topic was deleted.")
+    removed: bool = column(BOOL, "Its topic was deleted, or its group.")
 
 
 ASSIGNMENTS = TableSpec(

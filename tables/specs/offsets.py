@@ -36,7 +36,7 @@ class ConsumerOffsetRow:
     metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
     committed_at_ms: int = column(INT64, "When.")
     shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
-    removed: bool = column(BOOL, "Deleted with its topic.")
+    removed: bool = column(BOOL, "Deleted, or its topic, or its group.")
 
 
 CONSUMER_OFFSETS = TableSpec(

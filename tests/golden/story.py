@@ -18,6 +18,7 @@ from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
+    DeleteGroup,
     JoinGroup,
     LeaveGroup,
     MemberSilent,
@@ -29,10 +30,14 @@ from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
 from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
+    DeleteOffsets,
     FetchOffsets,
     OffsetCommit,
+    OffsetsChanged,
     OffsetsFetched,
     OffsetsJudged,
+    ResetOffsets,
+    ResetPlace,
 )
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
 from lakemq.engine.protocol.values.topics import (
@@ -277,6 +282,27 @@ class Story(QueueWords):
     def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
         return ConfigureGroup(group, dict(config), create)
 
+    def ask_delete_group(self, _: Any, group: str) -> AnyRequest:
+        return DeleteGroup(group)
+
+    def ask_delete_offsets(self, _: Any, of: Sequence[str], group: str = "g") -> AnyRequest:
+        """of: partitions, or topics."""
+        return DeleteOffsets(group, [place_of(one) if "-" in one else (one, None) for one in of])
+
+    def ask_reset(
+        self,
+        _: Any,
+        group: str,
+        to: str,
+        by: int = 0,
+        of: dict[str, int | None] | None = None,
+        dry_run: bool = False,
+    ) -> AnyRequest:
+        """of: partitions, or topics, and where to; left out: all that the group has."""
+        pairs = [(place_of(one) if "-" in one else (one, None), at) for one, at in (of or {}).items()]
+        places = None if of is None else [ResetPlace(*place, at) for place, at in pairs]
+        return ResetOffsets(group, to, by, places, dry_run)  # type: ignore[arg-type]
+
     def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
         return FetchOffsets(group, [place_of(of)] if of else None, stable)
 
@@ -358,6 +384,9 @@ class Story(QueueWords):
         told = {"state": group.status.value, "leader": leader, "members": sorted(group.members)}
         return {what: told[what] if what in told else getattr(group, what) for what in expected}
 
+    def see_groups(self, _: Any) -> list[str]:
+        return sorted(self.mq.state.groups)
+
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """What groups have committed."""
         topics = self.mq.state.topics
@@ -384,6 +413,8 @@ def answer_of(result: AnyResult) -> Any:
         return {"fenced": result.fenced, "invalid": result.invalid}
     if isinstance(result, OffsetsJudged):
         return {"fenced": result.fenced}
+    if isinstance(result, OffsetsChanged):
+        return {f"{one.topic}-{one.partition}": [one.before, one.after] for one in result.changes}
     if isinstance(result, OffsetsFetched):
         return {f"{one.topic}-{one.partition}": one.offset for one in result.offsets}
     assert isinstance(result, ProducerDone | TransactionEnded)

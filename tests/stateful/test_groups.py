@@ -15,9 +15,11 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.values.assignments import GroupStatus, PartitionStatus, Place
+from lakemq.engine.protocol.values.assignments import Group, GroupStatus, PartitionStatus, Place
 from lakemq.engine.protocol.values.groups import (
     Assigned,
+    DeleteGroup,
+    GroupForgotten,
     JoinGroup,
     LeaveGroup,
     MemberJoined,
@@ -29,7 +31,16 @@ from lakemq.engine.protocol.values.groups import (
     TargetComputed,
 )
 from lakemq.engine.protocol.values.log import Produce
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
+from lakemq.engine.protocol.values.offsets import (
+    CommitOffsets,
+    DeleteOffsets,
+    OffsetCommit,
+    OffsetsChanged,
+    OffsetsCommitted,
+    OffsetsJudged,
+    OffsetsRemoved,
+    ResetOffsets,
+)
 from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 
 GROUP = "g"
@@ -53,6 +64,7 @@ class Groups(RuleBasedStateMachine):
         self.seen_steps = 0
         self.owners: dict[Place, str] = {}
         self.living: set[str] = set()
+        self.committed: dict[Place, int] = {}
         self.delay_ms = 0
 
     # -- what happens -----------------------------------------------------------------------------------
@@ -148,7 +160,7 @@ class Groups(RuleBasedStateMachine):
         mine = [one for one in there if one[0] == member] or there
         drawn = data.draw(st.lists(st.sampled_from(mine) | st.sampled_from(there), min_size=1, max_size=3, unique=True))
         chosen = [(place, epoch) for _, place, epoch in drawn]
-        known = self.mq.state.groups[GROUP]
+        known = self.mq.state.groups.get(GROUP, Group(GROUP))
         fenced = [
             i
             for i, (place, epoch) in enumerate(chosen)
@@ -156,7 +168,8 @@ class Groups(RuleBasedStateMachine):
         ]
         before = dict(self.mq.state.offsets.get(GROUP, {}))
         asked = [
-            OffsetCommit(self.mq.state.topics[t].topic, p, 0, f"by {member}", t, epoch) for (t, p), epoch in chosen
+            OffsetCommit(self.mq.state.topics[t].topic, p, self._further(data, (t, p)), f"by {member}", t, epoch)
+            for (t, p), epoch in chosen
         ]
         result = self.mq.one(CommitOffsets(GROUP, asked, None, member))
         after = self.mq.state.offsets.get(GROUP, {})
@@ -169,6 +182,53 @@ class Groups(RuleBasedStateMachine):
             assert isinstance(result, OffsetsJudged)
             assert result.fenced == fenced
             assert changed <= {place for i, (place, _) in enumerate(chosen) if i not in fenced}
+
+    def _further(self, data: st.DataObject, place: Place) -> int:
+        """As consumers do that never seek."""
+        end = int(self.mq.state.topics[place[0]].high_watermarks[place[1]])
+        return data.draw(st.integers(self.committed.get(place, 0), end))
+
+    @rule(living=st.booleans())
+    def delete_the_group(self, living: bool) -> None:
+        """While it lives that is refused."""
+        group = self.mq.state.groups.get(GROUP)
+        if not living and group is not None:
+            self.mq.one(LeaveGroup(GROUP, sorted(group.members)))
+        is_known, has_members = group is not None or bool(self.committed), group is not None and bool(group.members)
+        result = self.mq.one(DeleteGroup(GROUP))
+        assert isinstance(result, Refusal) == (has_members or not is_known)
+        if not isinstance(result, Refusal):
+            # what an assignor says of it names its members, whose ids are never given twice but here
+            self.late.clear()
+            assert (self.mq.state.groups, self.mq.state.offsets) == ({}, {})
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_offsets(self, topic: str) -> None:
+        group, before = self.mq.state.groups.get(GROUP), dict(self.committed)
+        result = self.mq.one(DeleteOffsets(GROUP, [(topic, None)]))
+        if isinstance(result, Refusal):
+            assert result.error in ("GROUP_ID_NOT_FOUND", "UNKNOWN_TOPIC_OR_PARTITION", "GROUP_SUBSCRIBED_TO_TOPIC")
+            return
+        assert isinstance(result, OffsetsChanged)
+        topic_id = self.mq.state.topic_ids[topic]
+        of_topic = {place: at for place, at in before.items() if place[0] == topic_id}
+        assert {(topic_id, one.partition): one.before for one in result.changes} == of_topic
+        assert all(place[0] != topic_id for place in self.owners)
+        assert group is None or all(topic not in one.topics for one in group.members.values())
+
+    @rule(to=st.sampled_from(["earliest", "latest", "offset", "shift"]), by=st.integers(-3, 3), dry_run=st.booleans())
+    def reset(self, to: Any, by: int, dry_run: bool) -> None:
+        before = dict(self.committed)
+        result = self.mq.one(ResetOffsets(GROUP, to, by, None, dry_run))
+        if isinstance(result, Refusal):
+            assert result.error in ("NON_EMPTY_GROUP", "GROUP_ID_NOT_FOUND", "NO_OFFSET_FOR_PARTITION")
+            return
+        assert isinstance(result, OffsetsChanged)
+        assert not self.living
+        told = {(self.mq.state.topic_ids[one.topic], one.partition): one for one in result.changes}
+        assert {place: one.before for place, one in told.items() if one.before is not None} == before
+        after = before if dry_run else {place: one.after for place, one in told.items()}
+        assert {place: one.offset for place, one in self.mq.state.offsets.get(GROUP, {}).items()} == after
 
     @rule()
     def another_leads(self) -> None:
@@ -197,10 +257,26 @@ class Groups(RuleBasedStateMachine):
                     self.living.discard(record.member_id)
                 elif isinstance(record, PartitionsGone):
                     self.owners = {place: who for place, who in self.owners.items() if place[0] != record.topic_id}
+                elif isinstance(record, GroupForgotten):
+                    assert not self.living
+                    assert not self.owners
+                elif isinstance(record, OffsetsCommitted | OffsetsRemoved):
+                    self._note_offsets(record)
                 elif isinstance(record, PartitionsMoved):
                     for move in record.moves:
                         self._move((move.topic_id, move.partition), move.status, move.owner, replaced, step.step)
         self.seen_steps = len(self.mq.steps)
+
+    def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
+        """I7: they move back only where an operator has said so, which the journal has."""
+        if isinstance(record, OffsetsRemoved):
+            for partition in record.partitions:
+                del self.committed[record.topic_id, partition]
+            return
+        for topic_id, one in zip(record.topic_ids, record.offsets, strict=True):
+            place = topic_id, one.partition
+            assert record.reason == "reset" or one.offset >= self.committed.get(place, 0)
+            self.committed[place] = one.offset
 
     def _move(
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
@@ -217,7 +293,11 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def the_state_is_what_the_journal_says(self) -> None:
-        group = self.mq.state.groups.get(GROUP)
+        state = self.mq.state
+        assert {place: one.offset for place, one in state.offsets.get(GROUP, {}).items()} == self.committed
+        for (topic_id, partition), at in self.committed.items():
+            assert 0 <= at <= state.topics[topic_id].high_watermarks[partition]
+        group = state.groups.get(GROUP)
         if group is None:
             return
         assert group.members.keys() == self.living

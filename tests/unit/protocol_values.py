@@ -29,7 +29,9 @@ from lakemq.engine.protocol.values.deliveries import (
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
+    DeleteGroup,
     GroupConfigured,
+    GroupForgotten,
     JoinGroup,
     LeaveGroup,
     MemberJoined,
@@ -61,12 +63,17 @@ from lakemq.engine.protocol.values.log import (
 )
 from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
+    DeleteOffsets,
     FetchOffsets,
+    OffsetChange,
     OffsetCommit,
+    OffsetsChanged,
     OffsetsCommitted,
     OffsetsFetched,
     OffsetsJudged,
     OffsetsRemoved,
+    ResetOffsets,
+    ResetPlace,
 )
 from lakemq.engine.protocol.values.producers import (
     InitProducer,
@@ -241,6 +248,19 @@ REQUESTS: Kinds = {
         ),
         st.none() | transaction_refs,
     ),
+    DeleteGroup: st.builds(DeleteGroup, names),
+    DeleteOffsets: st.builds(DeleteOffsets, names, st.lists(st.tuples(names, st.none() | st.integers()), max_size=3)),
+    ResetOffsets: st.builds(
+        ResetOffsets,
+        names,
+        st.sampled_from(["earliest", "latest", "offset", "shift"]),
+        st.integers(),
+        st.none()
+        | st.lists(
+            st.builds(ResetPlace, names, st.none() | small, st.none() | st.integers(), st.none() | small), max_size=3
+        ),
+        st.booleans(),
+    ),
 }
 
 RESULTS: Kinds = {
@@ -251,6 +271,9 @@ RESULTS: Kinds = {
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
+    OffsetsChanged: st.builds(
+        OffsetsChanged, columns(st.builds(OffsetChange, texts, small, st.none() | counts, st.none() | counts))
+    ),
     TransactionEnded: st.builds(TransactionEnded, small, epochs, st.booleans()),
     Refusal: st.builds(
         Refusal, st.just("INVALID_REQUEST"), texts, st.none() | st.integers() | texts, st.none() | texts
@@ -277,9 +300,10 @@ RECORDS: Kinds = {
         st.none() | texts,
     ),
     DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
-    OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts),
+    OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),
     GroupConfigured: st.builds(GroupConfigured, texts, group_configs),
+    GroupForgotten: st.builds(GroupForgotten, texts, texts),
     MemberJoined: st.builds(
         MemberJoined,
         texts,

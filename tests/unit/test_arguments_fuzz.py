@@ -246,6 +246,7 @@ def calls(mq: Connection) -> list[Call]:
         Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
         Call("consumer.position", right(topic=TOPIC, partition=0), position),
         Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
+        Call("groups.all", right(states=tuple), mq.groups.all),
         Call("groups.describe", right(group=GROUP), mq.groups.describe),
         Call("groups.lag", right(group=GROUP), mq.groups.lag),
         Call("groups.members", right(group="members"), mq.groups.members),
@@ -256,6 +257,13 @@ def calls(mq: Connection) -> list[Call]:
             "groups.remove_members",
             right(group="members", members=tuple, instances=tuple),
             mq.groups.remove_members,
+        ),
+        Call("groups.delete", right(group="nobody"), mq.groups.delete),
+        Call("groups.delete_offsets", right(group=GROUP, topics=lambda: [OTHER, (OTHER, 0)]), mq.groups.delete_offsets),
+        Call(
+            "groups.reset_offsets",
+            right(group=GROUP, topics=lambda: [TOPIC], to="earliest", shift_by=None, dry_run=False),
+            mq.groups.reset_offsets,
         ),
         Call("transactions.all", right(states=tuple), mq.transactions.all),
         Call("transactions.describe", right(transactional_id="x"), mq.transactions.describe),
@@ -310,7 +318,14 @@ def check(mq: Connection, call: Call, arguments: dict[str, Any]) -> None:
         assert seen(mq) == before, call.name
 
 
-NOT_THERE = {"topics.delete", "transactions.describe", "transactions.abort", "publish_stream", "step_until_idle"}
+NOT_THERE = {
+    "topics.delete",
+    "groups.delete",
+    "transactions.describe",
+    "transactions.abort",
+    "publish_stream",
+    "step_until_idle",
+}
 """Calls that are refused also when their arguments are right: there is no such thing, or another one leads."""
 
 

@@ -21,13 +21,14 @@ from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgemen
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
+    DeleteGroup,
     JoinGroup,
     LeaveGroup,
     MemberSilent,
     ReleasePartitions,
 )
 from lakemq.engine.protocol.values.journal import Step
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
@@ -41,7 +42,7 @@ from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.changelog import newest
 
 SEEDS = 8
-STEPS = 70
+STEPS = 80
 
 
 @cache
@@ -61,7 +62,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     if name not in mq.state.topic_ids:
         mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
         return
-    kind, topic = chance.randrange(42), mq.state.topic(name)
+    kind, topic = chance.randrange(46), mq.state.topic(name)
     if kind == 0:
         mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
     elif kind == 1:
@@ -73,7 +74,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     elif kind == 4:
         machine.begin_step(mq.state, mq.now_ms)
         mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
-    elif kind >= 34:
+    elif kind >= 38:
         happen_in_queue(mq, chance, kind)
     elif kind >= 20:
         happen_in_group(mq, chance, kind)
@@ -107,6 +108,13 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
         mq.ask(LeaveGroup(group, [member])) if chance.random() < 0.2 else mq.see(MemberSilent(group, member, "session"))
     elif kind < 32:
         mq.assign()
+    elif kind == 34:
+        mq.ask(LeaveGroup(group, sorted(known.members))) if chance.random() < 0.3 else None
+        mq.ask(DeleteGroup(group))
+    elif kind == 35:
+        mq.ask(ResetOffsets(group, chance.choice(["earliest", "latest"])))
+    elif kind in (36, 37):
+        mq.ask(DeleteOffsets(group, [(chance.choice("abc"), None)]))
     else:
         paused = [Assigned(*place, known.assignments[place].epoch) for place in sorted(known.paused)]
         mq.ask(ReleasePartitions(group, member, paused))
@@ -120,9 +128,9 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
         return
     place, one = chance.choice(owned)
     member, deliveries = str(one.owner), mq.state.deliveries_of("q", place)
-    if kind == 34 and place[0] in mq.state.topics:
+    if kind == 38 and place[0] in mq.state.topics:
         mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
-    if kind < 37 or deliveries is None or not deliveries.held():
+    if kind < 41 or deliveries is None or not deliveries.held():
         mq.ask(Acquire("q", member, [Wanted(*place, one.epoch, chance.randrange(1, 5))]))
         return
     outcome, ref = chance.choice(list(Outcome)), None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from ...protocol.errors import GroupIdNotFound
@@ -12,12 +13,23 @@ from ...protocol.hashing import shard
 from ...protocol.names import shown
 from ...protocol.parameters import GROUP
 from ...protocol.values.assignments import PARTITION_TRANSITIONS, Group, GroupStatus
-from ...protocol.values.groups import ConfigureGroup, LeaveGroup
+from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
+from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
-from ..arguments import group_name, mapped, texts
+from ..arguments import flag, group_name, listed, mapped, one_of, texts
 from ..requester import Requester
+from .resets import Resets, partitions_given
 
-__all__ = ["GROUP", "PARTITION_TRANSITIONS", "AssignmentInfo", "GroupInfo", "Groups", "MemberInfo", "PartitionLag"]
+__all__ = [
+    "GROUP",
+    "PARTITION_TRANSITIONS",
+    "AssignmentInfo",
+    "GroupInfo",
+    "Groups",
+    "MemberInfo",
+    "OffsetChange",
+    "PartitionLag",
+]
 
 
 @dataclass(frozen=True)
@@ -90,12 +102,23 @@ class AssignmentInfo:
     reason: str
 
 
+@dataclass(frozen=True)
+class OffsetChange:
+    """A group in a partition. before, after: the offset that it has committed; None: none."""
+
+    group: str
+    topic: str
+    partition: int
+    before: int | None
+    after: int | None
+
+
 class Groups:
     """Groups as an operator sees them."""
 
-    def __init__(self, state: Callable[[], State], requester: Requester) -> None:
+    def __init__(self, state: Callable[[], State], requester: Requester, resets: Resets) -> None:
         """state: as of the newest step, with groups and transactions."""
-        self._state, self._requester = state, requester
+        self._state, self._requester, self._resets = state, requester, resets
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
         """A group with these settings, before its first member; docs/settings.md has them.
@@ -121,31 +144,65 @@ class Groups:
         gone = LeaveGroup(group_name(group), texts("members", members), texts("instances", instances))
         self._requester.ask(gone)
 
+    def delete(self, group: str) -> None:
+        """The group is forgotten: its settings, and what it has committed.
+
+        Raises InvalidGroupId, GroupIdNotFound, NonEmptyGroup; UnstableOffsetCommit: an open transaction has offsets of
+        it.
+        """
+        self._requester.ask(DeleteGroup(group_name(group)))
+
+    def delete_offsets(self, group: str, topics: str | Iterable[str | tuple[str, int]]) -> builtins.list[OffsetChange]:
+        """Forget what the group has committed in a topic, or in these topics and (topic, partition) pairs.
+
+        Who reads them next begins as its auto_offset_reset says. Raises InvalidGroupId, InvalidTopic, InvalidRequest,
+        GroupIdNotFound, UnknownTopicOrPartition; GroupSubscribedToTopic: a member reads one of the topics;
+        UnstableOffsetCommit.
+        """
+        group = group_name(group)
+        return self._changed(group, DeleteOffsets(group, partitions_given("topics", topics)))
+
+    def reset_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | tuple[str, int]] | None = None,
+        to: str | int | datetime | timedelta | Mapping[tuple[str, int], int] | None = None,
+        *,
+        shift_by: int | None = None,
+        dry_run: bool = False,
+    ) -> builtins.list[OffsetChange]:
+        """Let a group without members go on elsewhere: all partitions at once, each as near as the log has it.
+
+        topics: a topic, or topics and (topic, partition) pairs; left out, all that the group has committed or has had.
+        to: `earliest`, `latest`, an offset, a time (the first message not before it), how long ago, or (topic,
+        partition) -> offset; or shift_by: so many offsets further, or back. dry_run: only say what would change.
+        Raises InvalidGroupId, InvalidTopic, InvalidRequest, NonEmptyGroup, GroupIdNotFound, UnknownTopicOrPartition,
+        UnknownTopicId (it was made anew meanwhile), NoOffsetForPartition (nothing to be shifted), UnstableOffsetCommit.
+        """
+        group = group_name(group)
+        request = self._resets.request(group, topics, to, shift_by, flag("dry_run", dry_run))
+        return self._changed(group, request)
+
+    def _changed(self, group: str, request: DeleteOffsets | ResetOffsets) -> builtins.list[OffsetChange]:
+        found = self._requester.ask(request)
+        assert isinstance(found, OffsetsChanged)
+        changes = (OffsetChange(group, one.topic, one.partition, one.before, one.after) for one in found.changes)
+        return sorted(changes, key=lambda one: (one.topic, one.partition))
+
     def list(self) -> builtins.list[str]:
         """Groups that have committed offsets, have members, or were made, by name."""
+        return _names(self._state())
+
+    def all(self, states: Iterable[str] = ()) -> builtins.list[GroupInfo]:
+        """All groups, by name. states: only those in one of these. Raises InvalidRequest."""
+        wanted = {one_of("states", one, [*GroupStatus]) for one in listed("states", states)}
         state = self._state()
-        return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
+        found = (_described(state, name) for name in _names(state))
+        return [one for one in found if not wanted or one.state in wanted]
 
     def describe(self, group: str) -> GroupInfo:
         """Raises GroupIdNotFound, InvalidGroupId."""
-        group, state = group_name(group), self._state()
-        rows = _rows(state, group)
-        known = state.groups.get(group)
-        leader = known.leader if known else None
-        return GroupInfo(
-            group,
-            shard(group),
-            state.leader,
-            known.setting("group.protocol") if known else None,
-            (known.status if known else GroupStatus.EMPTY).value,
-            known.generation if known else 0,
-            leader.member_id if leader else None,
-            len(known.members) if known else 0,
-            known.assignor if known else "",
-            known.problem if known else None,
-            len(rows),
-            sum(row.lag or 0 for row in rows),
-        )
+        return _described(self._state(), group_name(group))
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """In the order in which they came. Raises GroupIdNotFound, InvalidGroupId."""
@@ -182,6 +239,30 @@ class Groups:
         Raises GroupIdNotFound, InvalidGroupId.
         """
         return _rows(self._state(), group_name(group))
+
+
+def _names(state: State) -> list[str]:
+    return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
+
+
+def _described(state: State, group: str) -> GroupInfo:
+    rows = _rows(state, group)
+    known = state.groups.get(group)
+    leader = known.leader if known else None
+    return GroupInfo(
+        group,
+        shard(group),
+        state.leader,
+        known.setting("group.protocol") if known else None,
+        (known.status if known else GroupStatus.EMPTY).value,
+        known.generation if known else 0,
+        leader.member_id if leader else None,
+        len(known.members) if known else 0,
+        known.assignor if known else "",
+        known.problem if known else None,
+        len(rows),
+        sum(row.lag or 0 for row in rows),
+    )
 
 
 def _known(state: State, group: str) -> Group:

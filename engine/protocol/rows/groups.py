@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from ..values.groups import (
     PartitionsMoved,
     TargetSet,
 )
+from ..values.offsets import OffsetsRemoved
 from ..values.state import State
 from .steps import Project, Restore, Steps, records
 
@@ -29,12 +31,14 @@ _configs = msgspec.json.Decoder(dict[str, Any])
 
 def _groups(state: State, steps: Steps) -> pa.Table:
     changed = {record.subject for _, record in records(steps) if isinstance(record, RECORDS)}
-    return GROUPS.table(_group_row(state.step, state.groups[name]) for name in sorted(changed))
+    return GROUPS.table(_group_row(state, name) for name in sorted(changed))
 
 
-def _group_row(step: int, group: Group) -> GroupRow:
+def _group_row(state: State, name: str) -> GroupRow:
+    known = state.groups.get(name)
+    group = known or Group(name)
     return GroupRow(
-        step=step,
+        step=state.step,
         group=group.group,
         shard=shard(group.group),
         protocol=group.setting("group.protocol"),
@@ -48,7 +52,7 @@ def _group_row(step: int, group: Group) -> GroupRow:
         target_epoch=group.target_epoch,
         settled_epoch=group.settled_epoch,
         not_before_ms=group.not_before_ms,
-        removed=False,
+        removed=known is None,
     )
 
 
@@ -63,7 +67,7 @@ def _members(state: State, steps: Steps) -> pa.Table:
 
 
 def _member_row(state: State, group: str, member_id: str) -> MemberRow:
-    known = state.groups[group].members.get(member_id)
+    known = state.groups.get(group, Group(group)).members.get(member_id)
     return MemberRow(
         step=state.step,
         group=group,
@@ -88,13 +92,19 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
         elif isinstance(record, PartitionsMoved):
             changed |= {(record.group, (move.topic_id, move.partition)): "" for move in record.moves}
         elif isinstance(record, TargetSet):
-            places = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
-            changed |= {
-                (record.group, place): "" for place in places if place in state.groups[record.group].assignments
-            }
+            targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
+            changed |= {(record.group, place): "" for place in targets if place in _places_of(state, record.group)}
+        elif isinstance(record, OffsetsRemoved):
+            removed = ((record.topic_id, partition) for partition in record.partitions)
+            changed |= {(record.group, place): "" for place in removed if place in _places_of(state, record.group)}
         elif _concerns_all(record):
-            changed |= {(record.subject, place): "" for place in state.groups[record.subject].assignments}
+            changed |= {(record.subject, place): "" for place in _places_of(state, record.subject)}
     return ASSIGNMENTS.table(_assignment_row(state, *key, topic) for key, topic in sorted(changed.items()))
+
+
+def _places_of(state: State, group: str) -> Mapping[Place, Assignment]:
+    known = state.groups.get(group)
+    return known.assignments if known else {}
 
 
 def _concerns_all(record: Record) -> bool:
@@ -103,7 +113,7 @@ def _concerns_all(record: Record) -> bool:
 
 
 def _assignment_row(state: State, group: str, place: Place, topic: str) -> AssignmentRow:
-    known = state.groups[group].assignments.get(place)
+    known = _places_of(state, group).get(place)
     one = known or Assignment(topic, None)
     return AssignmentRow(
         step=state.step,

@@ -19,7 +19,9 @@ from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.groups import (
     ConfigureGroup,
+    DeleteGroup,
     GroupConfigured,
+    GroupForgotten,
     JoinGroup,
     LeaveGroup,
     MemberJoined,
@@ -38,7 +40,7 @@ from ..values.groups import (
 from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
-from . import joining, reconciling
+from . import joining, operations, reconciling
 from .giving_back import returned
 from .reconciling import freed, gone, target_set
 from .registries import Fold, Folds, Rules
@@ -263,6 +265,11 @@ def evolve_completed(state: State, record: RebalanceCompleted, segments: Segment
     group.generation, group.settled_epoch = record.generation, record.group_epoch
 
 
+def evolve_forgotten(state: State, record: GroupForgotten, segments: Segments) -> None:
+    state.groups.pop(record.group, None)
+    state.touched_groups.discard(record.group)
+
+
 DECIDE: Rules = {
     JoinGroup: joining.decide_join,
     LeaveGroup: decide_leave,
@@ -270,6 +277,7 @@ DECIDE: Rules = {
     ConfigureGroup: decide_configure,
     MemberSilent: decide_silent,
     TargetComputed: decide_target,
+    DeleteGroup: operations.decide_delete_group,
 }
 _FOLDS: Folds = {
     GroupConfigured: evolve_configured,
@@ -281,6 +289,7 @@ _FOLDS: Folds = {
     PartitionsMoved: evolve_moved,
     RebalanceDelayed: evolve_delayed,
     RebalanceCompleted: evolve_completed,
+    GroupForgotten: evolve_forgotten,
 }
 EVOLVE: Folds = {kind: _noted(fold) for kind, fold in _FOLDS.items()}
 TIMERS: Timers = reconciling.TIMERS

@@ -14,7 +14,6 @@ from ..errors import (
     OffsetOutOfRange,
     UnknownMemberId,
     UnknownTopicId,
-    UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
 from ..names import check_group, shown
@@ -23,25 +22,26 @@ from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.journal import JournalEntry
 from ..values.offsets import (
+    MAX_OFFSETS,
     CommitOffsets,
     CommittedOffset,
+    DeleteOffsets,
     FetchOffsets,
     OffsetCommit,
     OffsetsCommitted,
     OffsetsFetched,
     OffsetsJudged,
     OffsetsRemoved,
+    ResetOffsets,
 )
 from ..values.segments import Segments
 from ..values.state import State
-from ..values.topics import Topic
+from . import operations
 from .registries import Folds, Rules
 from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
-MAX_OFFSETS = 100_000
-"""Of one request: as many as a topic may have partitions."""
 
 
 def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decision:
@@ -108,7 +108,7 @@ def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
     if request.partitions is None:
         wanted = sorted({*committed, *pending})
     else:
-        wanted = [_place(state, topic, partition) for topic, partition in request.partitions]
+        wanted = [state.topic(topic).place(partition) for topic, partition in request.partitions]
     unstable = [place for place in wanted if place in pending] if request.require_stable else []
     if unstable:
         topic_id, partition = unstable[0]
@@ -121,24 +121,12 @@ def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCo
     return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
 
 
-def _place(state: State, topic: str, partition: int) -> Place:
-    return _partition_of(state.topic(topic), partition)
-
-
-def _partition_of(known: Topic, partition: int) -> Place:
-    if not 0 <= partition < known.partition_count:
-        raise UnknownTopicOrPartition(
-            f"{known.topic} has no such partition.", found=partition, expected=f"0 to {known.partition_count - 1}"
-        )
-    return known.topic_id, partition
-
-
 def _checked(state: State, one: OffsetCommit) -> int:
     """The topic's id."""
     known = state.topic(one.topic) if one.topic_id is None else state.topics.get(one.topic_id)
     if known is None:
         raise UnknownTopicId(found=f"{shown(one.topic)} with id {one.topic_id}")
-    topic_id, partition = _partition_of(known, one.partition)
+    topic_id, partition = known.place(one.partition)
     high_watermark = int(state.topics[topic_id].high_watermarks[partition])
     if not 0 <= one.offset <= high_watermark:
         raise OffsetOutOfRange(
@@ -173,6 +161,10 @@ def evolve_removed(state: State, record: OffsetsRemoved, segments: Segments) -> 
         state.forget_deliveries(record.group, (record.topic_id, partition))
     if not committed:
         state.offsets.pop(record.group, None)
+    if group := state.groups.get(record.group):
+        for partition in record.partitions:
+            if one := group.assignments.get((record.topic_id, partition)):
+                one.start_offset = None  # the next owner begins as it sees fit
 
 
 def _replaced(
@@ -182,6 +174,11 @@ def _replaced(
     return list({(topic_id, one.partition): (topic_id, one) for topic_id, one in [*old, *new]}.values())
 
 
-DECIDE: Rules = {CommitOffsets: decide_commit, FetchOffsets: decide_fetch}
+DECIDE: Rules = {
+    CommitOffsets: decide_commit,
+    FetchOffsets: decide_fetch,
+    DeleteOffsets: operations.decide_delete_offsets,
+    ResetOffsets: operations.decide_reset,
+}
 EVOLVE: Folds = {OffsetsCommitted: evolve_committed, OffsetsRemoved: evolve_removed}
 TIMERS: Timers = ()

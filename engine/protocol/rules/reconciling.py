@@ -6,7 +6,7 @@ with it, or is gone; ready with its target. Nothing is assigned that is not free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
@@ -23,7 +23,7 @@ from ..values.groups import (
 from ..values.journal import JournalEntry
 from ..values.state import State
 from ..values.topics import Topic
-from ..values.transactions import Transaction, TransactionFailed
+from ..values.transactions import TransactionFailed
 from .giving_back import returned
 from .timers import Time, Timer, Timers
 
@@ -83,14 +83,8 @@ def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> li
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None and _has_part_in(state.transactions[name], group, ended)
+        if state.transactions[name].error is None and not ended.isdisjoint(state.transactions[name].places_of(group))
     ]
-
-
-def _has_part_in(transaction: Transaction, group: str, places: Set[Place]) -> bool:
-    return any((topic_id, one.partition) in places for topic_id, one in transaction.offsets.get(group, ())) or any(
-        one.place in places for one in transaction.acknowledged.get(group, ())
-    )
 
 
 # -- at the end of a step -------------------------------------------------------------------------------

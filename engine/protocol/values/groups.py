@@ -65,6 +65,12 @@ class ConfigureGroup(Request, frozen=True, tag="configure_group"):
     create: bool = False
 
 
+class DeleteGroup(Request, frozen=True, tag="delete_group"):
+    """Forget a group that has no members: its settings, its partitions, what it has committed."""
+
+    group: str
+
+
 class MemberSilent(msgspec.Struct, frozen=True):
     """What the leader has seen by itself: a member does not beat (session), or beats and does not poll (poll)."""
 
@@ -145,7 +151,7 @@ class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
 
 
 class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
-    """The topic was deleted: the group has none of its partitions any more."""
+    """The group has none of the topic's partitions any more: the topic was deleted, or the group is forgotten."""
 
     group: str
     topic_id: int
@@ -223,7 +229,18 @@ class RebalanceCompleted(Record, frozen=True, tag="rebalance_completed"):
         return self.group
 
 
-REQUESTS = (JoinGroup, LeaveGroup, ReleasePartitions, ConfigureGroup)
+class GroupForgotten(Record, frozen=True, tag="group_forgotten"):
+    """There is no such group any more. reason: deleted."""
+
+    group: str
+    reason: str
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+REQUESTS = (JoinGroup, LeaveGroup, ReleasePartitions, ConfigureGroup, DeleteGroup)
 RESULTS = ()
 RECORDS = (
     GroupConfigured,
@@ -235,4 +252,5 @@ RECORDS = (
     PartitionsMoved,
     RebalanceDelayed,
     RebalanceCompleted,
+    GroupForgotten,
 )

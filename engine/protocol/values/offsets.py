@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from .base import Number, Record, Request, Result
 from .producers import TransactionRef
+
+MAX_OFFSETS = 100_000
+"""Of one request: as many as a topic may have partitions."""
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
@@ -48,6 +52,38 @@ class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
     require_stable: bool = True
 
 
+class DeleteOffsets(Request, frozen=True, tag="delete_offsets"):
+    """Forget what a group has committed. partitions: topic, and partition; None: all of the topic."""
+
+    group: str
+    partitions: list[tuple[str, int | None]]
+
+
+class ResetPlace(msgspec.Struct, frozen=True, array_like=True):
+    """What is to be reset. partition None: all of the topic; offset: another one than the request's; topic_id: of the
+    topic that was looked at, None: whichever has the name when it is decided.
+    """
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+    topic_id: Number | None = None
+
+
+class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
+    """Let a group without members go on elsewhere, within what the log has.
+
+    to: where the log begins, where what is stable ends, at `offset`, or by so many further (or back); places: None is
+    all that the group has; dry_run: only say what would change.
+    """
+
+    group: str
+    to: Literal["earliest", "latest", "offset", "shift"]
+    offset: int = 0
+    places: list[ResetPlace] | None = None
+    dry_run: bool = False
+
+
 class OffsetsFetched(Result, frozen=True, tag="offsets"):
     """What was committed; a partition without an offset is left out."""
 
@@ -62,16 +98,32 @@ class OffsetsJudged(Result, frozen=True, tag="offsets_judged"):
     fenced: list[int]
 
 
+class OffsetChange(msgspec.Struct, frozen=True, array_like=True):
+    """before, after: what the group has committed; None: nothing."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int | None
+
+
+class OffsetsChanged(Result, frozen=True, tag="offsets_changed"):
+    """What has become of each partition that was asked for, also where nothing has changed."""
+
+    changes: list[OffsetChange]
+
+
 class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
     """How far a group has come; with a transactional id it counts once that transaction commits.
 
-    topic_ids: of the topics of `offsets`, in the same order.
+    topic_ids: of the topics of `offsets`, in the same order; reason: reset, where it was an operator who said so.
     """
 
     group: str
     topic_ids: list[int]
     offsets: list[OffsetCommit]
     transactional_id: str | None = None
+    reason: str | None = None
 
     @property
     def subject(self) -> str:
@@ -100,6 +152,6 @@ class CommittedOffset:
     committed_at_ms: int
 
 
-REQUESTS = (CommitOffsets, FetchOffsets)
-RESULTS = (OffsetsFetched, OffsetsJudged)
+REQUESTS = (CommitOffsets, FetchOffsets, DeleteOffsets, ResetOffsets)
+RESULTS = (OffsetsFetched, OffsetsJudged, OffsetsChanged)
 RECORDS = (OffsetsCommitted, OffsetsRemoved)

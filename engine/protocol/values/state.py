@@ -130,6 +130,11 @@ class State:
         """Those that have partitions of this topic."""
         return (name for name, group in self.groups.items() if topic_id in group.partition_counts)
 
+    def group_places(self, group: str) -> list[tuple[int, int]]:
+        """(topic_id, partition) in which the group has committed something, or which it has, in order."""
+        known = self.groups.get(group)
+        return self.there({*self.offsets.get(group, ()), *(known.assignments if known else ())})
+
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)
@@ -148,8 +153,8 @@ class State:
     def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
         """What open transactions hold back for the group: (topic_id, partition) -> the transactional id."""
         return {
-            (topic_id, one.partition): name
+            place: name
             for name in sorted(self.ongoing)
-            for topic_id, one in self.transactions[name].offsets.get(group, ())
-            if topic_id in self.topics
+            for place in self.transactions[name].places_of(group)
+            if place[0] in self.topics
         }

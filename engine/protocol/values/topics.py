@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
 
@@ -137,6 +138,14 @@ class Topic:
     @property
     def partition_count(self) -> int:
         return len(self.high_watermarks)
+
+    def place(self, partition: int) -> tuple[int, int]:
+        """Its id, and this partition of it; raises UnknownTopicOrPartition."""
+        if not 0 <= partition < self.partition_count:
+            raise UnknownTopicOrPartition(
+                f"{self.topic} has no such partition.", found=partition, expected=f"0 to {self.partition_count - 1}"
+            )
+        return self.topic_id, partition
 
     @property
     def last_stable_offsets(self) -> Offsets:

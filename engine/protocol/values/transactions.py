@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 
 import msgspec
 
+from .assignments import Place
 from .base import Count, Number, Record, Request, Result
 from .deliveries import Taken
 from .offsets import OffsetCommit
@@ -166,6 +168,11 @@ class Transaction(msgspec.Struct):
     error: str | None = None
     ended: Ended | None = None
     batch_id: int = -1
+
+    def places_of(self, group: str) -> Iterator[Place]:
+        """The partitions in which it holds something of the group: offsets, or messages."""
+        yield from ((topic_id, one.partition) for topic_id, one in self.offsets.get(group, ()))
+        yield from (one.place for one in self.acknowledged.get(group, ()))
 
 
 REQUESTS = (EndTransaction, AbortTransaction)

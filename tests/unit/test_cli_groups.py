@@ -1,0 +1,167 @@
+"""`lakemq groups delete`, `delete-offsets`, `reset-offsets`, and what lists groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_name, new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.cli import app
+
+pytestmark = pytest.mark.slow
+
+Lakemq = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("cli")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def lake(mq: Connection) -> Lakemq:
+    def run(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "groups", *arguments])
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    name = new_topic(mq, 2)
+    mq.publish(name, pa.table({"value": [f"v{n}" for n in range(10)], "partition": [0, 1] * 5}))
+    return name
+
+
+def committed(mq: Connection, topic: str, *offsets: int) -> str:
+    """A new group that has committed these."""
+    group = new_name("g")
+    with mq.consumer(group, topics=[topic]) as consumer:
+        consumer.commit({(topic, partition): offset for partition, offset in enumerate(offsets)})
+    return group
+
+
+def offsets(mq: Connection, group: str) -> list[int | None]:
+    return [one.committed_offset for one in mq.groups.lag(group)]
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_without_execute_it_is_only_said(mq: Connection, lake: Lakemq, topic: str) -> None:
+    group = committed(mq, topic, 3, 4)
+    said = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--output", "json")
+    assert [(one["partition"], one["before"], one["after"]) for one in rows(said)] == [(0, 3, 0), (1, 4, 0)]
+    assert "--execute" in said.stderr
+    assert offsets(mq, group) == [3, 4]
+    done = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--execute")
+    assert "--execute" not in done.stderr
+    assert offsets(mq, group) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("how", "after"),
+    [
+        (["--to-latest"], [3, 5]),
+        (["--to-offset", "2"], [3, 2]),
+        (["--shift-by", "-1"], [3, 3]),
+        (["--to-datetime", "1970-01-01T00:00:00Z"], [3, 0]),
+        (["--by-duration", "P1D"], [3, 0]),
+    ],
+)
+def test_one_partition(mq: Connection, lake: Lakemq, topic: str, how: list[str], after: list[int]) -> None:
+    group = committed(mq, topic, 3, 4)
+    lake("reset-offsets", group, "--topic", f"{topic}:1", *how, "--execute")
+    assert offsets(mq, group) == after
+
+
+def test_what_is_exported_is_read_again(mq: Connection, lake: Lakemq, topic: str, tmp_path: Path) -> None:
+    one, two = committed(mq, topic, 3, 4), committed(mq, topic, 1)
+    file = tmp_path / "offsets.csv"
+    file.write_text(lake("reset-offsets", one, two, "--all-topics", "--shift-by", "0", "--export").stdout)
+    assert file.read_text().splitlines() == [f"{one},{topic},0,3", f"{one},{topic},1,4", f"{two},{topic},0,1"]
+    lake("reset-offsets", one, two, "--all-topics", "--to-latest", "--execute")
+    lake("reset-offsets", one, two, "--from-file", str(file), "--execute")
+    assert (offsets(mq, one), offsets(mq, two)) == ([3, 4], [1])
+    file.write_text(lake("reset-offsets", one, "--all-topics", "--to-earliest", "--export").stdout)
+    assert file.read_text().splitlines() == [f"{topic},0,0", f"{topic},1,0"]
+    lake("reset-offsets", one, "--from-file", str(file), "--execute")
+    assert offsets(mq, one) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "line", ["t,0", "t,x,1", "t,0,1\nt,0,2", "other,t,0,1", "g,t,0,1,2", "\ud800"], ids=lambda line: repr(line)
+)
+def test_a_file_that_is_none_is_named(lake: Lakemq, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "offsets.csv"
+    file.write_bytes(line.encode("utf-8", "surrogatepass"))
+    assert "offsets.csv" in lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["g", "--to-earliest"],
+        ["g", "--all-topics"],
+        ["g", "--all-topics", "--to-earliest", "--to-latest"],
+        ["g", "--all-topics", "--topic", "t", "--to-latest"],
+        ["--all-topics", "--to-latest"],
+        ["g", "--all-groups", "--all-topics", "--to-latest"],
+        ["g", "--all-topics", "--to-latest", "--execute", "--dry-run"],
+        ["g", "--all-topics", "--by-duration", "1 day"],
+        ["g", "--all-topics", "--by-duration", "P"],
+        ["g", "--all-topics", "--to-datetime", "noon"],
+        ["g", "--topic", "t:0,x", "--to-latest"],
+        ["g", "--from-file", "no-such-file"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(lake: Lakemq, given: list[str]) -> None:
+    lake("reset-offsets", *given, code=2)
+
+
+def test_of_several_each_is_tried_and_what_was_done_is_shown(mq: Connection, lake: Lakemq, topic: str) -> None:
+    one, two = committed(mq, topic, 3), committed(mq, topic, 4)
+    said = lake("reset-offsets", one, "nobody", two, "--all-topics", "--to-earliest", "--execute", code=1)
+    assert [line.split() for line in said.stdout.splitlines()[1:]] == [
+        [one, topic, "0", "3", "0"],
+        [two, topic, "0", "4", "0"],
+    ]
+    assert "GROUP_ID_NOT_FOUND" in said.stderr
+
+
+def test_offsets_and_groups_are_deleted(mq: Connection, lake: Lakemq, topic: str) -> None:
+    group = committed(mq, topic, 3, 4)
+    said = lake("delete-offsets", group, "--topic", f"{topic}:0", "--output", "json")
+    assert [(one["before"], one["after"]) for one in rows(said)] == [(3, None)]
+    assert offsets(mq, group) == [4]
+    lake("delete-offsets", group, code=2)
+    lake("delete", group)
+    assert group not in mq.groups.list()
+    lake("delete", code=2)
+
+
+def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
+    empty, group = committed(mq, topic, 3), new_name("g")
+    with mq.consumer(group, topics=[topic], protocol="cooperative") as member:
+        while len(member.assignment()) < 2:
+            member.poll()
+        stable = rows(lake("list", "--state", "Stable", "--output", "json"))
+        assert [(one["group"], one["state"]) for one in stable] == [(group, "Stable")]
+        assert empty in {one["group"] for one in rows(lake("list", "--state", "Empty", "--output", "json"))}
+        lake("list", "--state", "stable", code=2)
+        described = {one["group"]: one for one in rows(lake("describe", "--all-groups", "--output", "json"))}
+        assert (described[group]["members"], described[empty]["members"]) == (1, 0)
+        named = rows(lake("describe", group, empty, "--output", "json"))
+        assert [one["group"] for one in named] == [group, empty]

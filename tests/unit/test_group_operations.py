@@ -1,0 +1,179 @@
+"""Groups are deleted, and told to go on elsewhere, with a sequencer that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
+from lakemq.engine.protocol.values.transactions import EndTransaction
+from lakemq.errors import (
+    GroupIdNotFound,
+    GroupSubscribedToTopic,
+    InvalidRequest,
+    InvalidTopic,
+    NonEmptyGroup,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("operations")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(mq: Connection) -> str:
+    """Five messages in each of two partitions, a minute apart."""
+    name = new_topic(mq, 2)
+    times = [NOON + timedelta(minutes=n // 2) for n in range(10)]
+    rows = {"value": [f"v{n}" for n in range(10)], "partition": [0, 1] * 5, "timestamp": times}
+    mq.publish(name, pa.table(rows))
+    return name
+
+
+@pytest.fixture
+def group(mq: Connection, topic: str) -> str:
+    """It has committed 3 of the first partition, and nothing of the other."""
+    name = new_name("g")
+    with mq.consumer(name, assign=[(topic, 0)]) as consumer:
+        consumer.commit({(topic, 0): 3})
+    return name
+
+
+def changed(mq: Connection, *given: Any, **how: Any) -> dict[int, tuple[int | None, int | None]]:
+    return {one.partition: (one.before, one.after) for one in mq.groups.reset_offsets(*given, **how)}
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, topic: str, group: str) -> None:
+    assert changed(mq, group, to="earliest", dry_run=True) == {0: (3, 0)}
+    assert [row.committed_offset for row in mq.groups.lag(group)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("how", "after"),
+    [
+        ({"to": "latest"}, 5),
+        ({"to": 2}, 2),
+        ({"to": 100}, 5),
+        ({"shift_by": -2}, 1),
+        ({"shift_by": 1}, 4),
+        ({"to": NOON + timedelta(minutes=2)}, 2),
+        ({"to": NOON + timedelta(minutes=2, microseconds=1)}, 3),
+        ({"to": NOON + timedelta(days=1)}, 5),
+        ({"to": timedelta(days=30_000)}, 0),
+        ({"to": timedelta()}, 5),
+    ],
+    ids=str,
+)
+def test_a_group_goes_on_where_it_is_told_to(
+    mq: Connection, topic: str, group: str, how: dict[str, Any], after: int
+) -> None:
+    assert changed(mq, group, **how) == {0: (3, after)}
+    with mq.consumer(group, assign=[(topic, 0)]) as consumer:
+        assert consumer.position(topic, 0) == after
+
+
+def test_partitions_by_topic_by_pair_and_by_what_they_are_mapped_to(mq: Connection, topic: str, group: str) -> None:
+    assert changed(mq, group, topic, "earliest") == {0: (3, 0), 1: (None, 0)}
+    assert changed(mq, group, [(topic, 1)], NOON + timedelta(minutes=1)) == {1: (0, 1)}
+    assert changed(mq, group, to={(topic, 1): 4, (topic, 0): 2}) == {0: (0, 2), 1: (1, 4)}
+
+
+def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
+    mq: Connection, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets = mq.groups._resets
+    look = resets._offsets_for_times
+
+    def late(name: str, times: Any) -> Any:
+        found = look(name, times)
+        mq.publish(topic, pa.table({"value": ["late"], "partition": [0], "timestamp": [NOON + timedelta(days=1)]}))
+        return found
+
+    monkeypatch.setattr(resets, "_offsets_for_times", late)
+    assert changed(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
+
+
+def test_what_cannot_be_asked(mq: Connection, topic: str, group: str) -> None:
+    reset = mq.groups.reset_offsets
+    for given in ({}, {"to": "earliest", "shift_by": 1}, {"to": "first"}, {"to": -1}, {"to": timedelta(-1)}):
+        with pytest.raises(InvalidRequest):
+            reset(group, **given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        reset(group, topic, {(topic, 0): 1})
+    with pytest.raises(InvalidTopic):
+        reset(group, [3], "earliest")  # type: ignore[list-item]
+    nobody = new_name("nobody")
+    for to in ("earliest", NOON):
+        with pytest.raises(GroupIdNotFound):
+            reset(nobody, to=to)
+        with pytest.raises(UnknownTopicOrPartition):
+            reset(group, "no-topic", to)
+
+
+def test_while_members_live_nothing_of_theirs_is_touched(mq: Connection, topic: str) -> None:
+    group = new_name("g")
+    with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as member:
+        while (batch := member.poll()).record_count == 0:
+            pass
+        member.commit(batch)
+        with pytest.raises(NonEmptyGroup):
+            mq.groups.delete(group)
+        with pytest.raises(NonEmptyGroup):
+            mq.groups.reset_offsets(group, to="earliest")
+        with pytest.raises(GroupSubscribedToTopic):
+            mq.groups.delete_offsets(group, topic)
+    deleted = mq.groups.delete_offsets(group, [(topic, 0)])
+    assert [(one.partition, one.before, one.after) for one in deleted] == [(0, 5, None)]
+    mq.groups.delete(group)
+    assert group not in mq.groups.list()
+    with pytest.raises(GroupIdNotFound):
+        mq.groups.delete(group)
+
+
+def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic: str, group: str) -> None:
+    done = mq.requester.ask(InitProducer(name := new_name("x")))
+    assert isinstance(done, ProducerDone)
+    ref = TransactionRef(name, done.producer_id, done.producer_epoch)
+    mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 4)], ref))
+    for refused in (
+        lambda: mq.groups.delete(group),
+        lambda: mq.groups.delete_offsets(group, topic),
+        lambda: mq.groups.reset_offsets(group, to="latest"),
+    ):
+        with pytest.raises(UnstableOffsetCommit):
+            refused()
+    mq.requester.ask(EndTransaction(ref, True, 1))
+    assert changed(mq, group, to="latest") == {0: (4, 5)}
+
+
+def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t", 2)
+        with mq.consumer("g", topics=["t"], protocol="cooperative", auto_offset_reset="earliest") as member:
+            while len(member.assignment()) < 2:
+                member.poll()
+            member.commit({("t", 0): 0})
+        mq.groups.create("kept", {"group.assignor": "range"})
+        mq.groups.delete("g")
+        assert mq.groups.list() == ["kept"]
+        path = mq.namespace.path
+    import lakemq
+
+    with lakemq.connect(path) as again:
+        assert again.groups.list() == ["kept"]
+        state = again._whole_state()
+        assert (state.groups.keys(), dict(state.offsets), state.manned_groups) == ({"kept"}, {}, set())
