@@ -183,6 +183,17 @@ class Groups(RuleBasedStateMachine):
             assert result.fenced == fenced
             assert changed <= {place for i, (place, _) in enumerate(chosen) if i not in fenced}
 
+    @rule(member=members, topic=st.sampled_from(TOPICS))
+    def work_off_what_comes(self, member: str, topic: str) -> None:
+        self.publish(topic)
+        self.join_and_be_given(member)
+        group, topics = self.mq.state.groups[GROUP], self.mq.state.topics
+        done = [
+            OffsetCommit(topics[t].topic, p, int(topics[t].high_watermarks[p]), None, t, group.assignments[t, p].epoch)
+            for t, p in group.owned(member)
+        ]
+        self.mq.one(CommitOffsets(GROUP, done, None, member))
+
     def _further(self, data: st.DataObject, place: Place) -> int:
         """As consumers do that never seek."""
         end = int(self.mq.state.topics[place[0]].high_watermarks[place[1]])
@@ -191,9 +202,8 @@ class Groups(RuleBasedStateMachine):
     @rule(living=st.booleans())
     def delete_the_group(self, living: bool) -> None:
         """While it lives that is refused."""
+        self.all_leave() if not living else None
         group = self.mq.state.groups.get(GROUP)
-        if not living and group is not None:
-            self.mq.one(LeaveGroup(GROUP, sorted(group.members)))
         is_known, has_members = group is not None or bool(self.committed), group is not None and bool(group.members)
         result = self.mq.one(DeleteGroup(GROUP))
         assert isinstance(result, Refusal) == (has_members or not is_known)
@@ -216,15 +226,25 @@ class Groups(RuleBasedStateMachine):
         assert all(place[0] != topic_id for place in self.owners)
         assert group is None or all(topic not in one.topics for one in group.members.values())
 
-    @rule(to=st.sampled_from(["earliest", "latest", "offset", "shift"]), by=st.integers(-3, 3), dry_run=st.booleans())
-    def reset(self, to: Any, by: int, dry_run: bool) -> None:
+    def all_leave(self) -> None:
+        if group := self.mq.state.groups.get(GROUP):
+            self.mq.one(LeaveGroup(GROUP, sorted(group.members)))
+
+    @rule(
+        to=st.sampled_from(["earliest", "latest", "offset", "shift"]),
+        by=st.integers(-3, 3),
+        dry_run=st.booleans(),
+        living=st.booleans(),
+    )
+    def reset(self, to: Any, by: int, dry_run: bool, living: bool) -> None:
+        self.all_leave() if not living else None
         before = dict(self.committed)
         result = self.mq.one(ResetOffsets(GROUP, to, by, None, dry_run))
         if isinstance(result, Refusal):
             assert result.error in ("NON_EMPTY_GROUP", "GROUP_ID_NOT_FOUND", "NO_OFFSET_FOR_PARTITION")
             return
         assert isinstance(result, OffsetsChanged)
-        assert not self.living
+        assert not self.mq.state.manned_groups
         told = {(self.mq.state.topic_ids[one.topic], one.partition): one for one in result.changes}
         assert {place: one.before for place, one in told.items() if one.before is not None} == before
         after = before if dry_run else {place: one.after for place, one in told.items()}
