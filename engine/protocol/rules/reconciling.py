@@ -79,11 +79,11 @@ def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> li
     """Open transactions with offsets of the group in these partitions: they were given under an assignment that ends,
     or before anybody had the partition, and the next owner goes on without them.
     """
-    ended = set(places)
+    over = set(places)
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None and not ended.isdisjoint(state.transactions[name].places_of(group))
+        if state.transactions[name].error is None and not over.isdisjoint(state.transactions[name].places_of(group))
     ]
 
 
