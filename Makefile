@@ -12,6 +12,9 @@ READY := $(VENV)/ready
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 
+# Tests start many processes: none of them compiles again what another has, whoever calls make.
+unexport PYTHONDONTWRITEBYTECODE
+
 PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
 # What waits for leases and for processes that were killed, beside what computes; a file has one process, and one Spark.
 BESIDE := -n 2 --dist loadfile tests/spark tests/faults

@@ -8,6 +8,7 @@ import pytest
 from unit.served import new_name, new_topic, served
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch import reader
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,12 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     """A namespace for all tests of the module, with a sequencer that leads; each test makes its own topics."""
     with served(tmp_path_factory.mktemp("served")) as connection:
         yield connection
+
+
+@pytest.fixture
+def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a table that is gone looks twice for it, not for a second."""
+    monkeypatch.setattr(reader, "_ATTEMPTS", 2)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Connection]:
-    with lakemq.connect(str(folder / "mq"), create=True, config=CONFIG) as mq:
+def served(folder: Path, **settings: Any) -> Iterator[Connection]:
+    with lakemq.connect(str(folder / "mq"), create=True, config={**CONFIG, **settings}) as mq:
         mq.serving()
         yield mq
 

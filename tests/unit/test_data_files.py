@@ -32,6 +32,13 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture
+def projected(tmp_path: Path) -> Iterator[Connection]:
+    """What is decided is in the tables at once."""
+    with served(tmp_path, **{"project.interval.ms": 0}) as connection:
+        yield connection
+
+
 def filled(mq: Connection) -> tuple[str, Path]:
     """A topic, and the one file its messages are in."""
     topic = new_topic(mq)
@@ -43,11 +50,11 @@ def filled(mq: Connection) -> tuple[str, Path]:
 # -- ids and names ---------------------------------------------------------------------------------------
 
 
-def test_ids_tell_who_wrote_a_file_and_are_its_name(mq: Connection) -> None:
-    _, published = filled(mq)
-    inline = new_topic(mq)
-    mq.publish(inline, pa.table({"value": ["rides in its letter"]}))
-    (inline_id,) = mq.fetch(inline).plan.segments["file_id"].to_pylist()
+def test_ids_tell_who_wrote_a_file_and_are_its_name(projected: Connection) -> None:
+    _, published = filled(projected)
+    inline = new_topic(projected)
+    projected.publish(inline, pa.table({"value": ["rides in its letter"]}))
+    (inline_id,) = projected.fetch(inline).plan.segments["file_id"].to_pylist()
     assert 0 <= int(published.stem, 16) < 2**61 <= inline_id < 2**62
     written = {published.name, f"{inline_id:016x}.parquet"}
     until(lambda: {file.name for file in published.parent.glob("*.parquet")} == written)
@@ -71,8 +78,9 @@ def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connecti
     assert (column.statistics.min, column.statistics.max, file.record_count) == (FEW, FEW, 200_000)
 
 
-def test_rows_of_files_with_neighbouring_ids_are_told_apart(mq: Connection) -> None:
+def test_rows_of_files_with_neighbouring_ids_are_told_apart(projected: Connection) -> None:
     """The sum of id and partition, by which rows and segments are joined, is the same for some of them."""
+    mq = projected
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
         publish(mq, topic, a_file(mq, 4, file_id, partition), partition)

@@ -28,7 +28,7 @@ from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.storage.files import LocalFiles
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -20,13 +20,14 @@ from typer.testing import CliRunner, Result
 from unit.served import served
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.examination import Finding, examine
 from lakemq.tables.specs.spec import VERSION_PROPERTY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
 
 COMMAND = re.compile(r"lakemq --path .*?(?=[.;]*$|[.;] | && |\))")
 
@@ -167,7 +168,8 @@ def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
 
 
 def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
-    with Connection(open_namespace(str(path))) as mq:
+    quick = EngineConfig({"lease.ms": 500})  # else its heir waits for ten seconds
+    with Connection(open_namespace(str(path), quick)) as mq:
         sequencer = mq.sequencer()
         assert sequencer.try_lead()
         name = mq.namespace.mailbox.put("client", 1, b"no letter", int(time.time() * 1000))

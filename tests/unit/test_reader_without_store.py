@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
+from clocks import HastyClock
 from unit.served import CONFIG
 
 import lakemq
@@ -27,7 +27,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("gone", ["segments", "journal"])
 def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Connection, gone: str) -> None:
-    clock = AheadClock()
+    clock = HastyClock()
     reader = Reader(mq.namespace.store, clock)
     assert reader.refresh().topic("t").high_watermarks.tolist() == [1]
     with mq.serving():

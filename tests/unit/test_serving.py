@@ -32,6 +32,7 @@ from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
 from lakemq.engine.sequencer import background as background
+from lakemq.engine.sequencer import serving as serving_module
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
 from lakemq.engine.sequencer.serving import Serving
@@ -100,10 +101,10 @@ def data_file(files: LocalFiles) -> DataFile:
 def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stands_by(path: str, mq: Connection) -> None:
     with mq.serving():
         mq.topics.create("t")
-    # 600 files, 16 at a time, take about twice the lease
-    written = [data_file(LocalFiles(path)) for _ in range(20)]
-    named = [replace_id(written[i % 20], i) for i in range(600)]
-    namespace = namespace_on(SlowFiles(path), {**CONFIG, "lease.ms": 1500, "step.timeout.ms": 20_000})
+    # 400 files, 16 at a time, take about twice the lease
+    written = [data_file(LocalFiles(path)) for _ in range(5)]
+    named = [replace_id(written[i % 5], i) for i in range(400)]
+    namespace = namespace_on(SlowFiles(path), {**CONFIG, "lease.ms": 1000, "step.timeout.ms": 20_000})
     with serving(namespace, "slow") as first:
         until(lambda: first.sequencer.leads)
         with mq.serving() as standby:
@@ -123,7 +124,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
 
 
 def replace_id(file: DataFile, number: int) -> DataFile:
-    return file if number < 20 else DataFile(number, 1, 1, 0, 0, 0)
+    return file if number < 5 else DataFile(number, 1, 1, 0, 0, 0)
 
 
 @pytest.mark.slow
@@ -248,7 +249,7 @@ def test_a_long_rest_is_no_step(path: str) -> None:
     config = {**CONFIG, "engine.idle.ms": 3000}
     with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
         first = watched.sequencer
-        time.sleep(2.5)
+        time.sleep(1.5)  # a step may take 1 s
         assert watched.sequencer is first
 
 
@@ -268,12 +269,12 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
 
     def reached(point: str) -> None:
         if point == "projector.watermark_written":
-            slow.wait(0.3)
+            slow.wait(0.1)
 
     namespace = namespace_on(LocalFiles(path), {**CONFIG, "project.interval.ms": 0})
     sequencer = make(namespace, "s", reached)
     assert sequencer.try_lead()
-    for i in range(30):
+    for i in range(20):
         mq.requester.submit(CreateTopic(f"t{i}", 1))
         until(lambda: bool(mq.namespace.files.list("mailbox")))
         sequencer.step()
@@ -282,7 +283,7 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     slow.set()
     sequencer.resign()
     assert max(waiting) <= 6
-    assert len(mq.topics.list()) == 30
+    assert len(mq.topics.list()) == 20
 
 
 # -- what the end of others does ----------------------------------------------------------------------------
@@ -325,19 +326,22 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_the_rest_after_a_failed_step_is_no_step(mq: Connection) -> None:
+def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
-    began, away = threading.Event(), threading.Event()
+    # longer than a step may take, as it is after some attempts
+    monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 1_500)
+    began, failed, away = threading.Event(), threading.Event(), threading.Event()
 
     def full(point: str) -> None:
         if began.is_set() and not away.is_set():
+            failed.set()
             raise OSError(28, "No space left on device")
 
     with Serving(lambda: make(mq.namespace, "s", full), mq.namespace.config, SystemClock()) as served:
         until(lambda: served.sequencer.leads)
         first = served.sequencer
         began.set()
-        time.sleep(6)
+        assert failed.wait(10)
         away.set()
         assert mq.topics.create("t").partitions == 1
         assert served.sequencer is first
@@ -350,7 +354,7 @@ mq = lakemq.connect(sys.argv[1])
 mq.serving()
 mq.topics.create("t")
 def work():
-    time.sleep(1)
+    time.sleep(0.3)
     mq.publish("t", pa.table({"value": ["late"]}))
 threading.Thread(target=work).start()
 producer = mq.producer(linger_ms=60_000)
