@@ -57,7 +57,7 @@ test-long: $(READY) ## processes with clocks that are hours off, or stopped for 
 
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
-	$(BIN)/pytest $(PARALLEL) -m "not slow"
+	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow"
 
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked

@@ -75,6 +75,7 @@ def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
 # -- times --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_offsets_for_times(tmp_path: Path) -> None:
     """Through a real namespace: half of each partition in one segment, half in the next."""
     with lakemq.connect(str(tmp_path), create=True) as mq:

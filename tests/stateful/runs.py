@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from examples import number_of
 from hypothesis import HealthCheck, Phase, settings
 
 EXAMPLES = int(os.environ.get("LAKEMQ_STATEFUL_EXAMPLES", "0"))
@@ -16,7 +17,7 @@ _SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 def runs(examples: int, steps: int) -> settings:
     """examples: of the daily run; steps: most rules in one."""
     return settings(
-        max_examples=EXAMPLES or examples,
+        max_examples=EXAMPLES or number_of(examples),
         stateful_step_count=steps,
         derandomize=not EXAMPLES,
         deadline=None,

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.engine.protocol.assignors.assignor import Assignor, Member, TopicPartition, check
@@ -139,7 +140,7 @@ def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[Top
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=150, deadline=None)
+@examples()
 @given(case=anybody | equals)
 def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(name: str, case: Case) -> None:
     counts, members = case
@@ -152,7 +153,7 @@ def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(na
     assert BUILT_IN[name](dict(reversed(counts.items())), backwards) == assigned
 
 
-@settings(max_examples=150, deadline=None)
+@examples()
 @given(case=equals)
 def test_those_who_subscribe_the_same_get_the_same_but_one(case: Case) -> None:
     counts, members = case
@@ -163,7 +164,7 @@ def test_those_who_subscribe_the_same_get_the_same_but_one(case: Case) -> None:
         assert spread(sum(of == topic for of, _ in mine) for mine in ranges.values()) <= 1
 
 
-@settings(max_examples=150, deadline=None)
+@examples()
 @given(case=equals)
 def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
@@ -171,7 +172,7 @@ def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_
     assert BUILT_IN["sticky"](counts, new) == {m: sorted(p) for m, p in BUILT_IN["roundrobin"](counts, new).items()}
 
 
-@settings(max_examples=300, deadline=None)
+@examples()
 @given(case=equals)
 def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
@@ -188,7 +189,7 @@ def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Ca
     assert kept == most
 
 
-@settings(max_examples=300, deadline=None)
+@examples()
 @given(case=anybody)
 def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None:
     counts, members = case
@@ -206,7 +207,7 @@ def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None
         assert min(load[member_id] for member_id in reached) >= load[fullest] - 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples()
 @given(case=anybody | equals)
 def test_sticky_changes_nothing_of_its_own_answer(case: Case) -> None:
     counts, members = case
@@ -230,6 +231,7 @@ def cpu_s(assignor: Assignor, counts: Mapping[str, int], members: Mapping[str, M
     return took_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic_count", "is_diverse"), [(1, False), (100, False), (10_000, False), (100, True)])
 def test_ten_thousand_partitions_of_five_hundred_members_are_quick(topic_count: int, is_diverse: bool) -> None:
     counts = {f"t{number:04}": 10_000 // topic_count for number in range(topic_count)}

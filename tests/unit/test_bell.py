@@ -158,6 +158,7 @@ def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) ->
     bell.close()
 
 
+@pytest.mark.slow
 def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     mailbox = Mailbox(files)

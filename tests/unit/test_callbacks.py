@@ -13,6 +13,8 @@ from unit.served import new_name, served, values
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import IllegalState, UnknownServerError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, ValueError])
 def test_what_a_callback_raises_ends_neither_the_producer_nor_the_records_after_it(

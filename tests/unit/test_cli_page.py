@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lakemq
 from lakemq.jobs.commands.page import command_page
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs/command.md"
 

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 import lakemq.jobs.serve  # after the change of user it could not be imported any more
 from lakemq.jobs.cli import app
 
+pytestmark = pytest.mark.slow
+
 assert lakemq
 
 NOBODY = 65534

@@ -15,6 +15,8 @@ from lakemq.jobs.commands import rows
 from lakemq.jobs.commands.fields import Columns, rows_table
 from lakemq.jobs.commands.publish import _Sent
 
+pytestmark = pytest.mark.slow
+
 DEEP = 10_000
 
 

@@ -17,6 +17,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import connected
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.protocol import errors
@@ -21,7 +22,7 @@ entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.n
 steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, max_size=4))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
 def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
     rows = pa.concat_tables([encode_step(step) for step in written])

@@ -9,7 +9,8 @@ import hypothesis.strategies as st
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from protocol_harness import Harness, inline_file, letter_bytes, plain
 from unit.protocol_values import requests, results
 
@@ -31,7 +32,7 @@ def body(values: list[bytes | None]) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
 
 
-@settings(deadline=None)
+@examples()
 @given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
 def test_a_letter_comes_out_as_it_went_in(asked: list[AnyRequest], values: list[bytes | None] | None) -> None:
     letter, rows = Letter("c", 7, asked, 5), None if values is None else body(values)
@@ -48,7 +49,7 @@ def test_rows_of_many_requests_come_out_in_order() -> None:
 GOOD = letter_bytes(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=60))
 @example(b"")
 @example(b"LMQ1")
@@ -62,7 +63,7 @@ def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
             decode_letter(whole)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.booleans())
 def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(at: int, byte: int, cut: bool) -> None:
     damaged = GOOD[:at] if cut else GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
@@ -207,7 +208,7 @@ def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
 # -- a letter never stops the sequencer ---------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.lists(requests, max_size=3), max_size=4), st.integers(0, 6))
 def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]], inline_rows: int) -> None:
     """And what was decided can be journaled, replayed, projected: one bad letter must not end every sequencer."""
@@ -224,6 +225,7 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
     project(mq.state, mq.steps)
 
 
+@examples()
 @given(st.lists(results, max_size=3))
 def test_an_answer_comes_out_as_it_went_in(told: list[AnyResult]) -> None:
     answer = Answer("c", 7, 5, told)

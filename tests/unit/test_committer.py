@@ -14,7 +14,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 
@@ -100,6 +101,7 @@ def test_a_disk_needs_no_engine(files: Files) -> None:
     assert isinstance(opened(files), PutCommitter if files.puts_if_absent else EngineCommitter)
 
 
+@pytest.mark.slow
 def test_commits_move_on_version_by_version(files: Files) -> None:
     committer = opened(files)
     follower = Follower(files, NOTES, 0)
@@ -299,7 +301,7 @@ def test_each_version_is_won_by_one_of_many_processes(disk: Put, tmp_path: Path)
 TEXTS = st.text(max_size=40) | st.sampled_from(["\n", "\u2028", '"', "\\", "a\r\nb", "%2F", "'", "\0", "\ud7ff"])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(rows=st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.none() | TEXTS), max_size=4))
 def test_delta_rs_reads_whatever_is_in_an_entry(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str | None]]

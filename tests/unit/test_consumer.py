@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
+from examples import examples
 from hypothesis import given
 from unit.served import CONFIG, committed, new_name, new_topic, values
 
@@ -59,6 +60,7 @@ def texts(batch: Any) -> list[str]:
 # -- poll_sizes ---------------------------------------------------------------------------------------------
 
 
+@examples()
 @given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
 def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: int):
     given = poll_sizes(behind, room)
@@ -208,6 +210,7 @@ def test_a_topic_is_text_in_every_call(mq: Connection, call: Callable[[Connectio
 # -- markers and transactions ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_positions_pass_markers_and_what_was_aborted(mq: Connection, group: str):
     topic = new_topic(mq)
     with mq.producer(new_name("id"), linger_ms=0) as producer:
@@ -264,6 +267,7 @@ def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, gr
 # -- where a group goes on ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
     topic = filled(mq, 4, 4)
     with mq.consumer(group, topics=[topic]) as consumer:
@@ -366,6 +370,7 @@ def test_a_topic_that_is_deleted_and_made_anew(mq: Connection, group: str):
         assert consumer.committed() == {}
 
 
+@pytest.mark.slow
 def test_two_threads_share_a_consumer(mq: Connection, group: str):
     """Every message comes to one of them, while others read and write through the same connection."""
     topic = new_topic(mq, 3)

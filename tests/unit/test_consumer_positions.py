@@ -12,6 +12,8 @@ from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.errors import IllegalState
 
+pytestmark = pytest.mark.slow
+
 
 def aborted(mq: Connection, topic: str, partition: int) -> None:
     """A message that read_committed never shows."""

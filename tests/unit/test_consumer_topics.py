@@ -11,6 +11,8 @@ from unit.served import committed, new_name, new_topic
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
 
+pytestmark = pytest.mark.slow
+
 
 def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
     mq.publish(topic, pa.table({"value": list(messages), "partition": [partition] * len(messages)}))

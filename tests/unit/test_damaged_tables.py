@@ -18,6 +18,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import load as recovery
 from lakemq.errors import NewerFormat, TableDamaged
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
 
 

@@ -21,6 +21,8 @@ from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, file_stem
 from lakemq.tables.storage.files import LocalFiles
 
+pytestmark = pytest.mark.slow
+
 ROWS = 500
 JUNK, ALIEN, FEW, DENIED, FINE = range(5)
 """Ids of data files."""

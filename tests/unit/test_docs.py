@@ -143,10 +143,12 @@ def concepts() -> str:
     return (DOCS / "concepts.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_worked_example_prints_what_the_page_says(example: Path) -> None:
     assert f"prints `{(example / 'out.txt').read_text().strip()}`" in concepts()
 
 
+@pytest.mark.slow
 def test_the_worked_example_leaves_the_rows_on_the_page(example: Path) -> None:
     shown = re.findall(r"^```sql\n(.*?)^```$\n\n```text\n(.*?)^```$", concepts(), re.DOTALL | re.MULTILINE)
     assert len(shown) == concepts().count("```sql") == 4

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from protocol_harness import letter_bytes
 
 from lakemq.engine.client.publish.few import FEW_BYTES, FEW_ROWS, arrange_few, few_of_table
@@ -64,7 +65,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return pa.table(given)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(tables(), copies, st.integers(0, 100))
 def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, copies: list[Copy], start: int) -> None:
     few = few_of_table(table, "t", NOW_MS)
@@ -77,7 +78,7 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
     assert found.partition == expected.partition.tolist()
 
 
-@settings(deadline=None)
+@examples()
 @given(
     st.lists(
         st.tuples(payloads, payloads, headers.filter(lambda one: one != []), times, st.none() | st.integers(0, 9)),
@@ -99,7 +100,7 @@ def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any,
     assert asked is None or asked == expected.tolist()
 
 
-@settings(deadline=None)
+@examples()
 @given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 9), partitioners, st.integers(0, 50))
 def test_a_few_keys_get_the_partitions_of_a_column(
     keys: list[bytes | None], count: int, partitioner: Any, start: int
@@ -156,7 +157,7 @@ def few_rows(draw: st.DrawFn) -> FewRows:
     return FewRows(column(texts), partitions, column(payloads), column(payloads), column(int64s), listed)
 
 
-@settings(deadline=None)
+@examples()
 @given(few_rows())
 def test_few_rows_come_out_of_a_letter_as_they_went_in(rows: FewRows) -> None:
     letter = Letter("c", 7, [InitProducer()], 5)
@@ -164,6 +165,7 @@ def test_few_rows_come_out_of_a_letter_as_they_went_in(rows: FewRows) -> None:
     table_of([rows]).validate(full=True)
 
 
+@examples()
 @given(few_rows())
 def test_few_rows_are_counted_for_no_less_than_their_bytes(rows: FewRows) -> None:
     assert len(encode_few_rows(rows)) <= rows.nbytes + sum(len(topic.encode()) for topic in rows.topic) + 40
@@ -221,7 +223,7 @@ def test_what_is_no_message_body_is_a_value_error(bad: Any) -> None:
         decode_few_rows(memoryview(msgspec.msgpack.encode(bad)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=60))
 @example(b"")
 @example(b"\xdd\xff\xff\xff\xff")

@@ -20,6 +20,8 @@ from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.storage.commits import StoredFile, statistics_of
 
+pytestmark = pytest.mark.slow
+
 FILE = 0x0123456789ABCDEF
 LAST_MS = 253_402_300_799_999
 

@@ -522,6 +522,7 @@ def test_of_several_processes_one_gets_the_name(tmp_path: Path, named: bool):
     assert [contents.count(mark * 1_000) for mark in (b"a", b"b", b"c", b"d")] == won
 
 
+@pytest.mark.slow
 def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Path):
     files = LocalFiles(str(tmp_path / "root"))
     script = (
@@ -649,6 +650,7 @@ def test_files_travel_to_executors(files: Files):
     assert pickle.loads(pickle.dumps(files)).get("a") == b"x"
 
 
+@pytest.mark.slow
 def test_importing_costs_neither_pyarrow_fs_nor_more():
     script = "import sys, lakemq.tables.storage.files; print('pyarrow.fs' in sys.modules, 'deltalake' in sys.modules)"
     found = subprocess.run(

@@ -25,6 +25,8 @@ from lakemq.engine.namespace.process import OwnLock, same_process
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
+pytestmark = pytest.mark.slow
+
 CHILD_S = 20
 ROWS = pa.table({"value": ["x"]})
 
@@ -184,7 +186,6 @@ def _commit_one(path: str, topic: str, partition: int) -> None:
         mq.publish(topic, pa.table({"value": [f"from {partition}"]}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_children_that_connect_by_themselves_work(mq: Connection, method: str):
     topic = new_topic(mq, partitions=4)

@@ -31,6 +31,8 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Told(RebalanceListener):
     """What a listener was told of, in order."""

@@ -7,7 +7,8 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.engine.protocol.hashing import (
@@ -123,7 +124,7 @@ def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, 
     return found
 
 
-@settings(deadline=None)
+@examples()
 @given(columns, st.sampled_from([1, 40, 200]), counts, partitioners, st.integers(-(10**12), 10**12))
 def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start):
     # Repeated, because only groups of many keys of one length are hashed together.
@@ -133,7 +134,7 @@ def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start
     assert partitions.tolist() == expected_partitions(keys, count, partitioner, start)
 
 
-@settings(deadline=None)
+@examples()
 @given(columns, st.integers(0, 300), st.integers(0, 300), st.integers(0, 50), counts, partitioners)
 def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, count, partitioner):
     keys = few * 60

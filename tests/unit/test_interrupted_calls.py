@@ -16,6 +16,8 @@ from unit.served import CONFIG
 import lakemq
 from lakemq.engine.client.connection import Connection
 
+pytestmark = pytest.mark.slow
+
 PLACES = [
     ("call", "next"),
     ("return", "next"),

@@ -16,6 +16,8 @@ from lakemq.engine.sequencer.journal import Journal
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.commits import StoredFile
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("most_kept", [0, 5, 2_000])
 def test_what_was_appended_is_there_after_merges(

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from examples import examples
 from faulty_files import FaultyFiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from unit.served import new_name, new_topic
 from unit.test_fetch_rows import OTHER, body, plan
@@ -19,6 +20,8 @@ from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.kept import KeptRows
 from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.files import Files
+
+pytestmark = pytest.mark.slow
 
 
 def groups(n: int, size: int = 100) -> list[pa.Table]:
@@ -47,7 +50,7 @@ def test_what_is_larger_than_all_is_not_kept() -> None:
     assert kept.starts(1) is None
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
     st.sampled_from([0, 20_000, 1 << 30]),

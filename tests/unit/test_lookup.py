@@ -28,6 +28,8 @@ from lakemq.tables.storage.commits import NewFile, statistics_of
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 4
 
 

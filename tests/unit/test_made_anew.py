@@ -15,6 +15,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InconsistentClusterId
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("journal", "topics", "partitions", "segments", "messages", "clients", "watermarks")
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 10, "request.gap.ms": 100}
 

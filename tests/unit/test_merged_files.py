@@ -37,6 +37,8 @@ from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.leftovers import FOLDER, Leftovers
 from lakemq.tables.storage.mailbox import LETTERS
 
+pytestmark = pytest.mark.slow
+
 HOUR_MS = 3_600_000
 DAY_S = 86_400
 CONFIG = {

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
+from examples import examples
 from hypothesis import given
 
 from lakemq.engine.maintenance import merging
@@ -199,6 +200,7 @@ def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
     return found
 
 
+@examples()
 @given(histories(), st.integers(0, 30))
 def test_every_offset_has_its_row_and_every_dead_letter(
     history: tuple[list[SegmentRow], list[DeadLetterRow]], floor: int

@@ -11,6 +11,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -27,6 +28,7 @@ def python_says(code: str, *options: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     files = [path for folder in PACKAGE_FOLDERS for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
     files += CHECKOUT.glob("*.py")
@@ -36,6 +38,7 @@ def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     assert packed == wanted
 
 
+@pytest.mark.slow
 def test_the_wheel_copied_to_zip_imports(wheel: Path, tmp_path: Path) -> None:
     archive = tmp_path / "lakemq.zip"
     shutil.copy(wheel, archive)

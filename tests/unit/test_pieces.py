@@ -15,6 +15,8 @@ from lakemq.engine.client.fetch import pieces as pieces_module
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.tables.storage.files import Files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:

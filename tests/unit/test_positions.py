@@ -14,6 +14,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import positions
 from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
+pytestmark = pytest.mark.slow
+
 AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
 US = timedelta(microseconds=1)
 

@@ -6,6 +6,7 @@ import threading
 
 import hypothesis.strategies as st
 from clocks import ManualClock
+from examples import examples
 from hypothesis import given
 
 from lakemq.engine.client.publish.buffer import Buffer
@@ -54,6 +55,7 @@ class Play:
         return self.buffer.held_bytes, self.buffer._due_in_ms(), queued
 
 
+@examples()
 @given(st.lists(calls, max_size=40))
 def test_quick_and_slow_come_to_the_same(asked: list[str | tuple[str, int]]) -> None:
     quick, slow = Play(True), Play(False)

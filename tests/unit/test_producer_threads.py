@@ -37,6 +37,8 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
 )
 
+pytestmark = pytest.mark.slow
+
 THREADS = 8
 
 
@@ -637,7 +639,6 @@ def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
     return list(found.values())
 
 
-@pytest.mark.slow
 def test_a_producer_of_eight_threads(mq: Connection):
     """What is acknowledged is in the log once, where its future says; what is refused is not."""
     topics = [new_topic(mq, partitions=3) for _ in range(2)]
@@ -672,7 +673,6 @@ def test_a_producer_of_eight_threads(mq: Connection):
         assert {(value, metadata.offset) for value, metadata in mine} == there
 
 
-@pytest.mark.slow
 def test_transactions_of_eight_threads(mq: Connection):
     """Each thread sends as fast as it is let; one of them commits and aborts in turn."""
     topic, chance, stop = new_topic(mq, partitions=3), random.Random(3), threading.Event()
@@ -732,7 +732,6 @@ def test_transactions_of_eight_threads(mq: Connection):
     assert all(future.done() for future in aborted)
 
 
-@pytest.mark.slow
 def test_blocks_of_eight_threads(mq: Connection, topic: str):
     """Eight threads publish into one transaction, which is left while they do."""
     for round in range(5):

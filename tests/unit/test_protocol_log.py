@@ -7,7 +7,8 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from protocol_harness import F, G, Harness, facts_of, inline_file
 from stateful.model import Model
 
@@ -281,7 +282,7 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
     return ranges, topics, ProducerSequences(0, epoch, [t for t, _ in units], [p for _, p in units], bases)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(produces(), min_size=1, max_size=5))
 def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) -> None:
     mq, model = Harness(), Model()
@@ -317,6 +318,7 @@ def test_deciding_only_reads_the_state(mq: Harness) -> None:
 small = st.integers(-1, 4)
 
 
+@examples()
 @given(st.lists(st.tuples(small, small, small, small, small), max_size=4), small, st.sampled_from([0, -1]))
 def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shift: int, first_file: int) -> None:
     """A few are looked at one by one, many as columns: seventeen of them are many."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
+from examples import examples
 from hypothesis import given
 
 from lakemq.engine.protocol.errors import InvalidTopic
@@ -103,6 +104,7 @@ def test_what_a_subscription_receives(subscription: str, destination: str, recei
     assert matches(subscription, destination) is receives
 
 
+@examples()
 @given(st.lists(levels | st.just("*"), min_size=1, max_size=4), st.booleans(), st.lists(levels, min_size=1, max_size=4))
 def test_matching_is_level_by_level(wanted: list[str], rest: bool, given_levels: list[str]) -> None:
     """`*` is any one level, a last `>` is one or more."""

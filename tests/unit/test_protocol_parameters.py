@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from examples import examples
 from hypothesis import given
 
 from lakemq.engine.namespace.config import ENGINE
@@ -118,6 +119,7 @@ def test_an_error_can_be_told_whatever_was_found() -> None:
         assert len(str(refused.value)) < 50_000
 
 
+@examples()
 @given(st.dictionaries(st.sampled_from(sorted(TOPIC.declared)) | st.text(), json_values, max_size=3))
 def test_whatever_is_given_is_parsed_or_refused(raw: dict[str, Any]) -> None:
     try:

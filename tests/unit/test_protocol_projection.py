@@ -9,7 +9,8 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from protocol_harness import HOUR_MS, F, Harness, plain, riding
 from protocol_tables import Tables, add_pass, mark_of, restored
 
@@ -172,7 +173,7 @@ def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
     return state, tables
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
     """However the steps are cut into passes; and the state is the replay of the journal."""
@@ -182,7 +183,7 @@ def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> N
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
     mq = busy(seed)
@@ -198,7 +199,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
             assert rows.to_pylist() == many[name].to_pylist()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
     """What recovery does: load the projections, replay what came after."""
@@ -208,7 +209,7 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
     assert plain(recovered) == plain(mq.state)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
     """Whatever it does not know: of a topic it knows all, also where its transactions are open."""
@@ -224,7 +225,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
         assert reader.topics[topic_id].last_stable_offsets.tolist() == topic.last_stable_offsets.tolist()
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int) -> None:
     mq = busy(seed)

@@ -15,6 +15,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import StorageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mq(tmp_path: Path) -> Iterator[Connection]:

@@ -19,6 +19,8 @@ from lakemq.engine.protocol.values.log import Published, Unit
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import RequestTimedOut
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mq() -> Harness:

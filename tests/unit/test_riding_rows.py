@@ -31,6 +31,8 @@ from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 
+pytestmark = pytest.mark.slow
+
 HOURS_MS = 3_600_000
 CONFIG = {"engine.idle.ms": 2, "lease.ms": 500, "project.interval.ms": HOURS_MS}
 FEW = 5

@@ -15,6 +15,8 @@ from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 
+pytestmark = pytest.mark.slow
+
 GAP_MS = TIMEOUT_MS = 200
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "request.gap.ms": GAP_MS}
 

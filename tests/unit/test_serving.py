@@ -41,6 +41,8 @@ from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 
+pytestmark = pytest.mark.slow
+
 LEASE_MS = 500
 CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
 
@@ -97,7 +99,6 @@ def data_file(files: LocalFiles) -> DataFile:
 # -- a slow store -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stands_by(path: str, mq: Connection) -> None:
     with mq.serving():
         mq.topics.create("t")
@@ -127,7 +128,6 @@ def replace_id(file: DataFile, number: int) -> DataFile:
     return file if number < 5 else DataFile(number, 1, 1, 0, 0, 0)
 
 
-@pytest.mark.slow
 def test_a_store_that_does_not_answer_ends_the_step_not_the_service(path: str, mq: Connection) -> None:
     with mq.serving():
         mq.topics.create("t")
@@ -206,7 +206,6 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
 # -- a wedge ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
     stuck, names = threading.Event(), iter("abc")
 
@@ -232,7 +231,6 @@ def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplo
     assert watched.error is None
 
 
-@pytest.mark.slow
 def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
     stuck = threading.Event()
     watched = Serving(
@@ -244,7 +242,6 @@ def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
     stuck.set()
 
 
-@pytest.mark.slow
 def test_a_long_rest_is_no_step(path: str) -> None:
     config = {**CONFIG, "engine.idle.ms": 3000}
     with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
@@ -253,7 +250,6 @@ def test_a_long_rest_is_no_step(path: str) -> None:
         assert watched.sequencer is first
 
 
-@pytest.mark.slow
 def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> None:
     stuck, made = threading.Event(), iter([make(mq.namespace, "s", lambda point: stuck.wait(30) and None)])
     with Serving(lambda: next(made), mq.namespace.config, SystemClock()) as watched:
@@ -325,7 +321,6 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
         assert "Panic" in str(served.error)
 
 
-@pytest.mark.slow
 def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
     # longer than a step may take, as it is after some attempts
@@ -363,7 +358,6 @@ atexit.register(mq.close)
 """
 
 
-@pytest.mark.slow
 def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path: str) -> None:
     done = subprocess.run([sys.executable, "-c", END, path], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -19,6 +19,8 @@ from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import AlterTopic, TopicDone
 from lakemq.errors import LakeMQError
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 20
 
 

@@ -19,6 +19,8 @@ from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
 from lakemq.tables.storage import sharing
 
+pytestmark = pytest.mark.slow
+
 GROUP, ANN, BOB, EVE = 64_001, 64_002, 64_003, 64_004
 
 
@@ -115,7 +117,6 @@ def test_a_namespace_that_is_there_can_be_shared_later(folder: Path):
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 
 
-@pytest.mark.slow
 @as_root
 def test_two_users_share_and_a_third_stays_out(folder: Path):
     """ANN makes it; ANN and BOB publish, serve and fetch in turn, each with umask 077."""
@@ -126,7 +127,6 @@ def test_two_users_share_and_a_third_stays_out(folder: Path):
         as_user(EVE, "write", folder, group=EVE)
 
 
-@pytest.mark.slow
 @as_root
 def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: Path):
     folder.chmod(0o2770)

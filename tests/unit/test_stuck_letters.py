@@ -15,6 +15,8 @@ from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.tables.storage.mailbox import LetterName
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world() -> Iterator[World]:

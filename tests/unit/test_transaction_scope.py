@@ -30,6 +30,8 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def rows(*texts: str) -> pa.Table:
     return pa.table({"value": texts})

@@ -18,6 +18,8 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.jobs.sql import connected, run_query
 
+pytestmark = pytest.mark.slow
+
 TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 

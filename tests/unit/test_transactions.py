@@ -27,6 +27,8 @@ from lakemq.errors import (
     UnstableOffsetCommit,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def producer(mq: Connection) -> Iterator[TransactionalProducer]:
