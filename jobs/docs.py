@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lakemq.engine.client.consume.groups import GROUP, PARTITION_TRANSITIONS
+from lakemq.engine.client.consume.groups import DELIVERY_TRANSITIONS, GROUP, PARTITION_TRANSITIONS
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.topics import TOPIC
@@ -178,6 +178,9 @@ def states_page() -> str:
                 "known: never asked for, or expired.",
             ),
             *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
+            *_states(
+                DELIVERY_TRANSITIONS, " They are in [`consumer_offsets`](tables.md#consumer_offsets)."
+            ),
         ]
     )
 

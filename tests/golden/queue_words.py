@@ -67,6 +67,10 @@ class QueueWords:
     def ask_ack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.ACCEPT, producer, given, **more)
 
+    def ask_ack_every_second(self, producer: Any, place: str, until: int, **more: Any) -> AnyRequest:
+        """Offsets 1, 3, ..."""
+        return self._acknowledge(Outcome.ACCEPT, producer, {place: list(range(1, until, 2))}, **more)
+
     def ask_nack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.RELEASE, producer, given, **more)
 
@@ -88,6 +92,11 @@ class QueueWords:
             known = self.mq.state.deliveries_of("g", self._of(text))
             found[text] = [_told(one) for one in known.stretches] if known else None
         return found
+
+    def see_stretches(self, expected: dict[str, int]) -> dict[str, int]:
+        """How many there are, of the group g."""
+        known = {text: self.mq.state.deliveries_of("g", self._of(text)) for text in expected}
+        return {text: len(one.stretches) if one else 0 for text, one in known.items()}
 
 
 def _told(one: Stretch) -> str:

@@ -1,4 +1,4 @@
-"""What docs/groups.md shows runs as it stands and prints what the page says."""
+"""What docs/groups.md and docs/queues.md show runs as it stands and prints what the pages say."""
 
 from __future__ import annotations
 
@@ -15,29 +15,46 @@ from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def block(language: str, page: str = "groups") -> str:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the example has run; its output is in `out.txt`."""
+    """A working folder in which the examples have run; their output is in `groups.txt` and `queues.txt`."""
     folder = tmp_path_factory.mktemp("groups")
-    code = "\n".join([block("python"), "mq.close()"])
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "out.txt").write_text(done.stdout)
+    for page in ("groups", "queues"):
+        code = "\n".join([block("python", page), "mq.close()"])
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        (folder / f"{page}.txt").write_text(done.stdout)
     return folder
 
 
-def test_the_example_prints_what_the_page_says(folder: Path) -> None:
-    assert (folder / "out.txt").read_text() == block("text")
+@pytest.mark.parametrize("page", ["groups", "queues"])
+def test_the_example_prints_what_the_page_says(folder: Path, page: str) -> None:
+    assert (folder / f"{page}.txt").read_text() == block("text", page)
+
+
+def test_the_commands_show_the_queue(folder: Path) -> None:
+    said = {}
+    for line in block("sh", "queues").splitlines():
+        _, *arguments = shlex.split(line)
+        result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+        assert result.exit_code == 0, (line, result.stderr)
+        said[arguments[3] if arguments[2] == "groups" else arguments[2]] = result.stdout.splitlines()
+    assert said["describe"][1].split()[:3] == ["ship", "Empty", "queue"]
+    assert [line.split()[:4] for line in said["assignments"][1:]] == [
+        ["ship", "orders", str(partition), "unassigned"] for partition in range(4)
+    ]
+    assert sum(int(line.split()[1]) for line in said["sql"][1:]) == 40
 
 
 def test_the_commands_show_the_group(folder: Path) -> None:

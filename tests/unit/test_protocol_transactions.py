@@ -328,7 +328,7 @@ def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
         "topic": "t",
         "partition": 0,
         "committed_offset": 2,
-        "acknowledged": None,
+        "ranges": None,
         "metadata": "note",
         "committed_at_ms": 9_000,
         "shard": 3,

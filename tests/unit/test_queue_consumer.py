@@ -28,6 +28,8 @@ from lakemq.errors import (
     UnknownMemberId,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Told(RebalanceListener):
     def __init__(self) -> None:

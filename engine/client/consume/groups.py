@@ -13,6 +13,7 @@ from ...protocol.hashing import shard
 from ...protocol.names import shown
 from ...protocol.parameters import GROUP
 from ...protocol.values.assignments import PARTITION_TRANSITIONS, Group, GroupStatus
+from ...protocol.values.deliveries import DELIVERY_TRANSITIONS
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
@@ -21,6 +22,7 @@ from ..requester import Requester
 from .resets import Resets, partitions_given
 
 __all__ = [
+    "DELIVERY_TRANSITIONS",
     "GROUP",
     "PARTITION_TRANSITIONS",
     "AssignmentInfo",
