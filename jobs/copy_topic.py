@@ -46,7 +46,7 @@ def copy(mq: Connection, given: argparse.Namespace) -> int:
     """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
     name, read = given.id or f"copy-{given.source}-{given.target}", 0
     mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
-    with mq.consumer(name, topics=[given.source]) as consumer:
+    with mq.consumer(name, assign=[given.source]) as consumer:
         while batch := _next(consumer, given):
             with mq.transaction(name) as txn:
                 txn.publish(

@@ -178,9 +178,7 @@ def states_page() -> str:
                 "known: never asked for, or expired.",
             ),
             *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
-            *_states(
-                DELIVERY_TRANSITIONS, " They are in [`consumer_offsets`](tables.md#consumer_offsets)."
-            ),
+            *_states(DELIVERY_TRANSITIONS, " They are in [`consumer_offsets`](tables.md#consumer_offsets)."),
         ]
     )
 

@@ -133,6 +133,13 @@ def topic_partitions(name: str, value: Any) -> list[tuple[str, int]]:
     return [(topic_name(name, topic), partition_number(number)) for topic, number in pairs]
 
 
+def topics_and_partitions(name: str, value: Any) -> tuple[list[str], list[tuple[str, int]]]:
+    """Of an iterable of topics and of (topic, partition), both. Raises also InvalidTopic."""
+    given = listed(name, value)
+    topics = [one for one in given if isinstance(one, str)]
+    return topic_names(name, topics), topic_partitions(name, [one for one in given if not isinstance(one, str)])
+
+
 def place_offsets(name: str, value: Any) -> dict[tuple[str, int], int]:
     """(topic, partition) -> offset. Raises also InvalidTopic."""
     given = mapped(name, value)

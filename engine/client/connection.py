@@ -27,13 +27,13 @@ from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
     fetch_position,
+    listed,
     mapped,
     moment,
     one_of,
     partition_number,
     text,
     topic_name,
-    topic_partitions,
     whole_number,
     whole_numbers,
 )
@@ -311,21 +311,23 @@ class Connection:
         group: str,
         *,
         topics: Sequence[str] = (),
-        assign: Sequence[tuple[str, int]] = (),
+        assign: Sequence[str | tuple[str, int]] = (),
         protocol: str | None = None,
         **options: Any,
     ) -> Consumer:
-        """A consumer of all partitions of `topics`, or of those it is assigned; see Consumer for its options.
+        """A member of the group, which shares the partitions of `topics` with others; or a reader of those in `assign`.
 
-        protocol: cooperative; it is a member of the group then, which shares the partitions of its topics with the
-        others, see GroupConsumer. Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest, and what
-        Consumer and GroupConsumer raise.
+        protocol: queue, in which messages are acknowledged (QueueConsumer), or cooperative, in which offsets are
+        committed (GroupConsumer); left out, as the group is, queue where it is new. assign: topics, of which it reads
+        all partitions, and (topic, partition) pairs; it shares with nobody (Consumer), and the group has no members.
+        Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest, and what those raise.
         """
         self._check_open()
-        if protocol is None:
-            return self._consumers.assigned(group, topics, assign, options)
-        if topic_partitions("assign", assign):
-            raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics")
+        given = listed("assign", assign)
+        if given and (listed("topics", topics) or protocol is not None):
+            raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics, or assign")
+        if given:
+            return self._consumers.assigned(group, given, options)
         member = self._consumers.member(group, topics, protocol, options, self._members.discard)
         return self._kept(member, self._members.add)
 

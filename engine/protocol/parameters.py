@@ -137,7 +137,7 @@ GROUP = Parameters(
     [
         Parameter(
             "group.protocol",
-            "cooperative",
+            "queue",
             "When a partition changes hands: cooperative, when its owner says that it is done with it; queue, when "
             "what it has of it is acknowledged.",
             choices=("queue", "cooperative"),

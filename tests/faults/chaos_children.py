@@ -114,7 +114,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
         try:
             # first the id, so that what others have on the way cannot move the group any more; then where the group is
             copying = _Scoped(mq) if incarnation % 2 else _Produced(mq)
-            consumer = mq.consumer(GROUP, topics=[INPUT])
+            consumer = mq.consumer(GROUP, assign=[INPUT])
             for number in itertools.count():
                 is_last, count = not may_go_on(), chance.randint(1, 400)
                 batch = _until_answered(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
@@ -130,7 +130,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
                 except (Aborted, TransactionAbortable, RequestTimedOut) as error:
                     notes.add("failed", attempt, type(error).__name__)
                     copying.recover()
-                    consumer = mq.consumer(GROUP, topics=[INPUT])
+                    consumer = mq.consumer(GROUP, assign=[INPUT])
         except (ProducerFenced, InvalidProducerEpoch) as error:
             notes.add("fenced", incarnation, error.name)
             os._exit(FENCED)  # what is open belongs to who has the id now

@@ -28,7 +28,7 @@ class Following:
 
     def __init__(self, path: str) -> None:
         self._mq, self._tailing = (lakemq.connect(path) for _ in range(2))
-        self._consumer = self._mq.consumer("g", topics=[TOPIC])
+        self._consumer = self._mq.consumer("g", assign=[TOPIC])
         self._polled: set[tuple[int, int, str]] = set()
         self._tailed: set[tuple[int, int, str]] = set()
         self._error: Exception | None = None

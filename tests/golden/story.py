@@ -260,6 +260,8 @@ class Story(QueueWords):
     ) -> AnyRequest:
         """knows: it is the process that was lost, and tells what it had."""
         bound = self.bound(member, group) if knows else []
+        if group not in self.mq.state.groups:
+            config = {"group.protocol": "cooperative", **(config or {})}
         return JoinGroup(
             group, member, list(topics), None, instance, session_ms, max_poll_ms, reset, dict(config or {}), bound
         )
@@ -280,7 +282,7 @@ class Story(QueueWords):
         return ReleasePartitions(group, member, [Assigned(*p, e) for p, e in zip(places, epochs, strict=True)])
 
     def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
-        return ConfigureGroup(group, dict(config), create)
+        return ConfigureGroup(group, {"group.protocol": "cooperative", **config} if create else dict(config), create)
 
     def ask_delete_group(self, _: Any, group: str) -> AnyRequest:
         return DeleteGroup(group)

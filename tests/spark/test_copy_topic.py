@@ -115,7 +115,7 @@ def test_killed_at_each_crash_point_it_goes_on_where_it_was(own: Connection) -> 
             assert code == -signal.SIGKILL, wrong
         assert run(own) == 0
     check(copied(own), range(MESSAGES))
-    lag = own.consumer("copy-a-b", topics=["a"]).lag()
+    lag = own.consumer("copy-a-b", assign=["a"]).lag()
     assert set(lag.values()) == {0}
 
 
@@ -176,4 +176,4 @@ def test_a_bad_expression_is_said_in_a_line_and_changes_nothing(
     assert "no_such_column" in said
     assert "Traceback" not in wrong
     assert copied(own) == []
-    assert own.consumer("copy-a-b", topics=["a"]).committed() == {}
+    assert own.consumer("copy-a-b", assign=["a"]).committed() == {}

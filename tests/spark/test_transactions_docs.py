@@ -51,7 +51,7 @@ def messages(names: dict[str, Any], topic: str) -> list[tuple[str | None, str]]:
 def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, Any]) -> None:
     assert messages(names, "totals") == [("ann", "10"), ("cleo", "5")]
     assert sum(row.lag for row in names["mq"].groups.lag("totals")) == 0
-    again = names["mq"].consumer("totals", topics=["transfers"]).poll()
+    again = names["mq"].consumer("totals", assign=["transfers"]).poll()
     assert again.to_spark().count() == 0
 
 

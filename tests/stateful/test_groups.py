@@ -45,6 +45,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 
 GROUP = "g"
 MAX_POLL_MS = 10_000
+CONFIG = {"group.protocol": "cooperative"}
 TOPICS = ["t", "u"]
 
 members = st.sampled_from([f"C{n}" for n in range(1, 6)])
@@ -71,7 +72,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(member=members, wanted=topics, instance=instances)
     def join(self, member: str, wanted: list[str], instance: str | None) -> None:
-        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest"))
+        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", CONFIG))
 
     @rule(member=members)
     def leave(self, member: str) -> None:

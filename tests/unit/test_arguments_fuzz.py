@@ -134,24 +134,24 @@ def calls(mq: Connection) -> list[Call]:
         mq.tail(**given)
 
     def poll(**given: Any) -> None:
-        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             longest = given["timeout_ms"]
             consumer.poll(**{**given, "timeout_ms": min(longest, 1) if isinstance(longest, int) else longest})
 
     def seek(**given: Any) -> None:
-        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             consumer.seek(**given)
 
     def position(**given: Any) -> None:
-        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             consumer.position(**given)
 
     def commit(**given: Any) -> None:
-        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             consumer.commit(**given)
 
     def pause(**given: Any) -> None:
-        with mq.consumer(GROUP, topics=[TOPIC]) as consumer:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             consumer.pause(**given)
             consumer.resume(**given)
 
@@ -161,6 +161,10 @@ def calls(mq: Connection) -> list[Call]:
 
     def member(**given: Any) -> None:
         mq.consumer("members", **given).close()
+
+    def queue(**given: Any) -> None:
+        with mq.consumer("queued", **given) as made:
+            made.poll()
 
     def wait(wait_ms: Any) -> None:
         mq.step_until_idle(min(wait_ms, 1) if isinstance(wait_ms, int) else wait_ms)
@@ -215,8 +219,8 @@ def calls(mq: Connection) -> list[Call]:
             "consumer",
             right(
                 group=GROUP,
-                topics=lambda: [TOPIC],
-                assign=list,
+                topics=list,
+                assign=lambda: [TOPIC],
                 protocol=None,
                 auto_offset_reset="earliest",
                 isolation="read_committed",
@@ -239,6 +243,20 @@ def calls(mq: Connection) -> list[Call]:
                 session_timeout_ms=6000,
             ),
             member,
+        ),
+        Call(
+            "a member of a queue",
+            right(
+                topics=lambda: [TOPIC],
+                protocol="queue",
+                ack_mode="explicit",
+                auto_offset_reset="latest",
+                heartbeat_interval_ms=1000,
+                isolation="read_committed",
+                max_poll_interval_ms=5000,
+                session_timeout_ms=6000,
+            ),
+            queue,
         ),
         Call("consumer.pause", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.resume", right(partitions=lambda: [(TOPIC, 0)]), pause),

@@ -137,7 +137,7 @@ def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: L
 def test_describe_says_the_shard_and_who_coordinates(mq: Connection, found: Found) -> None:
     mq.topics.create("sharded", partitions=2)
     mq.publish("sharded", pa.table({"value": ["a", "b"], "partition": [0, 1]}))
-    with mq.consumer("my-group", topics=["sharded"]) as consumer:
+    with mq.consumer("my-group", assign=["sharded"]) as consumer:
         consumer.commit(consumer.poll(max_records=1))
         consumer.commit({("sharded", 1): 0})
     leader = mq.state().leader
@@ -228,7 +228,7 @@ def test_lag_of_one_that_reads_uncommitted_is_not_negative(mq: Connection, lake:
     producer.begin_transaction()
     producer.send("ahead", value="open")
     producer.flush()
-    with mq.consumer("eager", topics=["ahead"], isolation="read_uncommitted") as consumer:
+    with mq.consumer("eager", assign=["ahead"], isolation="read_uncommitted") as consumer:
         consumer.commit(consumer.poll())
     (row,) = found("groups", "lag", "eager")
     assert (row["committed_offset"], row["last_stable_offset"], row["lag"]) == (1, 0, 0)

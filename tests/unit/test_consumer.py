@@ -36,7 +36,7 @@ from lakemq.errors import (
 @pytest.mark.parametrize("options", [{"foo": 1}, {"max_poll_records": 5}, {"isolations": "read_committed"}], ids=str)
 def test_an_option_that_is_not_known_is_named(mq: Connection, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig, match=rf"Found '{next(iter(options))}'\. Expected .*isolation"):
-        mq.consumer("g", topics=["t"], **options)
+        mq.consumer("g", assign=["t"], **options)
 
 
 def filled(mq: Connection, *counts: int) -> str:
@@ -86,7 +86,7 @@ def test_what_one_cannot_use_goes_to_the_others():
 
 def test_a_poll_brings_all_in_order(mq: Connection, group: str):
     topics = [filled(mq, 5, 0, 7), filled(mq, 3)]
-    with mq.consumer(group, topics=topics) as consumer:
+    with mq.consumer(group, assign=topics) as consumer:
         batch = consumer.poll()
         assert texts(batch) == [f"{p}.{i}" for p, n in ((0, 5), (2, 7), (0, 3)) for i in range(n)]
         assert [m.offset for m in batch] == [0, 1, 2, 3, 4, *range(7), 0, 1, 2]
@@ -101,7 +101,7 @@ def test_a_poll_brings_all_in_order(mq: Connection, group: str):
 
 def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
     topic = filled(mq, 40, 4, 40)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         batches = [consumer.poll(max_records=12) for _ in range(8)]
     assert [batch.record_count for batch in batches] == [12] * 7 + [0]
     assert Counter(m.partition for m in batches[0]) == {0: 4, 1: 4, 2: 4}
@@ -114,7 +114,7 @@ def test_no_partition_starves_beside_a_busy_one(mq: Connection, group: str):
     """With room for one message only, and one partition that has a new one each time."""
     topic = filled(mq, 1, 4, 4)
     seen: Counter[int] = Counter()
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         for _ in range(6):
             seen.update(m.partition for m in consumer.poll(max_records=1))
             add(mq, topic, {0: 1})
@@ -123,7 +123,7 @@ def test_no_partition_starves_beside_a_busy_one(mq: Connection, group: str):
 
 def test_a_poll_waits_for_the_first_message(mq: Connection, group: str):
     topic = new_topic(mq)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         assert not consumer.poll(timeout_ms=30, poll_ms=1)
         timer = threading.Timer(0.05, add, (mq, topic, {0: 1}))
         timer.start()
@@ -151,8 +151,8 @@ def test_what_is_refused(mq: Connection, group: str):
         mq.consumer(group)
     for option in ({"auto_offset_reset": "newest"}, {"isolation": "read_everything"}):
         with pytest.raises(InvalidRequest):
-            mq.consumer(group, topics=[topic], **option)
-    with mq.consumer(group, topics=[topic]) as consumer:
+            mq.consumer(group, assign=[topic], **option)
+    with mq.consumer(group, assign=[topic]) as consumer:
         with pytest.raises(InvalidRequest):
             consumer.poll(max_records=0)
         with pytest.raises(OffsetOutOfRange):
@@ -169,7 +169,7 @@ def test_what_is_refused(mq: Connection, group: str):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda mq, topic: mq.consumer("bad group!", topics=[topic]),
+        lambda mq, topic: mq.consumer("bad group!", assign=[topic]),
         lambda mq, topic: mq.groups.describe("bad group!"),
         lambda mq, topic: mq.groups.lag("bad group!"),
         lambda mq, topic: mq.transaction(topic).__enter__().send_offsets({(topic, 0): 0}, "bad group!"),
@@ -219,7 +219,7 @@ def test_positions_pass_markers_and_what_was_aborted(mq: Connection, group: str)
             producer.send(topic, str(number))
             producer.flush()
             producer.commit_transaction() if number % 10 == 9 else producer.abort_transaction()
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll(max_records=2)
         assert (texts(batch), bool(batch), batch.offsets) == ([], False, {(topic, 0): 2})
         batch = consumer.poll(max_records=2, timeout_ms=5_000)
@@ -227,7 +227,7 @@ def test_positions_pass_markers_and_what_was_aborted(mq: Connection, group: str)
         consumer.commit(batch)
         assert texts(consumer.poll()) == ["19"]
         assert (consumer.position(topic, 0), consumer.lag()) == (40, {(topic, 0): 0})
-    with mq.consumer(group, topics=[topic], isolation="read_uncommitted") as consumer:
+    with mq.consumer(group, assign=[topic], isolation="read_uncommitted") as consumer:
         assert texts(consumer.poll()) == [str(n) for n in range(10, 20)]
 
 
@@ -238,7 +238,7 @@ def test_a_poll_ends_before_what_is_open(mq: Connection, group: str):
         producer.send(topic, "open")
         producer.flush()
         add(mq, topic, {0: 1}, mark="behind ")
-        with mq.consumer(group, topics=[topic]) as consumer:
+        with mq.consumer(group, assign=[topic]) as consumer:
             assert texts(consumer.poll()) == ["0.0", "0.1"]
             assert (consumer.position(topic, 0), consumer.lag()) == (2, {(topic, 0): 0})
             consumer.seek(topic, 0, 4)
@@ -246,7 +246,7 @@ def test_a_poll_ends_before_what_is_open(mq: Connection, group: str):
             consumer.seek(topic, 0, 2)
             producer.commit_transaction()
             assert texts(consumer.poll()) == ["open", "behind 0.0"]
-        with mq.consumer(new_name("group"), topics=[topic], auto_offset_reset="latest") as latest:
+        with mq.consumer(new_name("group"), assign=[topic], auto_offset_reset="latest") as latest:
             assert latest.position(topic, 0) == 5
 
 
@@ -257,10 +257,10 @@ def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, gr
         with producer._transactions.part() as ref:
             mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 3)], ref))
         with pytest.raises(UnstableOffsetCommit):
-            mq.consumer(group, topics=[topic], default_timeout_ms=30).poll()
+            mq.consumer(group, assign=[topic], default_timeout_ms=30).poll()
         timer = threading.Timer(0.1, producer.commit_transaction)
         timer.start()
-        assert texts(mq.consumer(group, topics=[topic]).poll()) == ["0.3", "0.4"]
+        assert texts(mq.consumer(group, assign=[topic]).poll()) == ["0.3", "0.4"]
         timer.join()
 
 
@@ -270,7 +270,7 @@ def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, gr
 @pytest.mark.slow
 def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
     topic = filled(mq, 4, 4)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         assert consumer.lag() == {(topic, 0): 4, (topic, 1): 4}
         batch = consumer.poll(max_records=4)
         consumer.poll(max_records=2)
@@ -279,17 +279,17 @@ def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
         assert noted == {(topic, 1): 3}
         told = consumer.committed()
         assert (told[topic, 0].offset, told[topic, 1].offset, told[topic, 1].metadata) == (2, 3, "by hand")
-    with lakemq.connect(mq.namespace.path, config=CONFIG) as again, again.consumer(group, topics=[topic]) as consumer:
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as again, again.consumer(group, assign=[topic]) as consumer:
         assert texts(consumer.poll()) == ["0.2", "0.3", "1.3"]
         assert consumer.commit() == {(topic, 0): 4, (topic, 1): 4}
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         assert not consumer.poll()
         assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
 
 
 def test_a_group_of_one_does_not_know_the_other(mq: Connection, group: str):
     topic = filled(mq, 1)
-    with mq.consumer(group, topics=[topic]) as one, mq.consumer(new_name("group"), topics=[topic]) as other:
+    with mq.consumer(group, assign=[topic]) as one, mq.consumer(new_name("group"), assign=[topic]) as other:
         one.poll()
         assert (one.commit(), other.committed()) == ({(topic, 0): 1}, {})
         assert texts(other.poll()) == ["0.0"]
@@ -297,7 +297,7 @@ def test_a_group_of_one_does_not_know_the_other(mq: Connection, group: str):
 
 def test_nothing_is_committed_that_was_not_polled(mq: Connection, group: str):
     topic = filled(mq, 1)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         assert consumer.commit() == {}
     assert committed(mq, group, topic) is None
 
@@ -305,7 +305,7 @@ def test_nothing_is_committed_that_was_not_polled(mq: Connection, group: str):
 @pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.0", "0.1", "new 0.0"]), ("latest", ["new 0.0"])])
 def test_where_a_group_begins(mq: Connection, group: str, reset: Any, seen: list[str]):
     topic = filled(mq, 2)
-    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+    with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         first = texts(consumer.poll())
         add(mq, topic, {0: 1}, mark="new ")
         assert first + texts(consumer.poll()) == seen
@@ -313,7 +313,7 @@ def test_where_a_group_begins(mq: Connection, group: str, reset: Any, seen: list
 
 def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
     topic = filled(mq, 2, 2)
-    with mq.consumer(group, topics=[topic], auto_offset_reset="none") as consumer:
+    with mq.consumer(group, assign=[topic], auto_offset_reset="none") as consumer:
         for call in (consumer.poll, consumer.lag, lambda: consumer.position(topic, 0)):
             with pytest.raises(NoOffsetForPartition):
                 call()
@@ -328,7 +328,7 @@ def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
 @pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.4", "0.5"]), ("latest", []), ("none", None)])
 def test_messages_that_were_deleted_below_the_position(mq: Connection, group: str, reset: Any, seen: list[str] | None):
     topic = filled(mq, 6)
-    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+    with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         consumer.commit({(topic, 0): 0})
         assert len(texts(consumer.poll(max_records=2))) == 2
         mq.topics.delete_records(topic, {0: 4})
@@ -344,7 +344,7 @@ def test_messages_that_were_deleted_below_the_position(mq: Connection, group: st
 
 def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
     topic = filled(mq, 4)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
         def deleting(*args: Any, **how: Any) -> Any:
@@ -358,7 +358,7 @@ def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
 
 def test_a_topic_that_is_deleted_and_made_anew(mq: Connection, group: str):
     topic = filled(mq, 4)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         consumer.poll()
         consumer.commit()
         mq.topics.delete(topic)
@@ -376,7 +376,7 @@ def test_two_threads_share_a_consumer(mq: Connection, group: str):
     topic = new_topic(mq, 3)
     seen: list[list[tuple[int, int]]] = [[], []]
     deadline_s = time.monotonic() + 60
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
 
         def read(mine: list[tuple[int, int]]) -> None:
             while len(seen[0]) + len(seen[1]) < 24 and time.monotonic() < deadline_s:

@@ -35,7 +35,7 @@ def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyP
         return ask(request)
 
     monkeypatch.setattr(mq.requester, "ask", counted)
-    with mq.consumer("wide", topics=["wide"]) as consumer:
+    with mq.consumer("wide", assign=["wide"]) as consumer:
         assert consumer.poll().record_count == 100
         assert set(consumer.lag().values()) == {0}
     assert [type(request) for request in asked] == [FetchOffsets]
@@ -44,7 +44,7 @@ def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyP
 def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
     mq.topics.create("holes", partitions=2)
     aborted(mq, "holes", 0)
-    with mq.consumer("holes", topics=["holes"]) as consumer:
+    with mq.consumer("holes", assign=["holes"]) as consumer:
         batch = consumer.poll()
         assert (bool(batch), batch.offsets) == (False, {("holes", 0): 2})
         assert consumer.lag() == {("holes", 0): 0, ("holes", 1): 0}
@@ -55,7 +55,7 @@ def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> 
         mq.topics.create(topic)
         aborted(mq, topic, 0)
     mq.publish("later", pa.table({"value": ["shown"]}))
-    with mq.consumer("late", topics=["late", "later"]) as consumer:
+    with mq.consumer("late", assign=["late", "later"]) as consumer:
         # the first look takes two offsets of each, and none of them is shown
         batch = consumer.poll(max_records=4, timeout_ms=1000)
         assert [message.value for message in batch] == [b"shown"]
@@ -68,7 +68,7 @@ def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> 
     producer.begin_transaction()
     producer.send("open", value="later")
     producer.flush()
-    with mq.consumer("open", topics=["open"]) as consumer:
+    with mq.consumer("open", assign=["open"]) as consumer:
         consumer.seek("open", 0, 1)
         assert consumer.lag() == {("open", 0): 0}
     producer.abort_transaction()
@@ -76,7 +76,7 @@ def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> 
 
 def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
     mq.topics.create("silent", partitions=2)
-    with mq.consumer("silent", topics=["silent"]) as consumer:
+    with mq.consumer("silent", assign=["silent"]) as consumer:
         batch = consumer.poll()
         assert batch.to_arrow().num_rows == 0
         with pytest.raises(IllegalState, match="No Spark session"):

@@ -33,7 +33,7 @@ def texts(batch: Any) -> list[str]:
 def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, reset: Any) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old 0", "old 1")
-    with mq.consumer(group, topics=[topic], auto_offset_reset=reset) as consumer:
+    with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         consumer.commit({(topic, 0): 0})
         assert texts(consumer.poll()) == ["old 0", "old 1"]
         consumer.commit()
@@ -48,7 +48,7 @@ def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, re
 def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group: str) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old 0", "old 1")
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll()
         make_anew(mq, topic, "new 0", "new 1", "new 2")
         for what in (None, batch, batch.offsets, {(topic, 0): 1}):
@@ -72,7 +72,7 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
 def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, "old 0", "old 1", partition=1)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
         def making_anew(*args: Any, **how: Any) -> Any:
@@ -89,7 +89,7 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
 def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, group: str) -> None:
     topic = new_topic(mq)
     with (
-        mq.consumer(group, topics=[topic], auto_offset_reset="latest") as consumer,
+        mq.consumer(group, assign=[topic], auto_offset_reset="latest") as consumer,
         mq.consumer(new_name("group"), assign=[(topic, 0)]) as assigned,
     ):
         assert (consumer.lag(), texts(consumer.poll())) == ({(topic, 0): 0}, [])
@@ -106,7 +106,7 @@ def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, gro
 def test_an_added_partition_is_read_from_where_the_group_is(mq: Connection, group: str) -> None:
     """Another consumer of the group was there first."""
     topic = new_topic(mq)
-    with mq.consumer(group, topics=[topic]) as consumer:
+    with mq.consumer(group, assign=[topic]) as consumer:
         consumer.poll()
         mq.topics.alter(topic, partitions=2)
         add(mq, topic, "1.0", "1.1", partition=1)

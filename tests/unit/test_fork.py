@@ -60,7 +60,7 @@ CALLS: dict[str, Callable[[Connection, str], Any]] = {
     "publish": lambda mq, t: mq.publish(t, ROWS),
     "producer": lambda mq, t: mq.producer(),
     "transaction": lambda mq, t: mq.transaction("fork"),
-    "consumer": lambda mq, t: mq.consumer("g", topics=[t]),
+    "consumer": lambda mq, t: mq.consumer("g", assign=[t]),
     "fetch": lambda mq, t: mq.fetch(t),
     "tail": lambda mq, t: next(mq.tail(t)),
     "offsets": lambda mq, t: mq.end_offsets(t),
@@ -110,18 +110,45 @@ def test_a_transaction_is_its_processs(mq: Connection, call: str):
     assert values(mq, topic) == ["x"]
 
 
+def _reads(topic: str, protocol: str | None) -> dict[str, Any]:
+    return {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
+
+
 @pytest.mark.parametrize("protocol", [None, "cooperative"])
 @pytest.mark.parametrize("call", CALLS_OF_CONSUMERS)
 def test_a_consumer_is_its_processs(mq: Connection, call: str, protocol: str | None):
     topic = new_topic(mq)
     mq.publish(topic, ROWS)
-    with mq.consumer(new_name("g"), topics=[topic], protocol=protocol, auto_offset_reset="earliest") as consumer:
+    with mq.consumer(new_name("g"), **_reads(topic, protocol), auto_offset_reset="earliest") as consumer:
         until(lambda: bool(consumer.poll(1)))
         consumer.seek(topic, 0, 0)
         with consumer._lock.own:
             child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
         assert_refused(child)
         assert consumer.position(topic, 0) == 0
+
+
+CALLS_OF_QUEUES: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: call for name, call in CALLS_OF_CONSUMERS.items() if name != "seek"},
+    "ack": lambda consumer, batch: consumer.ack(batch),
+    "nack": lambda consumer, batch: consumer.nack(batch),
+    "reject": lambda consumer, batch: consumer.reject(batch),
+    "ack_through": lambda consumer, batch: consumer.ack_through(batch),
+    "flush": lambda consumer, _: consumer.flush(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_QUEUES)
+def test_a_consumer_of_a_queue_is_its_processs(mq: Connection, call: str):
+    topic = new_topic(mq)
+    mq.publish(topic, ROWS)
+    with mq.consumer(new_name("g"), **_reads(topic, "queue"), auto_offset_reset="earliest") as consumer:
+        batch = consumer.poll(timeout_ms=10_000)
+        given = batch if call in ("ack", "nack", "reject", "ack_through") else topic
+        with consumer._lock.own:
+            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_QUEUES[call](consumer, given)))
+        assert_refused(child)
+        assert consumer.lag() == {(topic, 0): 1}
 
 
 def assert_refused(said: str) -> None:

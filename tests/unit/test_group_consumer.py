@@ -389,16 +389,17 @@ def test_a_listener_may_wait_for_another_thread_that_commits(mq: Connection) -> 
     assert noted == [{(topic, 0): 2}]
 
 
-@pytest.mark.parametrize("protocol", [None, "cooperative"])
+@pytest.mark.parametrize("how", [{"assign": ["t"]}, {"topics": ["t"], "protocol": "cooperative"}], ids=str)
 def test_what_an_interrupted_poll_has_passed_is_read_again(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch, protocol: str | None
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
     def interrupted(self: Any) -> bool:
         raise KeyboardInterrupt
 
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 3})
-    with mq.consumer(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest") as one:
+    reads = {word: [topic] if isinstance(of, list) else of for word, of in how.items()}
+    with mq.consumer(group, **reads, auto_offset_reset="earliest") as one:
         until(lambda: one.poll(1).record_count == 1)
         with monkeypatch.context() as patched:
             patched.setattr(ConsumerBatch, "__bool__", interrupted)
@@ -529,7 +530,7 @@ def test_a_group_of_another_kind_or_a_topic_that_is_not_there_is_refused(mq: Con
 def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
-    outside = mq.consumer(group, topics=[topic])
+    outside = mq.consumer(group, assign=[topic])
     batch = outside.poll(timeout_ms=5_000)
     with member(mq, group, topic), pytest.raises(UnknownMemberId):
         outside.commit(batch)

@@ -80,7 +80,7 @@ def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connectio
 @pytest.mark.parametrize("event", ["call", "return"])
 def test_consumers_and_transactions_go_on_after_an_interruption(mq: Connection, event: str) -> None:
     mq.publish("t", pa.table({"value": ["x"]}))
-    consumer = mq.consumer("g", topics=["t"])
+    consumer = mq.consumer("g", assign=["t"])
     interrupted(consumer.poll, event, "own")
     assert within_s(10, lambda: consumer.poll().to_arrow().num_rows) == 1
     transaction = mq.producer("p", linger_ms=0)

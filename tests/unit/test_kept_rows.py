@@ -86,7 +86,7 @@ def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytes
 
     monkeypatch.setattr(rows_module, "data_file", counting)
     read = []
-    with mq.consumer(new_name("g"), topics=[topic]) as consumer:
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         while batch := consumer.poll(max_records=500):
             read += [message.value for message in batch]
     assert read == [b"%d" % i for i in range(5_000)]

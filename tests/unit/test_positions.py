@@ -97,7 +97,7 @@ def test_an_offset_is_not_negative(mq: Connection, position: Any, end: str) -> N
     add(mq, topic, "a")
     with pytest.raises(OffsetOutOfRange, match="not negative"):
         mq.fetch(topic, **{end: position})
-    with mq.consumer(new_name("group"), topics=[topic]) as consumer, pytest.raises(OffsetOutOfRange):
+    with mq.consumer(new_name("group"), assign=[topic]) as consumer, pytest.raises(OffsetOutOfRange):
         consumer.seek(topic, 0, -1)
 
 

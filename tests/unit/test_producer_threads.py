@@ -481,7 +481,7 @@ def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):
 def test_after_close_nothing_works(tmp_path: Path):
     with served(tmp_path) as mq:
         mq.topics.create("t")
-        producer, consumer = mq.producer(), mq.consumer("g", topics=["t"])
+        producer, consumer = mq.producer(), mq.consumer("g", assign=["t"])
         tail = mq.tail("t", start=0)
         table = pa.table({"value": ["a"]})
         mq.publish("t", table)
@@ -494,7 +494,7 @@ def test_after_close_nothing_works(tmp_path: Path):
         lambda: mq.producer("id"),
         lambda: mq.transaction("id"),
         lambda: mq.publish("t", table),
-        lambda: mq.consumer("g", topics=["t"]),
+        lambda: mq.consumer("g", assign=["t"]),
         lambda: consumer.poll(),
         lambda: mq.fetch("t"),
         lambda: next(tail),

@@ -99,7 +99,7 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     known = mq.state.groups.get(group)
     if kind == 20 or known is None:
         config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
-        config |= {"group.protocol": "queue", "rebalance.delay.ms": 1_000} if group == "q" else {}
+        config |= {"group.protocol": "queue" if group == "q" else "cooperative", "rebalance.delay.ms": 1_000}
         mq.ask(ConfigureGroup(group, config, create=known is None))
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])

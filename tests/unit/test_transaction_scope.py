@@ -236,7 +236,7 @@ def test_consume_transform_produce(mq: Connection, topic: str):
     """What was read and what was made of it are committed together, or neither."""
     target = new_topic(mq)
     mq.publish(topic, rows(*(str(i) for i in range(10))))
-    with mq.consumer(f"group-{topic}", topics=[topic]) as consumer:
+    with mq.consumer(f"group-{topic}", assign=[topic]) as consumer:
         for number in range(6):
             batch = consumer.poll(max_records=3)
             try:

@@ -59,8 +59,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
             producer.begin_transaction()
             producer.send_offsets_to_transaction({("a", 0): 2, ("b", 2): 1}, "group", metadata="noted")
             producer.commit_transaction()
-        first.consumer("other", topics=["b"]).commit({("b", 1): 0})
-        first.consumer("other", topics=["b"]).commit({("b", 1): 2})
+        first.consumer("other", assign=["b"]).commit({("b", 1): 0})
+        first.consumer("other", assign=["b"]).commit({("b", 1): 2})
     yield Mixed(other, writing[0])
     # nobody answers any more
     for producer in writing:
@@ -191,7 +191,7 @@ def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
         for topic in ("kept", "deleted"):
             mq.topics.create(topic)
             mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-        with mq.consumer("reading", topics=["kept", "deleted"]) as consumer:
+        with mq.consumer("reading", assign=["kept", "deleted"]) as consumer:
             consumer.commit({("kept", 0): 1, ("deleted", 0): 1})
             consumer.commit({("kept", 0): 2}, metadata="so far")
         mq.topics.delete("deleted")
@@ -199,7 +199,7 @@ def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
         producer.begin_transaction()
         producer.send("kept", value="open")
         producer.flush()
-        with mq.consumer("eager", topics=["kept"], isolation="read_uncommitted") as consumer:
+        with mq.consumer("eager", assign=["kept"], isolation="read_uncommitted") as consumer:
             consumer.commit(consumer.poll())
         with mq.transaction("done", batch_id=3) as txn:
             txn.publish("kept", pa.table({"value": ["d"]}))

@@ -109,14 +109,24 @@ class Consumer:
                 moved = bool(batch.offsets)
                 # also where there was nothing to show
                 batch.offsets = passed = batch.offsets if passed is None else passed.then(batch.offsets)
-                if batch or self._clock.steady_ms() >= deadline_ms:
+                if batch:
                     return batch
+                if self._clock.steady_ms() >= deadline_ms and not self._is_coming(deadline_ms):
+                    return self._nothing_came(batch)
                 if not moved:
                     self._rest(poll_ms)
         except BaseException:  # a signal's, too: nobody has seen what was passed
             with self._lock.own:
                 self._go_back(moves)
             raise
+
+    def _is_coming(self, deadline_ms: float) -> bool:
+        """Whether to wait a moment longer, for what is there and on its way."""
+        return False
+
+    def _nothing_came(self, batch: ConsumerBatch) -> ConsumerBatch:
+        """In all its time; the batch is empty."""
+        return batch
 
     def _rest(self, ms: int) -> None:
         """Until it is worth to look again."""

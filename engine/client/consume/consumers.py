@@ -9,7 +9,9 @@ from lakemq.tables.storage.beats import Beats
 
 from ...namespace.clock import Clock
 from ...protocol.errors import InvalidRequest
-from ..arguments import group_name, known_options, one_of, refused, topic_names, topic_partitions
+from ...protocol.parameters import GROUP
+from ...protocol.values.state import State
+from ..arguments import group_name, known_options, one_of, refused, topic_names, topics_and_partitions
 from ..fetch.fetched import Fetched
 from ..fetch.fetching import Fetching
 from ..fetch.kept import KeptRows
@@ -40,13 +42,19 @@ class Consumers:
         self._new_id, self._check_open = new_id, check_open
         self._heart = Heart(beats, new_id)
 
-    def assigned(self, group: Any, topics: Any, assign: Any, options: dict[str, Any]) -> Consumer:
-        """One that reads all partitions of the topics, or these. Raises what `mq.consumer` raises."""
-        group, topics, assign = group_name(group), topic_names("topics", topics), topic_partitions("assign", assign)
+    def assigned(self, group: Any, assign: Any, options: dict[str, Any]) -> Consumer:
+        """One that reads these partitions, and all of these topics. Raises what `mq.consumer` raises."""
+        group, (topics, places) = group_name(group), topics_and_partitions("assign", assign)
         known_options(options, OPTIONS)
-        if not topics and not assign:
+        if not topics and not places:
             raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
-        return Consumer(self._requester, self._bounds, self._fetch(), self._clock, group, topics, assign, **options)
+        if self._fetching.of_groups(lambda state: group in state.manned_groups):
+            raise InvalidRequest(
+                "The group has members, who are given its partitions.",
+                found="assign",
+                expected="topics, to be one of them",
+            )
+        return Consumer(self._requester, self._bounds, self._fetch(), self._clock, group, topics, places, **options)
 
     def member(
         self,
@@ -58,10 +66,12 @@ class Consumers:
     ) -> GroupConsumer:
         """One that has joined the group. closed: told when it is. Raises what `mq.consumer` raises."""
         group, topics = group_name(group), topic_names("topics", topics)
+        if protocol is None:  # as the group is, if there is one
+            protocol = self._fetching.of_groups(lambda state: _protocol_of(state, group))
         config = {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}
         known_options(options, MEMBER_OPTIONS)
         if not topics:
-            raise InvalidRequest("A member without topics.", expected="topics")
+            raise InvalidRequest("A consumer without topics.", expected="topics, or assign")
         listener = options.get("listener")
         if not isinstance(listener, RebalanceListener | None):
             raise refused("listener", listener, "a RebalanceListener")
@@ -97,3 +107,8 @@ class Consumers:
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         self._check_open()
         return self._fetching.bounds(topics, isolation)
+
+
+def _protocol_of(state: State, group: str) -> Any:
+    known = state.groups.get(group)
+    return GROUP["group.protocol"].default if known is None else known.setting("group.protocol")

@@ -43,6 +43,8 @@ _TELL_EVERY_MS = 50
 """How long acknowledgements of single messages gather."""
 _TELL_AT = 2_000
 """Or how many of them do."""
+_ANSWER_MS = 1_000
+"""How long a poll waits for what it knows to be there, whatever its timeout."""
 _PAUSE_MS = 5
 """Before what was not heard is said again."""
 
@@ -144,24 +146,31 @@ class QueueConsumer(GroupConsumer):
     def poll(self, max_records: int = 10_000, timeout_ms: int = 0, poll_ms: int = 20) -> QueueBatch:
         """The next messages, at most `max_records`, evenly from all partitions; they are the member's to acknowledge.
 
-        timeout_ms: how long to wait for the first one. The messages of the poll after this one are asked for as well,
-        so that they are there when it comes. With ack.mode auto it acknowledges all that was brought before. Raises
-        NoOffsetForPartition; IllegalState: it has as many unacknowledged messages as it may, in all that time.
+        timeout_ms: how long to wait for the first one; what is there comes in any case. The messages of the poll after
+        this one are asked for as well, so that they are there when it comes. With ack.mode auto it acknowledges all
+        that was brought before. Raises NoOffsetForPartition; IllegalState: it has as many unacknowledged messages as it
+        may, in all that time.
         """
         self._acks_first = True
         batch = super().poll(max_records, timeout_ms, poll_ms)
         assert isinstance(batch, QueueBatch)
-        if not batch and self._room() <= 0:
-            raise IllegalState(
-                "The member has as many messages as it may that it has not acknowledged.",
-                found=f"{self._open_count()}",
-                expected="less than max.delivered.unacked.msgs.per.flow",
-            )
+        return batch
+
+    def _is_coming(self, deadline_ms: float) -> bool:
+        return self._teller.asked is not None and self._clock.steady_ms() < deadline_ms + _ANSWER_MS
+
+    def _nothing_came(self, batch: ConsumerBatch) -> ConsumerBatch:
+        with self._lock.own:
+            if self._flows and self._room() <= 0:
+                raise IllegalState(
+                    "The member has as many messages as it may that it has not acknowledged.",
+                    found=f"{self._open_count()}",
+                    expected="less than max.delivered.unacked.msgs.per.flow",
+                )
         return batch
 
     def _open_count(self) -> int:
-        with self._lock.own:
-            return sum(flow.open_count for flow in self._flows.values())
+        return sum(flow.open_count for flow in self._flows.values())
 
     def _room(self) -> int:
         return 0 if self._terms is None else self._terms.bound - self._open_count()
