@@ -16,8 +16,9 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 unexport PYTHONDONTWRITEBYTECODE
 
 PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
-# What waits for leases and for processes that were killed, beside what computes; a file has one process, and one Spark.
-BESIDE := -n 2 --dist loadfile tests/spark tests/faults
+# What computes, beside what waits for leases and for processes that were killed: of two processes each begins with its
+# half, and who is done first takes from the end of the other's.
+BESIDE := -n 2 --dist worksteal tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
@@ -52,8 +53,8 @@ $(ARCHIVE): $(READY) tests/jvm.py
 	$(BIN)/python tests/jvm.py
 
 .PHONY: test-long
-test-long: $(READY) ## processes with clocks that are hours off, or stopped for hours: minutes of leases that must run out
-	$(BIN)/pytest tests/faults -m long
+test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped for hours, or killed at random: minutes of leases that must run out
+	$(BIN)/pytest tests/faults tests/spark -m long
 
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s

@@ -49,6 +49,9 @@ SEQUENCER_POINTS = {
 }
 """Point -> at which arrival the sequencer dies there: in the middle of things."""
 
+OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
+"""Of the points of a merge, which comes by seldom. At each of them one dies, and stops, in tests/stateful, too."""
+
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
 KILLS = 8
@@ -60,7 +63,11 @@ def test_every_point_is_tested():
     assert ours == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
 
 
-@pytest.mark.parametrize("point", SEQUENCER_POINTS)
+def long_where_rare(point: str) -> Any:
+    return pytest.param(point, marks=[pytest.mark.long] if point in MERGING_POINTS and point not in OFTEN else [])
+
+
+@pytest.mark.parametrize("point", [long_where_rare(point) for point in SEQUENCER_POINTS])
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (one, two):
         assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from faults.checks import check_all
 from faults.processes import TOPIC, Processes, terminate
 
-PUBLISHERS, PUBLISHES = 4, 200
+PUBLISHERS, PUBLISHES = 4, 100
 
 
 def test_four_publishers_and_two_sequencers(family: Processes):

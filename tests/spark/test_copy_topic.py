@@ -21,8 +21,8 @@ from lakemq.jobs import copy_topic
 
 MESSAGES, KEYS, BATCH = 600, 20, 100
 RANDOM_KILLS = int(os.environ.get("LAKEMQ_KILLS", "2"))
-"""How often the job is killed at random. Two suffice for a day: what lies between two writes has crash points of its
-own, here and in the tests of transactions, and each of the two comes in the middle of six batches."""
+"""How often the job is killed at random, each time in the middle of six batches. What lies between two writes has crash
+points of its own, here and in the tests of transactions."""
 
 
 @pytest.fixture
@@ -107,10 +107,17 @@ class Watcher(threading.Thread):
 
 
 @pytest.mark.usefixtures("spark")
-def test_killed_at_each_crash_point_it_goes_on_where_it_was(own: Connection) -> None:
-    """With files written that nobody was told of, and with a commit sent that nobody hears the answer of."""
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(["publish.letter_put:4"], id="a commit was sent"),
+        pytest.param(["publish.file_written", "publish.letter_put:4"], id="files before", marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_each_crash_point_it_goes_on_where_it_was(own: Connection, points: list[str]) -> None:
+    """With a commit sent that nobody hears the answer of; before it, too, with files that nobody was told of."""
     with Watcher(own.namespace.path):
-        for point in ("publish.file_written", "publish.letter_put:4"):
+        for point in points:
             code, _, wrong = finished(job(own, LAKEMQ_CRASH_AT=point))
             assert code == -signal.SIGKILL, wrong
         assert run(own) == 0
@@ -119,6 +126,7 @@ def test_killed_at_each_crash_point_it_goes_on_where_it_was(own: Connection) -> 
     assert set(lag.values()) == {0}
 
 
+@pytest.mark.long  # a minute of it
 @pytest.mark.usefixtures("spark")
 def test_killed_at_random_nothing_is_lost_or_doubled(own: Connection) -> None:
     """While it copies: after some of its six commits, and somewhere in the next one."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.namespace import open_namespace
 
 ROWS = 3
-SPARK, PYTHON = {"s0", "s1"}, {"p0", "p1", "p2", "p3"}
+SPARK, PYTHON = "s0", {"p0", "p1", "p2", "p3"}
+SPARK_THREADS = 8
 MORE = 24
 """What each publishes at least once the leader is gone: all of them are at work when it dies, however long they took to
 start, which a number of publishes alone does not see to."""
@@ -27,37 +34,18 @@ with lakemq.connect(sys.argv[1], config={"lease.ms": 1500}) as mq, mq.serving():
 
 PUBLISHER = """
 import itertools, sys, threading, lakemq, pyarrow as pa
-from concurrent.futures import ThreadPoolExecutor
 
-kind, path, name, rows, more = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-spark = None
-if kind == "spark":
-    from lakemq.spark import spark_session
-    spark = spark_session(master="local[2]", extra={"spark.driver.memory": "512m"})
-
-def frame(number):
-    listed = [(f"{name}-{i}", f"{name}/{number}/{i}") for i in range(rows)]
-    if spark is not None:
-        return spark.createDataFrame(listed, "key string, value string").coalesce(1)
-    return pa.table({"key": [k for k, _ in listed], "value": [v for _, v in listed]})
-
-def publish(number):
-    done = mq.publish("t", frame(number))
-    assert sum(unit.record_count for unit in done.units) == rows
-    with lock:
-        print(number, flush=True)
-
-def go_on(left):
+path, name, rows, left = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+told, numbers = threading.Event(), itertools.count()
+threading.Thread(target=lambda: (sys.stdin.read(), told.set()), daemon=True).start()
+with lakemq.connect(path) as mq:
     while left > 0:
         left -= told.is_set()
-        publish(next(numbers))
-
-lock, told, numbers, threads = threading.Lock(), threading.Event(), itertools.count(), 8 if spark else 1
-threading.Thread(target=lambda: (sys.stdin.read(), told.set()), daemon=True).start()
-from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.namespace import open_namespace
-with Connection(open_namespace(path), spark) as mq, ThreadPoolExecutor(threads) as pool:
-    list(pool.map(go_on, [more // threads] * threads))
+        number = next(numbers)
+        values = [f"{name}/{number}/{i}" for i in range(rows)]
+        done = mq.publish("t", pa.table({"key": [f"{name}-{i}" for i in range(rows)], "value": values}))
+        assert sum(unit.record_count for unit in done.units) == rows
+        print(number, flush=True)
 """
 
 
@@ -66,22 +54,50 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_every_acknowledged_publish_is_there_once(tmp_path: Path) -> None:
+class InSpark:
+    """Publishes from threads of this process, whose Spark session it takes."""
+
+    def __init__(self, mq: Connection, spark: SparkSession) -> None:
+        self._mq, self._spark, self._told, self._numbers = mq, spark, threading.Event(), itertools.count()
+        self._pool = ThreadPoolExecutor(SPARK_THREADS)
+        self._work: list[Future[list[int]]] = [self._pool.submit(self._go_on) for _ in range(SPARK_THREADS)]
+
+    def _go_on(self) -> list[int]:
+        left, published = MORE // SPARK_THREADS, list[int]()
+        while left > 0:
+            left -= self._told.is_set()
+            number = next(self._numbers)
+            listed = [(f"{SPARK}-{i}", f"{SPARK}/{number}/{i}") for i in range(ROWS)]
+            done = self._mq.publish("t", self._spark.createDataFrame(listed, "key string, value string").coalesce(1))
+            assert sum(unit.record_count for unit in done.units) == ROWS
+            published.append(number)
+        return published
+
+    def end(self) -> list[str]:
+        """The numbers of what it published."""
+        self._told.set()
+        self._pool.shutdown()
+        return [str(number) for one in self._work for number in one.result()]
+
+
+def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():
         mq.topics.create("t", partitions=4)
-    sequencers = [start(SEQUENCER, path) for _ in range(2)]
-    publishers = {name: start(PUBLISHER, "spark", path, name, ROWS, MORE) for name in SPARK}
+    sequencers, publishers = [start(SEQUENCER, path) for _ in range(2)], {}
     try:
-        with lakemq.connect(str(path)) as mq:
-            until_seen(mq, SPARK)
-            # Spark takes long to start: only now, so that they do not publish without end meanwhile
-            publishers |= {name: start(PUBLISHER, "python", path, name, ROWS, MORE) for name in PYTHON}
-            until_seen(mq, PYTHON)
-            epoch = kill_the_leader(mq, sequencers)
+        with Connection(open_namespace(str(path)), spark) as mq:
+            in_spark = InSpark(mq, spark)
+            try:
+                until_seen(mq, {SPARK})
+                publishers = {name: start(PUBLISHER, path, name, ROWS, MORE) for name in PYTHON}
+                until_seen(mq, {SPARK} | PYTHON)
+                epoch = kill_the_leader(mq, sequencers)
+            finally:
+                answered = {SPARK: in_spark.end()}
         for process in publishers.values():
             process.stdin.close()
-        answered = {name: process.stdout.read().split() for name, process in publishers.items()}
+        answered |= {name: process.stdout.read().split() for name, process in publishers.items()}
         assert {name: process.wait(240) for name, process in publishers.items()} == dict.fromkeys(publishers, 0)
     finally:
         for process in [*sequencers, *publishers.values()]:

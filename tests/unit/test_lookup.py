@@ -108,7 +108,7 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
         if step % 3:
             continue
         found.move_to(table, step - 1)
-        for _ in range(30):
+        for _ in range(15):
             lookup = random_lookup(chance)
             seen = lookup.among(found.find(lookup))
             seen = seen.filter(pa.array([last >= lookup.start for last in seen["last_offset"].to_pylist()], pa.bool_()))
