@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -21,6 +22,7 @@ from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.errors import GroupIdNotFound, InvalidRequest
 from lakemq.jobs.session import run_job, spark_session
 
 FOLLOW_WAIT_MS = 10_000
@@ -46,6 +48,7 @@ def copy(mq: Connection, given: argparse.Namespace) -> int:
     """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
     name, read = given.id or f"copy-{given.source}-{given.target}", 0
     mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
+    _keep_offsets(mq, name)
     with mq.consumer(name, assign=[given.source]) as consumer:
         while batch := _next(consumer, given):
             with mq.transaction(name) as txn:
@@ -60,6 +63,16 @@ def copy(mq: Connection, given: argparse.Namespace) -> int:
             read += batch.record_count
             print(f"{batch.record_count} read, {sum(consumer.lag().values())} to go", flush=True)
     return read
+
+
+def _keep_offsets(mq: Connection, group: str) -> None:
+    """However seldom the job runs, it goes on where it was: what is forgotten would be copied again."""
+    keeps = {"offsets.retention.ms": -1}
+    try:
+        mq.groups.alter(group, keeps)
+    except GroupIdNotFound:
+        with suppress(InvalidRequest):  # another copy has just made it
+            mq.groups.create(group, keeps)
 
 
 def _next(consumer: Consumer, given: argparse.Namespace) -> ConsumerBatch | None:

@@ -288,7 +288,8 @@ class Connection:
     def groups(self) -> Groups:
         """Groups: their settings and members, what they have committed, and how much is left to them."""
         resets = Resets(self._whole_state, self._fetching.offsets_for_times, self._clock.now_ms)
-        return Groups(self._whole_state, self.requester, resets)
+        retention_ms = self.namespace.config.ms("offsets.retention.ms")
+        return Groups(self._whole_state, self.requester, resets, retention_ms)
 
     def _whole_state(self) -> State:
         self._check_open()

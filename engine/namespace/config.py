@@ -76,6 +76,13 @@ ENGINE = Parameters(
             365 * _DAY_MS,
         ),
         Parameter(
+            "offsets.retention.ms",
+            7 * _DAY_MS,
+            "How long a group without members keeps what it has committed; -1: for good. A group may have its own.",
+            -1,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
             "transaction.max.timeout.ms",
             900_000,
             "Longest transaction.timeout.ms a producer may ask for.",
@@ -175,6 +182,7 @@ def limits_of(config: EngineConfig) -> Limits:
         producer_id_expiration_ms=config.ms("producer.id.expiration.ms"),
         transactional_id_expiration_ms=config.ms("transactional.id.expiration.ms"),
         transaction_max_timeout_ms=config.ms("transaction.max.timeout.ms"),
+        offsets_retention_ms=config.ms("offsets.retention.ms"),
     )
 
 

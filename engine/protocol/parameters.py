@@ -208,5 +208,12 @@ GROUP = Parameters(
             "In queue groups: whether messages of open transactions are delivered.",
             choices=("read_committed", "read_uncommitted"),
         ),
+        Parameter(
+            "offsets.retention.ms",
+            604_800_000,
+            "As the engine's setting of this name, which counts where the group has none; -1 keeps offsets.",
+            -1,
+            _MAX_MS,
+        ),
     ]
 )

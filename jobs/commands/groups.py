@@ -13,7 +13,7 @@ from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.groups import PartitionLag
+    from lakemq.engine.client.consume.groups import GroupInfo, PartitionLag
 
 groups = typer.Typer(no_args_is_help=True, help="Groups: their members and what they have, offsets and lag.")
 
@@ -40,6 +40,7 @@ _DESCRIBED = (
     "members",
     "partitions",
     "lag",
+    "expires_at",
     "shard",
     "coordinator",
 )
@@ -70,7 +71,7 @@ def list_groups(
             raise typer.BadParameter(f"{one!r} is none of {', '.join(_STATES)}", param_hint="--state")
     session = session_of(ctx)
     with session.connect() as mq:
-        show(map(asdict, mq.groups.all(state or ())), session.output, ("group", "state"))
+        show(map(_described, mq.groups.all(state or ())), session.output, ("group", "state"))
 
 
 @groups.command()
@@ -81,7 +82,8 @@ def describe(
 ) -> None:
     """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
 
-    problem: why partitions are given out by another assignor than the one that was asked for.
+    problem: why partitions are given out by another assignor than the one that was asked for; expires_at: when what the
+    group has committed is forgotten, unless it is used.
     """
     session = session_of(ctx)
     with session.connect() as mq:
@@ -89,7 +91,7 @@ def describe(
             found = mq.groups.all()
         else:
             found = [mq.groups.describe(name) for name in group_operations.chosen(mq, group, all_groups)]
-        show(map(asdict, found), session.output, _DESCRIBED)
+        show(map(_described, found), session.output, _DESCRIBED)
 
 
 @groups.command()
@@ -117,7 +119,7 @@ def create(ctx: typer.Context, group: Name, config: Config = None) -> None:
     session = session_of(ctx)
     with session.connect() as mq, answered(mq):
         mq.groups.create(group, parse_config(config or []))
-        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command(help=f"Change settings of a group. {NEEDS_ANSWER}")
@@ -137,7 +139,7 @@ def alter(
         raise typer.BadParameter("nothing to change", param_hint="lakemq groups alter")
     with session.connect() as mq, answered(mq):
         mq.groups.alter(group, changes)
-        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command("remove-members", help=f"Members go, and what they had is given to others at once. {NEEDS_ANSWER}")
@@ -154,7 +156,7 @@ def remove_members(
     session = session_of(ctx)
     with session.connect() as mq, answered(mq):
         mq.groups.remove_members(group, member or [], instance or [])
-        show([asdict(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command()
@@ -166,6 +168,10 @@ def lag(ctx: typer.Context, group: Name) -> None:
     session = session_of(ctx)
     with session.connect() as mq:
         show(map(_lag, mq.groups.lag(group)), session.output, _COLUMNS)
+
+
+def _described(one: GroupInfo) -> dict[str, Any]:
+    return {**asdict(one), "idle_since": of_millis(one.idle_since_ms), "expires_at": of_millis(one.expires_at_ms)}
 
 
 def _lag(one: PartitionLag) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from lakemq.jobs.output import one_line
 
 if TYPE_CHECKING:
+    from lakemq.engine.namespace.config import EngineConfig
     from lakemq.errors import LakeMQError
 
 
@@ -43,19 +44,29 @@ def examine(
     if path is None:
         return
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.namespace.config import EngineConfig
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.errors import LakeMQError
     from lakemq.jobs.doctor.namespace import CHECKS
 
     try:
-        mq = Connection(open_namespace(path, EngineConfig(), storage_options))
+        mq = Connection(open_namespace(path, _config(conf), storage_options))
     except LakeMQError as error:
         yield _refused("namespace", error, "Is the path right? What helps")
         return
     with mq:
         for name, check in CHECKS.items():
             yield _checked(name, partial(check, mq))
+
+
+def _config(conf: str | None) -> EngineConfig:
+    """The settings, or where they cannot be read, which another check tells, the defaults."""
+    from lakemq.engine.namespace.config import EngineConfig, load_config
+    from lakemq.errors import LakeMQError
+
+    try:
+        return load_config(conf)
+    except LakeMQError:
+        return EngineConfig()
 
 
 def _checked(name: str, check: Callable[[], Finding]) -> Finding:

@@ -214,6 +214,26 @@ def check_data_files(mq: Connection) -> Finding:
     return Finding("data files", False, found, mend)
 
 
+def check_groups(mq: Connection) -> Finding:
+    """No group is about to lose what it has committed."""
+    groups, now_ms = mq.groups.all(), _store_now_ms(mq)
+    near = [
+        one
+        for one in groups
+        if one.expires_at_ms is not None
+        and one.idle_since_ms is not None
+        and 2 * now_ms > one.idle_since_ms + one.expires_at_ms
+    ]
+    if not near:
+        return Finding("groups", True, f"{len(groups)} groups")
+    near.sort(key=lambda one: one.expires_at_ms or 0)
+    told = ", ".join(f"{one.group} at {_at(one.expires_at_ms or 0)}" for one in near[:_SOME])
+    more = f" and {len(near) - _SOME} more" if len(near) > _SOME else ""
+    found = f"groups that nobody uses, and what they have committed is forgotten: {told}{more}"
+    keep = f"lakemq --path {mq.namespace.path} groups alter {near[0].group} --config offsets.retention.ms=-1"
+    return Finding("groups", False, found, f"Consume with them, or let those that are wanted keep it: {keep}")
+
+
 def _deletion(path: str, topic: str, segments: pa.Table, gone: list[int]) -> str:
     """The command that deletes the records of a topic up to the last one in a file that is gone, if there is any."""
     lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
@@ -251,5 +271,6 @@ CHECKS: dict[str, Callable[[Connection], Finding]] = {
     "aliens": check_aliens,
     "foreign commits": check_foreign_commits,
     "data files": check_data_files,
+    "groups": check_groups,
 }
 """In this order: what a later one says hangs on what the earlier ones say."""

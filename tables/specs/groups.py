@@ -25,6 +25,8 @@ class GroupRow:
     target_epoch: int = column(INT64, "The epoch for which the target was computed.")
     settled_epoch: int = column(INT64, "The epoch of the last completed rebalance.")
     not_before_ms: int = column(INT64, "Until then what was lost waits for its member; 0: nothing waits.")
+    configured: bool = column(BOOL, "Somebody has configured it, beside its first member.")
+    empty_since_ms: int = column(INT64, "Since when it has no members, while it has none.")
     removed: bool = column(BOOL, "The group is gone.")
 
 

@@ -282,7 +282,9 @@ class Story(QueueWords):
         return ReleasePartitions(group, member, [Assigned(*p, e) for p, e in zip(places, epochs, strict=True)])
 
     def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
-        return ConfigureGroup(group, {"group.protocol": "cooperative", **config} if create else dict(config), create)
+        return ConfigureGroup(
+            group, {"group.protocol": "cooperative", **config} if create and config else dict(config), create
+        )
 
     def ask_delete_group(self, _: Any, group: str) -> AnyRequest:
         return DeleteGroup(group)

@@ -46,6 +46,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 GROUP = "g"
 MAX_POLL_MS = 10_000
 CONFIG = {"group.protocol": "cooperative"}
+RETENTION_MS = 604_800_000
 TOPICS = ["t", "u"]
 
 members = st.sampled_from([f"C{n}" for n in range(1, 6)])
@@ -132,6 +133,19 @@ class Groups(RuleBasedStateMachine):
     def pass_time(self, member: str, wait_ms: int) -> None:
         self.mq.now_ms += wait_ms
         self.mq.expire()
+
+    @rule(living=st.booleans())
+    def pass_so_much_time_that_it_is_forgotten(self, living: bool) -> None:
+        """But not while it lives."""
+        self.all_leave() if not living else None
+        is_manned, before = bool(self.mq.state.manned_groups), dict(self.mq.state.offsets.get(GROUP, {}))
+        self.mq.now_ms += RETENTION_MS + 1
+        self.mq.expire()
+        if is_manned:
+            assert self.mq.state.offsets.get(GROUP, {}) == before
+        else:
+            self.late.clear()
+            assert (self.mq.state.groups, self.mq.state.offsets) == ({}, {})
 
     @rule(topic=st.sampled_from(TOPICS), more=st.integers(0, 2))
     def grow(self, topic: str, more: int) -> None:

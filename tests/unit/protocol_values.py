@@ -302,7 +302,7 @@ RECORDS: Kinds = {
     DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
     OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),
-    GroupConfigured: st.builds(GroupConfigured, texts, group_configs),
+    GroupConfigured: st.builds(GroupConfigured, texts, group_configs, st.booleans()),
     GroupForgotten: st.builds(GroupForgotten, texts, texts),
     MemberJoined: st.builds(
         MemberJoined,

@@ -69,6 +69,18 @@ def test_a_healthy_namespace_has_no_findings(healthy: Path) -> None:
     assert not (healthy / "probe").exists()
 
 
+def test_groups_that_are_about_to_be_forgotten(path: Path) -> None:
+    with lakemq.connect(str(path)) as mq, mq.serving():
+        for group, retention_ms in (("soon", 1), ("late", 86_400_000), ("never", -1)):
+            mq.groups.create(group, {"offsets.retention.ms": retention_ms})
+            with mq.consumer(group, topics=["t"]) as consumer:
+                consumer.commit({("t", 0): 1})
+    (finding,) = ill(path).values()
+    assert (finding.check, finding.found.count(" at ")) == ("groups", 1)
+    assert "soon at 2" in finding.found
+    assert "groups alter soon --config offsets.retention.ms=-1" in finding.mend
+
+
 def test_a_finding_is_exit_code_1_and_says_how_to_mend_it(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--path", str(tmp_path / "none"), "doctor", "--no-spark"])
     assert result.exit_code == 1

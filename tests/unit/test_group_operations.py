@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from unit.served import new_name, new_topic, served
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
@@ -160,6 +162,26 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
     assert changed(mq, group, to="latest") == {0: (4, 5)}
 
 
+def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        for group, retention_ms in (("soon", 1_000), ("kept", -1)):
+            mq.groups.create(group, {"offsets.retention.ms": retention_ms})
+            with mq.consumer(group, topics=["t"]) as consumer:
+                consumer.commit({("t", 0): 0})
+        expires_at_ms = mq.groups.describe("soon").expires_at_ms
+        assert expires_at_ms is not None
+        assert mq.groups.describe("kept").expires_at_ms is None
+        path = mq.namespace.path
+    time.sleep(1.1)
+    with lakemq.connect(path) as again:
+        assert again.groups.lag("soon")
+        again.step_until_idle()
+        assert again.groups.lag("soon") == []
+        assert [one.committed_offset for one in again.groups.lag("kept")] == [0]
+        assert again.state().now_ms > expires_at_ms
+
+
 def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t", 2)
@@ -171,8 +193,6 @@ def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_pat
         mq.groups.delete("g")
         assert mq.groups.list() == ["kept"]
         path = mq.namespace.path
-    import lakemq
-
     with lakemq.connect(path) as again:
         assert again.groups.list() == ["kept"]
         state = again._whole_state()

@@ -100,6 +100,7 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     if kind == 20 or known is None:
         config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
         config |= {"group.protocol": "queue" if group == "q" else "cooperative", "rebalance.delay.ms": 1_000}
+        config["offsets.retention.ms"] = chance.choice([1_000, HOUR_MS, -1])
         mq.ask(ConfigureGroup(group, config, create=known is None))
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])

@@ -59,7 +59,9 @@ class GroupInfo:
     """A group. partitions: those for which it has offsets; lag: over all of them.
 
     shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
-    protocol: None where it has never had members; problem: why the assignor is not the one that was asked for.
+    protocol: None where it has never had members; problem: why the assignor is not the one that was asked for;
+    idle_since_ms: when it had members, or committed, last, None: it has members; expires_at_ms: when what it has
+    committed is forgotten, None: it is kept.
     """
 
     group: str
@@ -74,6 +76,8 @@ class GroupInfo:
     problem: str | None
     partitions: int
     lag: int
+    idle_since_ms: int | None
+    expires_at_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,12 @@ class OffsetChange:
 class Groups:
     """Groups as an operator sees them."""
 
-    def __init__(self, state: Callable[[], State], requester: Requester, resets: Resets) -> None:
-        """state: as of the newest step, with groups and transactions."""
+    def __init__(
+        self, state: Callable[[], State], requester: Requester, resets: Resets, offsets_retention_ms: int
+    ) -> None:
+        """state: as of the newest step, with groups and transactions; offsets_retention_ms: the namespace's."""
         self._state, self._requester, self._resets = state, requester, resets
+        self._retention_ms = offsets_retention_ms
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
         """A group with these settings, before its first member; docs/settings.md has them.
@@ -199,12 +206,12 @@ class Groups:
         """All groups, by name. states: only those in one of these. Raises InvalidRequest."""
         wanted = {one_of("states", one, [*GroupStatus]) for one in listed("states", states)}
         state = self._state()
-        found = (_described(state, name) for name in _names(state))
+        found = (_described(state, name, self._retention_ms) for name in _names(state))
         return [one for one in found if not wanted or one.state in wanted]
 
     def describe(self, group: str) -> GroupInfo:
         """Raises GroupIdNotFound, InvalidGroupId."""
-        return _described(self._state(), group_name(group))
+        return _described(self._state(), group_name(group), self._retention_ms)
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """In the order in which they came. Raises GroupIdNotFound, InvalidGroupId."""
@@ -247,10 +254,12 @@ def _names(state: State) -> list[str]:
     return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
 
 
-def _described(state: State, group: str) -> GroupInfo:
+def _described(state: State, group: str, retention_ms: int) -> GroupInfo:
     rows = _rows(state, group)
     known = state.groups.get(group)
     leader = known.leader if known else None
+    idle_ms = _idle_since_ms(state, group)
+    retention_ms = state.offsets_retention_ms(group, retention_ms)
     return GroupInfo(
         group,
         shard(group),
@@ -264,7 +273,17 @@ def _described(state: State, group: str) -> GroupInfo:
         known.problem if known else None,
         len(rows),
         sum(row.lag or 0 for row in rows),
+        idle_ms,
+        None if idle_ms is None or retention_ms < 0 or not state.offsets.get(group) else idle_ms + retention_ms,
     )
+
+
+def _idle_since_ms(state: State, group: str) -> int | None:
+    if group in state.manned_groups:
+        return None
+    known = state.groups.get(group)
+    commits = (one.committed_at_ms for one in state.offsets.get(group, {}).values())
+    return max(known.empty_since_ms if known else 0, *commits, 0)
 
 
 def _known(state: State, group: str) -> Group:

@@ -52,6 +52,8 @@ def _group_row(state: State, name: str) -> GroupRow:
         target_epoch=group.target_epoch,
         settled_epoch=group.settled_epoch,
         not_before_ms=group.not_before_ms,
+        configured=group.is_configured,
+        empty_since_ms=group.empty_since_ms,
         removed=known is None,
     )
 
@@ -148,6 +150,8 @@ def _restore_groups(state: State, rows: pa.Table) -> None:
             row.assignor,
             row.problem,
             row.not_before_ms,
+            is_configured=row.configured,
+            empty_since_ms=row.empty_since_ms,
         )
 
 

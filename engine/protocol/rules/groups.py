@@ -123,7 +123,9 @@ def decide_configure(state: State, request: ConfigureGroup, given: Given) -> Dec
     check_group(request.group)
     if request.create and request.group in state.groups:
         raise InvalidRequest("The group exists already.", found=request.group)
-    group = Group(request.group) if request.create else _group(state, request.group)
+    # one that has committed without members is there, too
+    is_new = request.create or (request.group in state.offsets and request.group not in state.groups)
+    group = Group(request.group) if is_new else _group(state, request.group)
     for key in request.config:
         GROUP[key]  # unknown keys are refused, also when they are to be reset
     config = {key: value for key, value in group.config.items() if key not in request.config}
@@ -162,7 +164,7 @@ def _member(group: Group, member_id: str) -> Member:
 
 def _touched(state: State, name: str) -> Group:
     state.touched_groups.add(name)
-    return state.groups.setdefault(name, Group(name))
+    return state.groups.setdefault(name, Group(name, empty_since_ms=state.now_ms))
 
 
 def _noted(fold: Fold) -> Fold:
@@ -178,6 +180,8 @@ def _noted(fold: Fold) -> Fold:
 def evolve_configured(state: State, record: GroupConfigured, segments: Segments) -> None:
     group = _touched(state, record.group)
     group.config = record.config
+    if not record.by_member:
+        group.is_configured = bool(record.config)
     group.group_epoch += 1
 
 
@@ -212,6 +216,8 @@ def evolve_left(state: State, record: MemberLeft, segments: Segments) -> None:
     gone = group.members.pop(record.member_id, None)
     if gone is not None and gone.instance_id is not None:
         group.instances.pop(gone.instance_id, None)
+    if not group.members:
+        group.empty_since_ms = state.now_ms
     group.group_epoch += 1
 
 

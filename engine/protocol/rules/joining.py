@@ -100,7 +100,7 @@ def _configured(group: Group | None, request: JoinGroup) -> list[Any]:
     """The settings of a new group, or nothing. Raises InvalidConfig, InconsistentGroupProtocol: they are others."""
     asked = GROUP.parse(request.config)
     if group is None:
-        return [GroupConfigured(request.group, dict(asked))]
+        return [GroupConfigured(request.group, dict(asked), by_member=True)]
     for key, value in asked.items():
         if value != (found := group.setting(key)):
             error = InconsistentGroupProtocol if key == "group.protocol" else InvalidConfig

@@ -181,4 +181,4 @@ DECIDE: Rules = {
     ResetOffsets: operations.decide_reset,
 }
 EVOLVE: Folds = {OffsetsCommitted: evolve_committed, OffsetsRemoved: evolve_removed}
-TIMERS: Timers = ()
+TIMERS: Timers = operations.TIMERS

@@ -31,6 +31,7 @@ from ..values.offsets import (
     ResetPlace,
 )
 from ..values.state import State
+from .timers import Time, Timer, Timers
 
 # -- forgetting -----------------------------------------------------------------------------------------
 
@@ -163,6 +164,35 @@ def _now_at(state: State, name: str, place: Place) -> int:
 def _change(state: State, group: str, place: Place, after: int | None) -> OffsetChange:
     before = state.offsets.get(group, {}).get(place)
     return OffsetChange(state.topics[place[0]].topic, place[1], before.offset if before else None, after)
+
+
+# -- what time brings -----------------------------------------------------------------------------------
+
+
+def _without_members(state: State) -> list[str]:
+    return sorted((state.offsets.keys() | state.groups.keys()) - state.manned_groups)
+
+
+def _is_over(state: State, name: str, time: Time) -> bool:
+    """Its time counts from when it had no members any more, and from its last commit."""
+    group, committed = state.groups.get(name), state.offsets.get(name, {})
+    if name in state.manned_groups or not (committed or (group and not group.is_configured)):
+        return False
+    ms = state.offsets_retention_ms(name, time.limits.offsets_retention_ms)
+    if ms < 0 or (group and not time.is_over(group.empty_since_ms, ms)):
+        return False
+    return all(time.is_over(one.committed_at_ms, ms) for one in committed.values()) and not state.pending_offsets(name)
+
+
+def decide_expiry(state: State, name: str) -> list[JournalEntry]:
+    """What it has committed is forgotten, and so is the group unless somebody has configured it."""
+    group = state.groups.get(name)
+    keeps = group is not None and group.is_configured
+    records = _removed(state, name, state.offsets.get(name, ())) if keeps else forgotten(state, name, "expired")
+    return list(map(JournalEntry, records))
+
+
+TIMERS: Timers = (Timer(_without_members, _is_over, decide_expiry, forgets=True),)
 
 
 # -- what must be so ------------------------------------------------------------------------------------

@@ -99,7 +99,8 @@ class Group:
     """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
     settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
     paused, moving: those of the assignments, and those not at rest; held: member_id -> what it has; partition_counts:
-    topic_id -> how many it has of it.
+    topic_id -> how many it has of it; is_configured: its settings are not only what its first member brought;
+    empty_since_ms: since when it has no members, while it has none.
     """
 
     group: str
@@ -118,6 +119,8 @@ class Group:
     moving: set[Place] = field(default_factory=set)
     held: dict[str, set[Place]] = field(default_factory=dict)
     partition_counts: dict[int, int] = field(default_factory=dict)
+    is_configured: bool = False
+    empty_since_ms: int = 0
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""

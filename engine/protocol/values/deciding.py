@@ -14,12 +14,16 @@ from .log import DataFile, PendingFile
 
 @dataclass(frozen=True)
 class Limits:
-    """How long silence lasts before something is forgotten, and the longest a transaction may ask to stay open."""
+    """How long silence lasts before something is forgotten, and the longest a transaction may ask to stay open.
+
+    offsets_retention_ms: of groups that have no setting of their own; -1: for good.
+    """
 
     client_expiration_ms: int = 3_600_000
     producer_id_expiration_ms: int = 86_400_000
     transactional_id_expiration_ms: int = 604_800_000
     transaction_max_timeout_ms: int = 900_000
+    offsets_retention_ms: int = 604_800_000
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,14 @@ class TargetComputed(msgspec.Struct, frozen=True):
 
 
 class GroupConfigured(Record, frozen=True, tag="group_configured"):
-    """The settings of the group, as they are from now on; the first record of each group."""
+    """The settings of the group, as they are from now on; the first record of each group.
+
+    by_member: the first one has brought them, and would again.
+    """
 
     group: str
     config: dict[str, Any]
+    by_member: bool = False
 
     @property
     def subject(self) -> str:
@@ -230,7 +234,7 @@ class RebalanceCompleted(Record, frozen=True, tag="rebalance_completed"):
 
 
 class GroupForgotten(Record, frozen=True, tag="group_forgotten"):
-    """There is no such group any more. reason: deleted."""
+    """There is no such group any more. reason: deleted, or expired."""
 
     group: str
     reason: str

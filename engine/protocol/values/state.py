@@ -135,6 +135,11 @@ class State:
         known = self.groups.get(group)
         return self.there({*self.offsets.get(group, ()), *(known.assignments if known else ())})
 
+    def offsets_retention_ms(self, group: str, default_ms: int) -> int:
+        """How long the group keeps what it has committed once it has no members; -1: for good."""
+        known = self.groups.get(group)
+        return int(known.config.get("offsets.retention.ms", default_ms)) if known else default_ms
+
     def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)
