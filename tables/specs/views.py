@@ -78,10 +78,29 @@ JOIN (
   ON p.topic_id = c.topic_id AND p.partition = c.partition
 WHERE c.age = 1 AND p.age = 1 AND NOT c.removed AND NOT p.removed"""
 
+_GROUP_MEMBERS = """\
+SELECT m.group, m.member_id, m.instance_id, m.topics, m.pattern, timestamp_millis(m.joined_at_ms) AS joined_at
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY g.group, member_id ORDER BY step DESC) AS age
+  FROM {database}.members g
+) m
+WHERE m.age = 1 AND NOT m.removed"""
+
+_GROUP_ASSIGNMENTS = """\
+SELECT a.group, a.topic, a.partition, a.state, a.owner, a.target, a.epoch, a.start_offset,
+       timestamp_millis(a.since_ms) AS since, a.reason
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
+  FROM {database}.assignments g
+) a
+WHERE a.age = 1 AND NOT a.removed"""
+
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
     "log_committed": _LOG_COMMITTED,
     "open_transactions": _OPEN_TRANSACTIONS,
     "transaction_history": _TRANSACTION_HISTORY,
     "consumer_lag": _CONSUMER_LAG,
+    "group_members": _GROUP_MEMBERS,
+    "group_assignments": _GROUP_ASSIGNMENTS,
 }

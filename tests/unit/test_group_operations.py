@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, served
+from unit.served import CONFIG, new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -26,6 +26,7 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
+from lakemq.jobs.sql import run_query
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 
@@ -160,6 +161,33 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
             refused()
     mq.requester.ask(EndTransaction(ref, True, 1))
     assert changed(mq, group, to="latest") == {0: (4, 5)}
+
+
+def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq, mq.serving():
+        mq.topics.create("t", 3)
+        mq.topics.create("u")
+        members = [mq.consumer("g", topics=["t", "u"], protocol="cooperative") for _ in range(2)]
+        while sum(len(one.assignment()) for one in members) < 4 or not all(one.assignment() for one in members):
+            for one in members:
+                one.poll(timeout_ms=0)
+        members[0].close()
+        mq.topics.delete("u")
+        until(lambda: {one.state for one in mq.groups.assignments("g")} == {"ready"})
+        assignments, (member,) = mq.groups.assignments("g"), mq.groups.members("g")
+        mq.groups.create("gone")
+        mq.groups.delete("gone")
+        members[1].close(leave=False)
+
+    def told(query: str) -> list[tuple[Any, ...]]:
+        with lakemq.connect(str(tmp_path)) as again:
+            return [tuple(row) for row in run_query(again.namespace, query)[1]]
+
+    assert len(assignments) == 3
+    rows = told('SELECT "group", topic, partition, state, owner FROM group_assignments ORDER BY partition')
+    assert rows == [(one.group, one.topic, one.partition, one.state, one.owner) for one in assignments]
+    assert told('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
+    assert len(told("SELECT * FROM assignments")) > 4
 
 
 def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
