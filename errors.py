@@ -5,6 +5,8 @@ from __future__ import annotations
 from lakemq.engine.protocol.errors import (
     BufferFull,
     ClientEnded,
+    DelayQueueFull,
+    DelayTooLong,
     FencedInstanceId,
     FencedMemberEpoch,
     FileMissing,
@@ -63,6 +65,8 @@ from lakemq.engine.protocol.errors import (
 __all__ = [
     "BufferFull",
     "ClientEnded",
+    "DelayQueueFull",
+    "DelayTooLong",
     "FencedInstanceId",
     "FencedMemberEpoch",
     "FileMissing",

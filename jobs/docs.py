@@ -137,8 +137,14 @@ def _not_ours() -> list[tuple[str, str]]:
 
 
 def _settings(declared: Mapping[str, Parameter]) -> str:
-    rows = [(f"`{p.name}`", f"`{p.default}`", _range(p), p.meaning) for p in declared.values()]
+    rows = [(f"`{p.name}`", f"`{_default(p)}`", _range(p), p.meaning) for p in declared.values()]
     return _table(("setting", "default", "range", "what"), rows)
+
+
+def _default(parameter: Parameter) -> str:
+    """As it may be given."""
+    default = parameter.default
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _range(parameter: Parameter) -> str:

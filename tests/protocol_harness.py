@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
@@ -24,6 +25,7 @@ from lakemq.engine.protocol.rules.patience import Patience
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.delays import DelayedRange
 from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
@@ -36,10 +38,18 @@ from lakemq.engine.protocol.values.log import (
     RefusedRows,
     RowsJournaled,
 )
-from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences, TransactionRef
+from lakemq.engine.protocol.values.producers import (
+    InitProducer,
+    ProducerDone,
+    ProducerSequences,
+    TransactionRef,
+    waiting_unit,
+)
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.engine.sequencer.assigning import PlugInThreads
+from lakemq.engine.sequencer.due_times import Run
+from lakemq.engine.sequencer.slots import Slots
 from lakemq.engine.sequencer.targets import Targets
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 
@@ -154,6 +164,24 @@ class Harness:
         while computed := self.targets():
             self.see(*computed)
 
+    def release(self, due_times: Mapping[tuple[int, int], int] | None = None, most: int = 1000) -> list[str]:
+        """A step in which what is due is released; the kinds of what it decides.
+
+        due_times: (file id, row) -> when it is due, of ranges that are due at several times.
+        """
+
+        def read(ranges: Sequence[DelayedRange]) -> list[list[Run]]:
+            return [_runs(one, due_times or {}) for one in ranges]
+
+        now_ms = machine.begin_step(self.state, self.now_ms)
+        slots = Slots(self.state.delays, read, AtOnce(), _Still(), 120_000, most)
+        slots.read_ahead(self.state.delays, now_ms)
+        slots.read_ahead(self.state.delays, now_ms)
+        due = slots.due(self.state.delays, now_ms)
+        entries = [] if due is None else machine.release(self.state, due)
+        self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
+        return [one.record.kind for one in entries]
+
     # -- requests ---------------------------------------------------------------------------------------
 
     def create(self, topic: str = "t", partitions: int = 1, **more: Any) -> int:
@@ -190,12 +218,15 @@ class Harness:
         refused: int = 0,
         file_id: int = F,
         transaction: TransactionRef | None = None,
+        due_ms: Mapping[int, tuple[int, int]] | None = None,
     ) -> Produce:
         """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
 
         producer: id and epoch, every partition (and what is refused) from `sequence` on; version: application and
-        version; transaction: that it is a part of.
+        version; transaction: that it is a part of; due_ms: partition -> when its first and last rows are due.
         """
+        due = [(due_ms or {}).get(partition, (-1, -1)) for partition in counts]
+        units = [waiting_unit(p) if first != -1 else p for p, (first, _) in zip(counts, due, strict=True)]
         good = sum(counts.values())
         rows = list(counts.values())
         return Produce(
@@ -208,12 +239,14 @@ class Harness:
                 rows,
                 [1_000] * len(counts),
                 [2_000] * len(counts),
+                [first for first, _ in due],
+                [last for _, last in due],
             ),
             self.state.step,
             [DataFile(file_id, 100, good + refused, 1_000, 2_000, 7)],
             [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
             ProducerSequences(
-                *producer, [0] * len(counts), list(counts), [sequence] * len(counts), sequence if refused else None
+                *producer, [0] * len(counts), units, [sequence] * len(counts), sequence if refused else None
             )
             if producer
             else None,
@@ -228,11 +261,14 @@ class Harness:
         transaction: TransactionRef | None = None,
         producer: tuple[int, int] | None = None,
         sequences: Sequence[int] = (),
+        due_ms: Mapping[tuple[str, int], tuple[int, int]] | None = None,
     ) -> Produce:
         """Rows of a file into partitions of any topics: (topic, partition) -> count, in that order.
 
-        sequences: of producer (id and epoch), one per place.
+        sequences: of producer (id and epoch), one per place; due_ms: place -> when its first and last rows are due.
         """
+        due = [(due_ms or {}).get(place, (-1, -1)) for place in counts]
+        units = [waiting_unit(p) if first != -1 else p for (_, p), (first, _) in zip(counts, due, strict=True)]
         topics = sorted({topic for topic, _ in counts})
         columns = [topics.index(topic) for topic, _ in counts], [partition for _, partition in counts]
         rows = list(counts.values())
@@ -245,12 +281,26 @@ class Harness:
                 rows,
                 [0] * len(rows),
                 [0] * len(rows),
+                [first for first, _ in due],
+                [last for _, last in due],
             ),
             self.state.step,
             [DataFile(file_id, 100, sum(rows), 0, 0, 7)],
-            producer=ProducerSequences(*producer, *columns, list(sequences)) if producer else None,
+            producer=ProducerSequences(*producer, columns[0], units, list(sequences)) if producer else None,
             transaction=transaction,
         )
+
+
+class _Still(SystemClock):
+    """A clock that stands still."""
+
+    def steady_ms(self) -> int:
+        return 0
+
+
+def _runs(one: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[Run]:
+    times = [due_times[one.file_id, one.first_row + i] for i in range(one.record_count)]
+    return [Run(ms, max(i for i, other in enumerate(times) if other == ms) + 1) for ms in sorted(set(times))]
 
 
 def riding(request: Produce) -> Produce:
@@ -281,12 +331,18 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    soft = ("topics", "producers", "lent", "touched_groups")
+    soft = ("topics", "producers", "lent", "touched_groups", "delays")
     shallow = {name: value for name, value in vars(state).items() if name not in soft}
     return {
         **{name: copy(value) for name, value in shallow.items()},
         "topics": topics,
         "producers": producers,
+        "delays": {
+            "pointer_ms": state.delays.pointer_ms,
+            "ranges": {key: asdict(one) for key, one in state.delays.ranges.items()},
+            "pending": dict(state.delays.pending),
+            "open": {author: list(keys) for author, keys in state.delays.open.items()},
+        },
         "transactions": deepcopy(state.transactions),
         "groups": deepcopy(state.groups),
         "deliveries": deepcopy(state.deliveries),

@@ -10,12 +10,13 @@ import difflib
 import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..protocol.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic, LakeMQError
 from ..protocol.names import check_group, shown
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 
@@ -151,13 +152,21 @@ def offsets(name: str, value: Any) -> dict[int, int]:
     return {partition_number(number): whole_number(name, offset) for number, offset in mapped(name, value).items()}
 
 
-def moment(name: str, value: Any) -> int | datetime:
+def moment(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> int | datetime:
     """A time: epoch milliseconds, or a datetime. None lies so far back that its microseconds exceed 64 bits."""
     if isinstance(value, datetime):
         if value != value:  # pandas has a datetime that is none
-            raise refused(name, value, "a time")
+            raise refused(name, value, "a time", error)
         return value
-    return whole_number(name, value, -(2**53))
+    return whole_number(name, value, -(2**53), error=error)
+
+
+def microseconds(time: int | datetime) -> int:
+    """Of a time, or of milliseconds, since 1970. A time without a zone is UTC's."""
+    if isinstance(time, int):
+        return time * 1000
+    aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
 def known_options(given: Mapping[str, Any], known: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.process import OwnLock, same_process
-from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest, UnsupportedVersion
+from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest
 from ..protocol.values.log import ApplicationVersion, Published
 from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
@@ -146,17 +146,18 @@ class Connection:
         txn_app_id: str | None = None,
         txn_version: int | None = None,
         deliver_at: Any = None,
+        delay_ms: Any = None,
     ) -> Published:
         """Publish all rows of a DataFrame or Arrow table, together or not at all.
 
         data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
         key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
-        columns of those names are taken where they are there. order_by: columns by which the rows of a key are
-        ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
+        columns of those names are taken where they are there. deliver_at: a column of times (or of epoch milliseconds),
+        or one time for all rows, before which a message is in no log; delay_ms: the same as a delay. order_by: columns
+        by which the rows of a key are ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the
+        last is not published again.
         Raises the error it was refused with; nothing of it is published then.
         """
-        if deliver_at is not None:
-            raise UnsupportedVersion("Delayed delivery is not offered yet.")
         self._check_open()
         topic = topic_name("topic", topic)
         on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
@@ -167,6 +168,8 @@ class Connection:
             "headers": headers,
             "timestamp": timestamp,
             "partition": partition,
+            "deliver_at": deliver_at,
+            "delay_ms": delay_ms,
         }
         return self._publish(publication, data, columns, order_by)
 

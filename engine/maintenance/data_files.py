@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
@@ -21,6 +22,7 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.leftovers import Due, Leftovers
 from lakemq.tables.storage.mailbox import Mailbox
@@ -265,7 +267,7 @@ class DataFiles:
         if not due.lists:
             return
         messages = handles[MESSAGES.name]
-        for name in (MESSAGES.name, *MOVED):
+        for name in TABLES_LOOKED_AT:
             handles[name].claim()
         gone = self._unnamed(due, handles, step)
         live = [file for file in messages.files() if file.path in gone]
@@ -314,5 +316,8 @@ def _file_id(path: str) -> int:
 
 
 def _named_by(handle: TableHandle) -> set[int]:
-    """All files that rows of the table point at."""
-    return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
+    """All files that rows of the table point at; of a changelog's those that stand for something still."""
+    if handle.spec.shape != "changelog":
+        return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
+    rows = newest(handle.read(["step", "removed", *handle.spec.keys]), handle.spec.keys)
+    return set(rows.filter(~pc.field("removed")).column("file_id").to_pylist())

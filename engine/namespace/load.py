@@ -39,6 +39,7 @@ BEGINNING = WatermarkRow(
     next_topic_id=1,
     next_producer_id=0,
     routing_step=0,
+    delay_pointer_ms=0,
 )
 """The watermark of a namespace in which nothing was projected yet."""
 

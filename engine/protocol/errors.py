@@ -294,6 +294,14 @@ class StorageError(LakeMQError, name="KAFKA_STORAGE_ERROR", code=56, retriable=T
     """The store could not be read or written, such as for want of space."""
 
 
+class DelayQueueFull(LakeMQError, name="DELAY_QUEUE_FULL", retriable=True):
+    """As many messages wait for their time as the topic lets wait (delay.max.pending)."""
+
+
+class DelayTooLong(LakeMQError, name="DELAY_TOO_LONG"):
+    """The delay is longer than the last of the topic's levels (delay.levels)."""
+
+
 class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
     """The producer's buffer is full and did not drain in time."""
 

@@ -11,19 +11,32 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, UnknownServerError
-from .rules import clients, deliveries, groups, leader, log, offsets, producers, reconciling, topics, transactions
+from .rules import (
+    clients,
+    delays,
+    deliveries,
+    groups,
+    leader,
+    log,
+    offsets,
+    producers,
+    reconciling,
+    topics,
+    transactions,
+)
 from .rules.registries import Folds, Rules
 from .rules.timers import Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
 from .values.deciding import NOTHING, Decision, Given
+from .values.delays import RangeKey, RangesDue
 from .values.journal import JournalEntry, Step
 from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
 # those of time in this order: who ends does so before anybody is forgotten
-SUBJECTS = (topics, log, transactions, offsets, groups, deliveries, clients, producers, leader)
+SUBJECTS = (topics, log, delays, transactions, offsets, groups, deliveries, clients, producers, leader)
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}
@@ -44,6 +57,10 @@ def _not_foreseen(_: Due, error: Exception) -> None:
 
 
 def _not_settled(_: str, error: Exception) -> None:
+    raise error
+
+
+def _not_released(_: RangeKey, error: Exception) -> None:
     raise error
 
 
@@ -134,6 +151,31 @@ def fold_seen(state: State, seen: Iterable[Any], unforeseen: Unforeseen = _raise
     return entries
 
 
+def release(
+    state: State, due: RangesDue, unforeseen: Callable[[RangeKey, Exception], None] = _not_released
+) -> list[JournalEntry]:
+    """Decide and fold the release of what the leader has found to be due.
+
+    unforeseen: told of an exception nobody foresaw, for which this range waits, and no other does.
+    """
+    decide = DECIDE[RangesDue]
+    try:
+        whole = decide(state, due, NOTHING)
+    except Exception:
+        whole = None
+    if whole is not None:
+        return fold(state, whole.entries)
+    entries: list[JournalEntry] = []
+    for key, due_ms, upto in zip(due.ranges, due.due_ms, due.upto, strict=True):
+        try:
+            decision = decide(state, RangesDue([key], [due_ms], [upto], due.pointer_ms), NOTHING)
+        except Exception as error:
+            unforeseen(key, error)
+        else:
+            entries += fold(state, decision.entries)
+    return entries
+
+
 def settle(state: State, unforeseen: Callable[[str, Exception], None] = _not_settled) -> list[JournalEntry]:
     """Decide and fold what follows for the groups that this step has touched, at its end.
 
@@ -172,6 +214,7 @@ def begin_step(state: State, now_ms: int) -> int:
     """Open the next step; returns its time, which never goes back. All records that follow belong to it."""
     state.step += 1
     state.touched_groups.clear()
+    state.delays.begin_step()
     state.now_ms = max(state.now_ms, now_ms)
     return state.now_ms
 
@@ -181,6 +224,7 @@ def replay(state: State, steps: Iterable[Step]) -> State:
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
         state.touched_groups.clear()
+        state.delays.begin_step()
         for one in step.entries:
             evolve(state, one.record, one.segments)
     return state

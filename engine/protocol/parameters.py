@@ -129,6 +129,42 @@ TOPIC = Parameters(
             "Whose time a message bears: the producer's or the sequencer's.",
             choices=("CreateTime", "LogAppendTime"),
         ),
+        Parameter(
+            "delay.mode",
+            "exact",
+            "When a delayed message is due: at its time, or its delay rounded up to a level.",
+            choices=("exact", "levels"),
+        ),
+        Parameter("delay.slot.ms", 1000, "Times of delivery are rounded up to a multiple of this.", 1, 3_600_000),
+        Parameter(
+            "delay.levels",
+            (
+                5_000,
+                10_000,
+                30_000,
+                60_000,
+                120_000,
+                300_000,
+                600_000,
+                1_200_000,
+                1_800_000,
+                2_700_000,
+                3_600_000,
+                7_200_000,
+            ),
+            "Delays that there are with delay.mode levels, in milliseconds.",
+            1,
+            _YEAR_MS,
+        ),
+        Parameter(
+            "delay.levels.overflow",
+            "refuse",
+            "A delay above the last level is refused, or becomes the last level.",
+            choices=("refuse", "clamp"),
+        ),
+        Parameter(
+            "delay.max.pending", -1, "Messages that may wait at once; above it publishes are refused.", -1, _MAX_MS
+        ),
         Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]
 )

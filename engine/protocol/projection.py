@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.watermarks import WatermarkRow
 
-from .rows import clients, groups, log, offsets, producers, topics, transactions
+from .rows import clients, delays, groups, log, offsets, producers, topics, transactions
 from .rows.leader import state_at, watermark
 from .rows.log import JournaledRows, files_added, files_named, rows_journaled
 from .rows.steps import Project, Restore, Steps
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # transactional ids after the producers that hold them
-SUBJECTS = (topics, log, producers, transactions, offsets, groups, clients)
+SUBJECTS = (topics, log, delays, producers, transactions, offsets, groups, clients)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
 """In the order in which tables are written. None of them needs another; `messages` goes before, the watermark after."""

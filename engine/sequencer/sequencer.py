@@ -39,6 +39,7 @@ from ..protocol.rules.patience import Patience
 from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
 from ..protocol.values.deciding import Given, InlineRows
+from ..protocol.values.delays import RangeKey
 from ..protocol.values.groups import MemberSilent, TargetComputed
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
@@ -47,12 +48,14 @@ from .aside import Aside
 from .assigning import PlugInThreads
 from .attendance import Attendance
 from .background import Background
+from .due_times import read_runs
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
 from .pending import Pending
 from .preparing import PreparedStep, Preparing
 from .projector import Projector
 from .replies import Replies, Reply
+from .slots import Slots
 from .standby import Standby
 from .step_time import StepTime
 from .targets import Targets
@@ -75,7 +78,8 @@ _WHAT = "The sequencer cannot read or write what it must."
 class StepReport:
     """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
     leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it; working: what a
-    group is to have is being computed; due_in_ms: until members are to be looked at, or a delay of a group is over.
+    group is to have is being computed; due_in_ms: until members are to be looked at, a delay of a group is over, or a
+    message is due.
     """
 
     step: int
@@ -104,6 +108,7 @@ class _Term:
     time: StepTime
     attendance: Attendance
     targets: Targets
+    slots: Slots
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -117,6 +122,10 @@ def _tell_of_seen(error: Exception) -> None:
 
 def _tell_of_group(name: str, error: Exception) -> None:
     log.error("The group %s met an error nobody foresaw, and stays as it is: %s", name, error, exc_info=error)
+
+
+def _tell_of_delay(key: RangeKey, error: Exception) -> None:
+    log.error("The release of %s met an error nobody foresaw, and waits: %s", key, error, exc_info=error)
 
 
 class Sequencer:
@@ -220,7 +229,10 @@ class Sequencer:
         )
         attendance = Attendance(Beats(ns.files), self._clock, self._watchers)
         targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
-        return _Term(state, journal, pending, background, time, attendance, targets, steady_ms, steady_ms, steady_ms)
+        ahead_ms, most = ns.config.ms("delay.load.ahead.ms"), ns.config.number("release.max.ranges")
+        slots = Slots(state.delays, partial(read_runs, ns.files), self._watchers, self._clock, ahead_ms, most)
+        parts = (state, journal, pending, background, time, attendance, targets, slots)
+        return _Term(*parts, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -280,7 +292,10 @@ class Sequencer:
         due = self._due(term, letters)
         renewal = self._renewal(term)
         seen: list[MemberSilent | TargetComputed] = [*term.targets.computed(), *term.attendance.silent(term.state)]
-        entries = self._decide(term, letters, renewal, due, seen) if letters.taken or renewal or due or seen else []
+        now_ms = term.time.store_ms()
+        term.slots.read_ahead(term.state.delays, now_ms)
+        is_due = bool(letters.taken or renewal or due or seen) or term.slots.is_due(now_ms)
+        entries = self._decide(term, letters, renewal, due, seen) if is_due else []
         term.targets.ask(term.state)
         self._reply(term, letters, entries)
         self._replies.sweep_if_due(term.state)
@@ -295,8 +310,9 @@ class Sequencer:
     def _due_in_ms(self, term: _Term) -> float | None:
         now_ms = term.time.now_ms()
         waiting = (term.state.groups[name] for name in term.state.waiting_groups)
-        delays = (one.not_before_ms - now_ms for one in waiting if one.not_before_ms)
-        return min((one for one in (term.attendance.due_in_ms(term.state), *delays) if one is not None), default=None)
+        deadlines = (at_ms - now_ms for group in waiting for at_ms in group.deadlines())
+        looks = term.attendance.due_in_ms(term.state), term.slots.due_in_ms(term.time.store_ms())
+        return min((one for one in (*looks, *deadlines) if one is not None), default=None)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""
@@ -329,7 +345,7 @@ class Sequencer:
         due: Sequence[machine.Due] = (),
         seen: Sequence[MemberSilent | TargetComputed] = (),
     ) -> list[JournalEntry]:
-        """One step: what was asked, in order, then what was seen, then what time asks for, and what follows of it all.
+        """One step: what was asked, in order, then what was seen, what time asks for, and what follows of it all.
 
         It has landed when this returns.
         """
@@ -342,12 +358,20 @@ class Sequencer:
         entries += machine.fold(state, lease)
         entries += machine.fold_seen(state, seen, _tell_of_seen)
         entries += machine.fold_time(state, due, self._time(term, state.now_ms), partial(self._give_up, term))
+        entries += self._release(term)
         entries += machine.settle(state, _tell_of_group)
         if not entries:  # a step is never empty
             entries = machine.fold(state, [leader.decide_renew(state)])
         term.patience.look(machine.watched(state), self._clock.steady_ms())
         self._land(term, entries, prepared.rows)
         return entries
+
+    def _release(self, term: _Term) -> list[JournalEntry]:
+        """What waited and is due by the time of this step, and by the store's, which may be behind."""
+        state = term.state
+        term.slots.look(state.delays)
+        due = term.slots.due(state.delays, min(state.now_ms, term.time.store_ms()))
+        return [] if due is None else machine.release(state, due, _tell_of_delay)
 
     def _give_up(self, term: _Term, due: machine.Due, error: Exception) -> None:
         """What is due has met an error nobody foresaw, and would again in each step."""

@@ -21,3 +21,7 @@ class StepTime:
         """Epoch milliseconds."""
         passed_ms = self._clock.steady_ms() - self._began_ms
         return max(self._store_ms + passed_ms, self._last_ms + passed_ms // 2)
+
+    def store_ms(self) -> int:
+        """The store's, which is behind the time of the steps where that came from a store whose clock was ahead."""
+        return self._store_ms + self._clock.steady_ms() - self._began_ms

@@ -1,27 +1,35 @@
-"""`delayed`: ranges of rows that wait for their time, partitioned by the hour they are due."""
+"""`delayed`: ranges of rows that wait for their time, and what became of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
 
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
 class DelayedRow:
-    step: int = column(INT64, "The step that decided it.")
+    step: int = column(INT64, "The step up to which this holds.")
     topic_id: int = column(INT64, "Topic the rows will go to.")
+    topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition they will go to.")
-    due_hour: int = column(INT64, "Hour they are due, in hours since 1970.")
+    due_hour: int = column(INT64, "Hour in which all of them are due, in hours since 1970.")
     file_id: int = column(INT64, "Data file.")
+    footer_hash: int | None = column(INT64, "By which the file is known, as in segments.", nullable=True)
     first_row: int = column(INT64, "First row of the range.")
-    record_count: int = column(INT64, "Number of rows, sorted by due time.")
-    due_times_ms: list[int] | None = column(pa.list_(INT64), "Due time per row, once expanded.", nullable=True)
-    cancelled_rows: list[Any] | None = column(pa.list_(INT64), "Rows that will not be delivered.", nullable=True)
-    state: str = column(TEXT, "waiting, expanded, released or cancelled.")
+    record_count: int = column(INT64, "Number of rows, in the order in which they are due.")
+    first_due_ms: int = column(INT64, "When the first of them is due.")
+    last_due_ms: int = column(INT64, "When the last of them is due.")
+    min_timestamp_ms: int = column(INT64, "Smallest message timestamp.")
+    max_timestamp_ms: int = column(INT64, "Largest message timestamp.")
+    producer_id: int | None = column(INT64, "The idempotent producer, while they wait.", nullable=True)
+    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
+    transactional_id: str | None = column(TEXT, "Whose transaction has not ended yet.", nullable=True)
+    scheduled_step: int | None = column(INT64, "The step that decided it, while they wait.", nullable=True)
+    position: int | None = column(INT32, "Order among the ranges of that step.", nullable=True)
+    released_count: int = column(INT64, "Rows that are in the log, from the first on.")
+    state: str = column(TEXT, "open, waiting, released, cancelled or aborted.")
+    changed_at_ms: int = column(INT64, "When that was decided, or a step soon afterwards.")
     removed: bool = column(BOOL, "Nothing of it waits any more.")
 
 
@@ -30,5 +38,6 @@ DELAYED = TableSpec(
     row=DelayedRow,
     shape="changelog",
     keys=("file_id", "first_row", "topic_id"),
-    comment="Messages to be delivered later, as ranges of rows per due hour.",
+    sort_by=("due_hour", "topic_id", "partition", "file_id", "first_row"),
+    comment="Messages to be delivered later, as ranges of rows that are due within an hour.",
 )

@@ -17,6 +17,7 @@ UNITS = pa.list_(
             pa.field("base_sequence", INT64),
             pa.field("record_count", INT64),
             pa.field("base_offset", INT64),
+            pa.field("file_id", INT64),
         ]
     )
 )
@@ -27,7 +28,11 @@ class ProducerRow:
     step: int = column(INT64, "The step that decided it.")
     producer_id: int = column(INT64, "Producer.")
     producer_epoch: int = column(INT32, "Its current epoch; an older one is fenced.")
-    units: list[Any] = column(UNITS, "Its last five appends per partition, oldest first.")
+    units: list[Any] = column(
+        UNITS,
+        "Its last five appends per partition, oldest first. Of rows that wait the partition is -1 minus it, and file_id"
+        " and base_offset are where they begin.",
+    )
     seen_at_ms: int = column(INT64, "When it last did something.")
     removed: bool = column(BOOL, "Expired.")
 

@@ -19,6 +19,7 @@ class WatermarkRow:
     next_topic_id: int = column(INT64, "Id the next topic gets.")
     next_producer_id: int = column(INT64, "Id the next producer gets.")
     routing_step: int = column(INT64, "Last step that changed which topics a destination reaches.")
+    delay_pointer_ms: int = column(INT64, "All delayed messages that were due up to this time are released.")
 
 
 WATERMARKS = TableSpec(

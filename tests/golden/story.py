@@ -77,6 +77,7 @@ class Story(QueueWords):
         self.values: dict[int, list[str]] = {}
         self.producers: dict[str, Producer] = {}
         self.published: list[Produce] = []
+        self.due_times: dict[tuple[int, int], int] = {}
         self.read_steps = 0
         self.answers_at_once = True
         self.asked: list[TargetComputed] = []
@@ -93,6 +94,8 @@ class Story(QueueWords):
         elif word == "wait_ms":
             self.mq.now_ms += given
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
+        elif word == "deliver":
+            self.mq.release(self.due_times, given or 1000)
         elif word == "silent":
             self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
         elif word == "assignor":
@@ -192,8 +195,11 @@ class Story(QueueWords):
         file_is_missing: bool = False,
         application: str | None = None,
         version: int = 1,
+        due: Mapping[str, list[int]] | None = None,
     ) -> AnyRequest:
-        """given: place -> the values, or how many where nobody looks. producer, epoch: of one that is no `who`."""
+        """given: place -> the values, or how many where nobody looks. producer, epoch: of one that is no `who`; due:
+        place -> when its values are due, in order.
+        """
         places = {place_of(place): _values(place, of) for place, of in given.items()}
         file_id = len(self.values)
         self.values[file_id] = [value for values in places.values() for value in values]
@@ -203,7 +209,17 @@ class Story(QueueWords):
         if producer is not None:
             identity = (producer, epoch)
         counts = {place: len(values) for place, values in places.items()}
-        request = self.mq.produce_to(counts, file_id, None if outside else ref, identity, [sequence or 0] * len(counts))
+        request = self.mq.produce_to(
+            counts,
+            file_id,
+            None if outside else ref,
+            identity,
+            [sequence or 0] * len(counts),
+            {place_of(place): (times[0], times[-1]) for place, times in (due or {}).items()},
+        )
+        if due:
+            times = [ms for place, of in given.items() for ms in due.get(place, [0] * len(_values(place, of)))]
+            self.due_times |= {(file_id, row): ms for row, ms in enumerate(times)}
         if refused:
             rows = [RefusedRows("t", 0, 0, refused, "MESSAGE_TOO_LARGE", "big")]
             request = msgspec.structs.replace(request, refused=rows)
@@ -329,6 +345,14 @@ class Story(QueueWords):
         """Rows of the transaction log."""
         records = [one.record for step in self.mq.steps for one in step.entries]
         return [record.status for record in records if isinstance(record, TransactionMoved)]
+
+    def see_waiting(self, expected: dict[str, int]) -> dict[str, int]:
+        """Topic -> messages."""
+        known = self.mq.state
+        return {name: known.delays.pending.get(known.topic_ids.get(name, 0), 0) for name in expected}
+
+    def see_pointer_ms(self, _: int) -> int:
+        return self.mq.state.delays.pointer_ms
 
     def see_log_ends(self, expected: dict[str, int]) -> dict[str, int]:
         places = {text: place_of(text) for text in expected}

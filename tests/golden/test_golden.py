@@ -30,7 +30,11 @@ def named(case: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "case",
-    [story for of in ("topics", "sequences", "transactions", "groups", "queues") for story in cases(f"{of}.yaml")],
+    [
+        story
+        for of in ("topics", "sequences", "transactions", "groups", "queues", "delays")
+        for story in cases(f"{of}.yaml")
+    ],
     ids=named,
 )
 def test_a_story_goes_as_it_is_told(case: dict[str, Any]) -> None:

@@ -12,6 +12,13 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.delays import (
+    Delayed,
+    DelayedRanges,
+    DelaysDropped,
+    DelaysReleased,
+    DelaysSettled,
+)
 from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
@@ -60,6 +67,7 @@ from lakemq.engine.protocol.values.log import (
     RefusedRows,
     RowsJournaled,
     Unit,
+    WaitingUnit,
 )
 from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
@@ -150,7 +158,17 @@ def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(of, max_size=3)
 
 
-RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis)
+dues = st.just(-1) | st.integers(-1, 3) | st.integers(-1, 2**54)
+RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis, dues, dues)
+delayed_ranges = st.integers(0, 3).flatmap(
+    lambda n: st.builds(
+        DelayedRanges,
+        *(
+            st.lists(one, min_size=n, max_size=n)
+            for one in (counts, texts, small, file_ids, st.none() | millis, *(counts,) * 2, *(millis,) * 4)
+        ),
+    )
+)
 
 
 def even_ranges(length: int) -> st.SearchStrategy[Ranges]:
@@ -267,7 +285,13 @@ RESULTS: Kinds = {
     Done: st.just(Done()),
     TopicDone: st.builds(TopicDone, small, small),
     ProducerDone: st.builds(ProducerDone, small, epochs, st.integers(-1, 3)),
-    Published: st.builds(Published, columns(st.builds(Unit, texts, small, counts, counts)), counts, st.booleans()),
+    Published: st.builds(
+        Published,
+        columns(st.builds(Unit, texts, small, counts, counts)),
+        counts,
+        st.booleans(),
+        columns(st.builds(WaitingUnit, counts, small, counts, st.none() | file_ids, counts)),
+    ),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
@@ -294,11 +318,19 @@ RECORDS: Kinds = {
         texts,
         st.none() | small,
         st.none() | small,
-        columns(st.builds(UnitAppended, small, small, sequences, counts, counts)),
+        columns(st.builds(UnitAppended, small, small, sequences, counts, counts, st.none() | file_ids)),
         st.none() | texts,
         st.none() | counts,
         st.none() | texts,
     ),
+    Delayed: st.builds(Delayed, delayed_ranges, st.none() | small, st.none() | small, st.none() | texts),
+    DelaysReleased: st.builds(
+        DelaysReleased, counts, columns(small), columns(file_ids), columns(counts), columns(counts), delayed_ranges
+    ),
+    DelaysSettled: st.builds(
+        DelaysSettled, texts, small, epochs, columns(small), columns(file_ids), columns(counts), delayed_ranges
+    ),
+    DelaysDropped: st.builds(DelaysDropped, texts, delayed_ranges),
     DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
     OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),

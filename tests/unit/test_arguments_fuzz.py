@@ -197,6 +197,7 @@ def calls(mq: Connection) -> list[Call]:
                 txn_app_id=None,
                 txn_version=None,
                 deliver_at=None,
+                delay_ms=None,
             ),
             lambda data, **given: mq.publish(data=data() if data is rows else data, **given),
         ),

@@ -12,6 +12,7 @@ from examples import examples
 from hypothesis import example, given
 from protocol_harness import letter_bytes
 
+from lakemq.engine.client.publish.delaying import DelayRule
 from lakemq.engine.client.publish.few import FEW_BYTES, FEW_ROWS, arrange_few, few_of_table
 from lakemq.engine.client.publish.placing import Copy, arrange
 from lakemq.engine.client.publish.record import Records
@@ -33,8 +34,20 @@ names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", 
 headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4)), max_size=3)
 times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from([0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1])
 partitioners = st.sampled_from(["xxhash64", "murmur2"])
+delay_rules = st.builds(
+    DelayRule,
+    st.sampled_from([1, 1000, 3_600_000]),
+    st.sampled_from([(), (5,), (1_000, 5_000, 7_200_000)]),
+    st.booleans(),
+    st.booleans(),
+)
+far = 10**15
+delays = st.none() | st.integers(-1, 3) | st.sampled_from([5_001, 7_200_001, far, 2**63 - 1, -(2**63)])
+delivery_ms = st.none() | st.integers(-1, 3) | st.sampled_from([NOW_MS, NOW_MS + 5_001, far, 2**63 - 1, -(2**63)])
 copies = st.lists(
-    st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,))), min_size=1, max_size=3
+    st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,)), delay_rules),
+    min_size=1,
+    max_size=3,
 )
 binaries = st.sampled_from([pa.binary(), pa.large_binary()])
 strings = st.sampled_from([pa.string(), pa.large_string()])
@@ -62,6 +75,12 @@ def tables(draw: st.DrawFn) -> pa.Table:
         given["timestamp"] = column(times, TIME)
     if draw(st.booleans()):
         given["partition"] = column(st.none() | st.integers(-3, 6), draw(st.sampled_from([pa.int32(), pa.int64()])))
+    kind = draw(st.sampled_from(["", "deliver_at", "deliver_at", "delay_ms", "delay_ms"]))
+    if kind == "deliver_at":
+        in_ms = draw(st.booleans())
+        given[kind] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
+    elif kind == "delay_ms":
+        given[kind] = column(delays, pa.int64())
     return pa.table(given)
 
 
@@ -72,25 +91,33 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
     assert few is not None
     body, asked = body_of(table, "t", NOW_MS)
     assert few[0].table().equals(body)
-    found, expected = arrange_few(copies, *few, start), arrange(copies, body, asked, start)
+    found, expected = arrange_few(copies, *few, start), arrange(copies, body, asked, start, by_slot=True)
     assert table_of([found.rows]).equals(expected.rows.combine_chunks())
     assert found.runs == expected.runs
     assert found.partition == expected.partition.tolist()
+    assert found.due_ms == (None if expected.due_ms is None else expected.due_ms.tolist())
 
 
 @examples()
 @given(
     st.lists(
-        st.tuples(payloads, payloads, headers.filter(lambda one: one != []), times, st.none() | st.integers(0, 9)),
+        st.tuples(
+            payloads,
+            payloads,
+            headers.filter(lambda one: one != []),
+            times,
+            st.none() | st.integers(0, 9),
+            st.tuples(times, st.none()) | st.tuples(st.none(), st.none() | st.integers(0, 2**62)),
+        ),
         min_size=1,
         max_size=6,
     )
 )
 def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any, ...]]) -> None:
     records = Records()
-    for key, value, listed, time_us, partition in given:
-        plain = listed is time_us is partition is None
-        records.add(key, value, None if plain else (listed, partition, time_us))
+    for key, value, listed, time_us, partition, delay in given:
+        plain = listed is time_us is partition is None and delay == (None, None)
+        records.add(key, value, None if plain else (listed, partition, time_us, *delay))
     few, asked = records.body("t", 10, NOW_MS)
     many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
     assert isinstance(many, pa.Table)

@@ -31,7 +31,6 @@ from lakemq.errors import FileMissing, FileTruncated, UnknownServerError
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
-from lakemq.tables.specs.delayed import DELAYED, DelayedRow
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.leftovers import FOLDER, Leftovers
@@ -350,21 +349,39 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
         assert len(values(mq, "a")) == 7
 
 
+def publish_delayed(mq: Connection, delay_ms: int) -> int:
+    """A message that waits beside one that does not, between two others; the id of their data file."""
+    with one_term(mq):
+        mq.topics.create("a")
+    publish(mq, "m0")
+    with one_term(mq):
+        told = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
+    publish(mq, "m2")
+    assert told.waiting[0].file_id is not None
+    return told.waiting[0].file_id
+
+
 def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> None:
     """Whoever waits for them was told where they are."""
-    told = {"topic_id": 1, "partition": 0, "due_hour": 0, "first_row": 0, "record_count": 1, "removed": False}
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with one_term(mq):
-            mq.topics.create("a")
-        publish(mq, "m0", "m1", "m2")
-        file_id = mq.fetch("a").plan.segments["file_id"][1].as_py()
-        waiting = DELAYED.table([DelayedRow(step=1, file_id=file_id, state="waiting", **told)])
-        mq.namespace.store.open(DELAYED).append_at(0, waiting)
+        file_id = publish_delayed(mq, HOUR_MS)
     with connect(path) as mq:
         pass_by(mq, 3)
         assert file_id in mq.fetch("a").plan.segments["file_id"].to_pylist()
         assert len(data_files(path)) == 2
         assert values(mq, "a") == ["m0", "m1", "m2"]
+
+
+def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        publish_delayed(mq, 500)
+        while len(values(mq, "a")) < 4:
+            pass_by(mq)
+    with connect(path) as mq:
+        expected = values(mq, "a")
+        pass_by(mq, 3)
+        assert len(data_files(path)) == 1
+        assert values(mq, "a") == expected
 
 
 def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:

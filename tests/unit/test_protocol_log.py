@@ -269,7 +269,7 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
     ranges = Ranges()
     for topic, partition, file, first, count in rows:
         t = topic % len(topics)
-        values = (t, partition % SHAPES[topics[t]], file % 2, first, count, 0, 0)
+        values = (t, partition % SHAPES[topics[t]], file % 2, first, count, 0, 0, -1, -1)
         for name, value in zip(ranges.__struct_fields__, values, strict=True):
             getattr(ranges, name).append(value)
     if not draw(st.booleans()):

@@ -28,6 +28,11 @@ def test_the_topic_settings_and_their_defaults() -> None:
         "cleanup.policy": "delete",
         "max.message.bytes": 1_048_588,
         "message.timestamp.type": "CreateTime",
+        "delay.mode": "exact",
+        "delay.slot.ms": 1000,
+        "delay.levels": tuple(s * 1000 for s in (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 2700, 3600, 7200)),
+        "delay.levels.overflow": "refuse",
+        "delay.max.pending": -1,
         "partitioner": "xxhash64",
     }
 

@@ -63,7 +63,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
     if name not in mq.state.topic_ids:
         mq.ask(CreateTopic(name, chance.randint(1, 3), {}, chance.choice([[], ["x/>"]])), client=chance.choice("pq"))
         return
-    kind, topic = chance.randrange(46), mq.state.topic(name)
+    kind, topic = chance.randrange(49), mq.state.topic(name)
     if kind == 0:
         mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
     elif kind == 1:
@@ -75,8 +75,10 @@ def happen(mq: Harness, chance: random.Random) -> None:
     elif kind == 4:
         machine.begin_step(mq.state, mq.now_ms)
         mq.land(machine.refuse_letter(mq.state, "gone", 7, ClientEnded("A gap.")))
-    elif kind >= 38:
+    elif kind >= 41:
         happen_in_queue(mq, chance, kind)
+    elif kind >= 38:
+        happen_to_delays(mq, chance, kind, topic)
     elif kind >= 20:
         happen_in_group(mq, chance, kind)
     elif kind >= 9:
@@ -92,6 +94,18 @@ def happen(mq: Harness, chance: random.Random) -> None:
         if kind == 8 and (counts or refused):
             request, rows = riding(request), sum(counts.values()) + refused
         mq.ask(request, client="p", number=1, inline_rows=rows)
+
+
+def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
+    if kind == 40:
+        mq.release({(file_id, row): HOUR_MS * 99 + row for file_id in range(1000) for row in range(9)}, 2)
+        return
+    name, partition, file_id = chance.choice("xy"), chance.randrange(topic.partition_count), len(mq.steps)
+    first_ms = mq.now_ms + chance.choice([0, HOUR_MS])
+    due_ms = chance.choice([(first_ms, first_ms), (HOUR_MS * 99, HOUR_MS * 99 + 2)])
+    transaction = mq.current(name) if kind == 38 and name in mq.state.transactions else None
+    more = {0: 1} if partition and chance.randrange(2) else {}
+    mq.ask(mq.produce({partition: 3, **more}, topic.topic, None, 0, None, 0, file_id, transaction, {partition: due_ms}))
 
 
 def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
@@ -130,9 +144,9 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
         return
     place, one = chance.choice(owned)
     member, deliveries = str(one.owner), mq.state.deliveries_of("q", place)
-    if kind == 38 and place[0] in mq.state.topics:
+    if kind == 41 and place[0] in mq.state.topics:
         mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
-    if kind < 41 or deliveries is None or not deliveries.held():
+    if kind < 44 or deliveries is None or not deliveries.held():
         mq.ask(Acquire("q", member, [Wanted(*place, one.epoch, chance.randrange(1, 5))]))
         return
     outcome, ref = chance.choice(list(Outcome)), None
@@ -219,7 +233,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
     of_groups = ("groups", "manned_groups", "waiting_groups", "offsets", "deliveries")
-    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", *of_groups):
+    for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "delays", *of_groups):
         del found[left_out], expected[left_out]
     assert found == expected
     for topic_id, topic in mq.state.topics.items():

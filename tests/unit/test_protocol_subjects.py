@@ -13,6 +13,7 @@ from unit import protocol_values
 from lakemq.engine.protocol import machine, projection, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
+from lakemq.engine.protocol.values import delays as delay_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
@@ -47,7 +48,7 @@ def test_every_result_is_listed() -> None:
 
 
 def test_every_record_is_listed_and_has_a_fold() -> None:
-    subjects = (*SUBJECTS, client_values, leader_values)
+    subjects = (*SUBJECTS, delay_values, client_values, leader_values)
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
 
 
@@ -64,8 +65,8 @@ def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
 
 
 def test_every_table_but_a_few_is_projected() -> None:
-    """Those of delays are not written yet; the others are written by who holds them."""
-    others = {"messages", "inbox", "journal", "watermarks", "delayed"}
+    """The others are written by who holds them."""
+    others = {"messages", "inbox", "journal", "watermarks"}
     assert projection.PROJECT.keys() | others == {spec.name for spec in TABLES}
     assert projection.RESTORE.keys() < projection.PROJECT.keys()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 
 import pyarrow.compute as pc
 
@@ -11,6 +11,7 @@ from lakemq.tables.storage.files import Files
 
 from ...protocol.errors import InvalidRequest, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
+from ..arguments import microseconds
 from .arrow import first_at_or_after
 from .lookup import OffsetRange
 from .plan import (
@@ -25,8 +26,6 @@ from .plan import (
     plan_fetch,
 )
 from .reader import Reader
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def plan_positions(
@@ -58,7 +57,7 @@ def _positions(reader: Reader, files: Files, topic: Topic, isolation: Isolation,
     if isinstance(position, str):
         return first if position == "earliest" else last
     if isinstance(position, datetime):
-        found = _for_times(reader, files, topic, dict.fromkeys(first, _us(position)))
+        found = _for_times(reader, files, topic, dict.fromkeys(first, microseconds(position)))
         return {p: last[p] if at is None else min(at[0], last[p]) for p, at in found.items()}
     if isinstance(position, Mapping):
         return explicit_offsets(topic, position, last)
@@ -90,7 +89,7 @@ def offsets_for_times(
     unknown = [p for p in times if not 0 <= p < topic.partition_count]
     if unknown:
         raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
-    return _for_times(reader, files, topic, {p: _us(t) for p, t in times.items()})
+    return _for_times(reader, files, topic, {p: microseconds(t) for p, t in times.items()})
 
 
 def _for_times(
@@ -114,11 +113,3 @@ def _for_times(
                 found[one.partition] = at
                 break
     return found
-
-
-def _us(time: int | datetime) -> int:
-    """Microseconds of a time, or of milliseconds."""
-    if isinstance(time, int):
-        return time * 1000
-    aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
-    return (aware - _EPOCH) // timedelta(microseconds=1)

@@ -21,6 +21,7 @@ from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import StaleTopicMetadata
+from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, until_answered
@@ -56,15 +57,18 @@ class Prepared(NamedTuple):
     """Of each row as it was given, in the first topic by name; negative for one that is refused."""
     timestamps_us: Any
     """Of each row as it was given, as what numpy makes an array of."""
+    due_ms: npt.NDArray[np.int64] | list[int] | None = None
+    """Of each row as it was given, in that topic: when it is due, NOT_DELAYED; None: none waits."""
 
 
 class _Placed(NamedTuple):
-    """rows: those that ride in the request; parts: where each run is; written: the files; partition: as Prepared."""
+    """rows: those that ride in the request; parts: where each run is; written: the files; the others: as Prepared."""
 
     rows: Rows | None
     parts: list[Part]
     written: list[WrittenFile]
     partition: npt.NDArray[np.int32] | list[int]
+    due_ms: npt.NDArray[np.int64] | list[int] | None = None
 
 
 class Spread:
@@ -153,7 +157,7 @@ class ArrowPublisher:
             refused = []
         request = produce_request(publication, route, ranges, refused, placed.written)
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
-        return Prepared(request, placed.rows, route, placed.partition, timestamps_us)
+        return Prepared(request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms)
 
     def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
@@ -174,12 +178,13 @@ class ArrowPublisher:
         rides = body.nbytes <= self._inline_max_bytes
         if isinstance(body, FewBody) and rides:
             few = arrange_few(route.copies, body, asked if asked is None else list(asked), start)
-            return _Placed(few.rows, [(-1, copy, runs) for copy, runs in few.runs], [], few.partition)
+            return _Placed(few.rows, [(-1, copy, runs) for copy, runs in few.runs], [], few.partition, few.due_ms)
         table = body.table() if isinstance(body, FewBody) else body
         wanted = None if asked is None else np.asarray(asked, np.int64)
         if rides:
-            arranged = arrange(route.copies, table, wanted, start)
-            return _Placed(arranged.rows, [(-1, copy, runs) for copy, runs in arranged.runs], [], arranged.partition)
+            arranged = arrange(route.copies, table, wanted, start, by_slot=True)
+            parts: list[Part] = [(-1, copy, runs) for copy, runs in arranged.runs]
+            return _Placed(arranged.rows, parts, [], arranged.partition, arranged.due_ms)
         return self._stored(route, table, wanted, start)
 
     def _stored(self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> _Placed:
@@ -194,7 +199,10 @@ class ArrowPublisher:
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         partition = np.concatenate([arranged.partition for arranged, _ in slices])
-        return _Placed(None, parts, [file for _, file in slices], partition)
+        if all(arranged.due_ms is None for arranged, _ in slices):
+            return _Placed(None, parts, [file for _, file in slices], partition)
+        each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
+        return _Placed(None, parts, [file for _, file in slices], partition, np.concatenate(each))
 
 
 def published(future: Future[AnyResult]) -> Published:

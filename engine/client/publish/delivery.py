@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...namespace.process import same_process
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_of
+from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.log import Published, Unit
 from .arrow import Asked, Body
 from .placing import REFUSALS
@@ -31,13 +32,15 @@ class RecordMetadata:
     """Where a record is. Of several topics that it reached, the first by name.
 
     offset: -1 where it is in the log, and the one answer that said where was lost (of a commit that was asked for
-    again); timestamp_ms: the producer's, whatever the topic's message.timestamp.type.
+    again), and of one that waits for its time; timestamp_ms: the producer's, whatever the topic's
+    message.timestamp.type; deliver_at_ms: the time it waits for; None: it is not delayed.
     """
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
+    deliver_at_ms: int | None = None
 
 
 class Placement:
@@ -47,9 +50,15 @@ class Placement:
     """
 
     def __init__(
-        self, topic: str, partition: npt.NDArray[np.int32] | list[int], timestamps_us: Any, units: Sequence[Unit]
+        self,
+        topic: str,
+        partition: npt.NDArray[np.int32] | list[int],
+        timestamps_us: Any,
+        units: Sequence[Unit],
+        due_ms: npt.NDArray[np.int64] | list[int] | None = None,
     ) -> None:
-        """partition: of each row in the order given; negative for one that was refused."""
+        """partition, due_ms: of each row in the order given, as in Prepared."""
+        self._due_ms = due_ms
         self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
@@ -58,7 +67,10 @@ class Placement:
         partition = int(self._partition[row])
         if partition < 0:
             raise self._error(partition, 1)
-        return RecordMetadata(self._topic, partition, int(self._offsets[row]), int(self._timestamps_us[row]) // 1000)
+        timestamp_ms = int(self._timestamps_us[row]) // 1000
+        if self._due_ms is not None and self._due_ms[row] != NOT_DELAYED:
+            return RecordMetadata(self._topic, partition, -1, timestamp_ms, int(self._due_ms[row]))
+        return RecordMetadata(self._topic, partition, int(self._offsets[row]), timestamp_ms)
 
     def first_refusal(self) -> LakeMQError | None:
         """An error that says how many rows were refused, and why the first of them was."""
@@ -72,8 +84,11 @@ class Placement:
 
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
-        order = np.argsort(self._partition, kind="stable")
-        partition = self._partition[order]
+        lies = self._partition
+        if self._due_ms is not None:  # those that wait come in no count
+            lies = np.where(np.asarray(self._due_ms) == NOT_DELAYED, lies, -1)
+        order = np.argsort(lies, kind="stable")
+        partition = lies[order]
         starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
         bases = np.array([self._base_offsets.get(p, -1) for p in partition[starts].tolist()], np.int64)
         counts = np.diff(starts, append=len(partition))

@@ -47,11 +47,14 @@ RANGES = pa.schema(
         ("record_count", pa.int64()),
         ("min_timestamp_ms", pa.int64()),
         ("max_timestamp_ms", pa.int64()),
+        ("first_due_ms", pa.int64()),
+        ("last_due_ms", pa.int64()),
     ]
 )
 RANGES_DDL = (
     "task int, file_id bigint, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
-    "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint"
+    "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint, "
+    "first_due_ms bigint, last_due_ms bigint"
 )
 
 

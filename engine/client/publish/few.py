@@ -6,11 +6,13 @@ a row takes a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
@@ -18,7 +20,9 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.codec.few_rows import FewRows, Header, headers_bytes, table_of
 from ...protocol.hashing import partitions_of_few
-from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Run
+from ...protocol.values.delays import NOT_DELAYED
+from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE, NO_DUE, Wanted
+from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Run, refuse_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
 FEW_ROWS = 256
@@ -33,13 +37,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FewBody:
-    """Message bodies of one destination, not placed yet: columns of equal length. headers: None where none has any."""
+    """Message bodies of one destination, not placed yet: columns of equal length. headers: None where none has any.
+
+    due_us, due_by_call_us: when rows are asked to be due, as in `Wanted`; None where none is delayed.
+    """
 
     destination: str
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     timestamps_us: Sequence[int]
     headers: Sequence[list[Header] | None] | None = None
+    due_us: Sequence[int] | None = None
+    due_by_call_us: Sequence[int] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,11 +75,20 @@ class FewBody:
         )
 
     def table(self) -> pa.Table:
-        """The same in Arrow."""
-        return table_of([self._unplaced()])
+        """The same in Arrow, as `body_of` makes it."""
+        table = table_of([self._unplaced()])
+        if self.due_us is not None:
+            table = table.set_column(table.column_names.index("deliver_at"), "deliver_at", _times(self.due_us))
+        if self.due_by_call_us is not None:
+            table = table.append_column(DUE_BY_CALL, _times(self.due_by_call_us))
+        return table
 
     def _unplaced(self) -> FewRows:
         return self.taken(range(self.num_rows), [0] * self.num_rows)
+
+
+def _times(due_us: Sequence[int]) -> pa.Array:
+    return pa.array([None if one == NO_DUE else one for one in due_us], TIME)
 
 
 def few_of(
@@ -80,13 +98,33 @@ def few_of(
     headers: Sequence[list[Header] | None] | None,
     timestamps_us: Sequence[int | None] | None,
     now_ms: int,
+    deliver_at_us: Sequence[int | None] | None = None,
+    delays_ms: Sequence[int | None] | None = None,
 ) -> FewBody:
-    """A body of columns that were checked; where they say nothing, the time is now, and the key a header's."""
+    """A body of columns that were checked; where they say nothing, the time is now, and the key a header's.
+
+    deliver_at_us, delays_ms: of a row one of them at most.
+    """
     now_us = now_ms * 1000
     times = [now_us] * len(values) if timestamps_us is None else [now_us if t is None else t for t in timestamps_us]
     if headers is not None:
         keys = [_key_of(one) if key is None and one else key for key, one in zip(keys, headers, strict=True)]
-    return FewBody(destination, keys, values, times, headers)
+    body = FewBody(destination, keys, values, times, headers)
+    if deliver_at_us is None and delays_ms is None:
+        return body
+    nothing = [None] * len(values)
+    asked = list(zip(deliver_at_us or nothing, delays_ms or nothing, strict=True))
+    has_delay = any(delay_ms is not None for _, delay_ms in asked)
+    if not has_delay and all(at_us is None for at_us, _ in asked):
+        return body
+    due_us = [_due_us(*one, time_us) for one, time_us in zip(asked, times, strict=True)]
+    return replace(body, due_us=due_us, due_by_call_us=[_due_us(*one, now_us) for one in asked] if has_delay else None)
+
+
+def _due_us(deliver_at_us: int | None, delay_ms: int | None, since_us: int) -> int:
+    if delay_ms is None:
+        return NO_DUE if deliver_at_us is None else deliver_at_us
+    return NEGATIVE if delay_ms < 0 else since_us + 1000 * min(delay_ms, MOST_DELAY_MS)
 
 
 def _key_of(headers: Iterable[Header]) -> bytes | None:
@@ -111,8 +149,17 @@ def few_of_table(table: pa.Table, destination: str, now_ms: int) -> tuple[FewBod
         if plain is None:
             return None
         columns[name] = plain
-    keys = columns.get("key") or [None] * table.num_rows
-    body = few_of(destination, keys, columns["value"], columns.get("headers"), columns.get("timestamp"), now_ms)
+    delays = columns.get("deliver_at"), columns.get("delay_ms")
+    both = zip(delays[0] or (), delays[1] or (), strict=False)
+    if any(at_us is not None and delay_ms is not None for at_us, delay_ms in both):
+        return None
+    given = (
+        columns.get("key") or [None] * table.num_rows,
+        columns["value"],
+        columns.get("headers"),
+        columns.get("timestamp"),
+    )
+    body = few_of(destination, *given, now_ms, *delays)
     asked = columns.get("partition")
     return body, None if asked is None else [-1 if one is None else one for one in asked]
 
@@ -124,9 +171,11 @@ def _plain(name: str, column: pa.ChunkedArray) -> list[Any] | None:
             return None
         column = column if column.type == pa.binary() else column.cast(pa.binary())
         return column.to_pylist()
-    if name == "partition":
+    if name in ("partition", "delay_ms"):
         return column.to_pylist() if column.type in _WHOLE else None
-    if name == "timestamp":
+    if name == "deliver_at" and column.type in _WHOLE:
+        return [None if ms is None else max(-1, min(ms, FAR_MS)) * 1000 for ms in column.to_pylist()]
+    if name in ("timestamp", "deliver_at"):
         return column.cast(pa.int64()).to_pylist() if column.type == TIME else None
     if column.type != HEADERS:
         return None
@@ -144,21 +193,42 @@ class ArrangedFew:
     rows: FewRows
     runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
     partition: list[int]
+    due_ms: list[int] | None = None
 
 
 def arrange_few(copies: Sequence[Copy], body: FewBody, asked: Sequence[int] | None, start: int) -> ArrangedFew:
-    """As `arrange`."""
+    """As `arrange`, by slot."""
     order: list[int] = []
     placed: list[int] = []
+    due_ms: list[int] = []
     runs = []
     for number, copy in enumerate(copies):
-        mine = _partitions(copy, body, asked, start)
-        mine_ordered = sorted(range(body.num_rows), key=mine.__getitem__)
-        runs.append((copy, _runs(mine, mine_ordered, body.timestamps_us, number * body.num_rows)))
+        mine, mine_due = _partitions(copy, body, asked, start), None
+        if body.due_us is not None:
+            mine, mine_due = _delayed(copy, body, mine)
+            due_ms += mine_due
+        key: Callable[[int], Any] = mine.__getitem__
+        if mine_due is not None:
+            key = list(zip(mine, mine_due, strict=True)).__getitem__
+        mine_ordered = sorted(range(body.num_rows), key=key)
+        runs.append((copy, _runs(mine, mine_due, mine_ordered, body.timestamps_us, number * body.num_rows)))
         # of copy n, row i is number n * rows + i
         order += [number * body.num_rows + row for row in mine_ordered]
         placed += mine
-    return ArrangedFew(_copied(body, len(copies)).taken(order, placed), tuple(runs), placed[: body.num_rows])
+    rows = _copied(body, len(copies)).taken(order, placed)
+    if body.due_us is None:
+        return ArrangedFew(rows, tuple(runs), placed[: body.num_rows])
+    deliver_at_us = [None if due_ms[row] == NOT_DELAYED else due_ms[row] * 1000 for row in order]
+    rows = msgspec.structs.replace(rows, deliver_at_us=deliver_at_us)
+    return ArrangedFew(rows, tuple(runs), placed[: body.num_rows], due_ms[: body.num_rows])
+
+
+def _delayed(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list[int], list[int]]:
+    """Partitions, and when rows are due. Worked out in numpy, as nobody shall round otherwise in Arrow."""
+    due_us, by_call_us = body.due_us or (), body.due_by_call_us or body.due_us or ()
+    wanted = Wanted(*(np.array(column, np.int64) for column in (body.timestamps_us, due_us, by_call_us)))
+    placed, due = refuse_bad_delays(wanted, copy.delays, np.array(partition, np.int32), by_slot=True)
+    return placed.tolist(), due.ms.tolist()
 
 
 def _copied(body: FewBody, times: int) -> FewBody:
@@ -194,12 +264,22 @@ def _partitions(copy: Copy, body: FewBody, asked: Sequence[int] | None, start: i
 
 
 def _runs(
-    partition: Sequence[int], order: Sequence[int], timestamps_us: Sequence[int], first_row: int
+    partition: Sequence[int],
+    due_ms: Sequence[int] | None,
+    order: Sequence[int],
+    timestamps_us: Sequence[int],
+    first_row: int,
 ) -> tuple[Run, ...]:
     """The runs of the rows in this order; first_row: the number of the first of them."""
+    key: Callable[[int], Any] = partition.__getitem__
+    if due_ms is not None:
+        key = list(zip(partition, due_ms, strict=True)).__getitem__
     runs = []
-    for number, members in groupby(order, key=partition.__getitem__):
-        times_us = [timestamps_us[row] for row in members]
-        runs.append(Run(number, first_row, len(times_us), min(times_us) // 1000, max(times_us) // 1000))
-        first_row += len(times_us)
+    for _, members in groupby(order, key=key):
+        rows = list(members)
+        times_us = [timestamps_us[row] for row in rows]
+        at_ms = NOT_DELAYED if due_ms is None else due_ms[rows[0]]
+        bounds_ms = min(times_us) // 1000, max(times_us) // 1000
+        runs.append(Run(partition[rows[0]], first_row, len(rows), *bounds_ms, at_ms, at_ms))
+        first_row += len(rows)
     return tuple(runs)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakemq.tables.specs.spec import TIME
+
 from ...protocol.errors import InvalidRecord
 from ..arguments import listed, refused, text
+from .record import checked_delay
 
 
 def arrow_table(data: Any) -> pa.Table | None:
@@ -56,13 +59,31 @@ def ordered(table: pa.Table, order_by: Any) -> pa.Table:
 
 def selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """The table with the columns named as a message's; those not named are taken by their own name."""
+    alike = delays_alike(columns)
     chosen = {
         name: name if given is None else text(name, given)
         for name, given in columns.items()
-        if given is not None or name in table.column_names
+        if name not in alike and (given is not None or name in table.column_names)
     }
+    if any(columns.get(name) is not None for name in DELAYS):  # what is said in the call is so for all rows
+        chosen = {name: given for name, given in chosen.items() if name not in DELAYS or columns[name] is not None}
     _check_columns(table, list(chosen.values()))
-    return pa.table({name: table.column(given) for name, given in chosen.items()})
+    picked = {name: table.column(given) for name, given in chosen.items()}
+    return pa.table({**picked, **{name: pa.repeat(one, table.num_rows) for name, one in alike.items()}})
+
+
+DELAYS = ("deliver_at", "delay_ms")
+
+
+def delays_alike(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
+    """What is said of the delay of all rows, and is no column. Raises InvalidRecord, InvalidTimestamp."""
+    at, delay = (None if isinstance(columns.get(name), str) else columns.get(name) for name in DELAYS)
+    if sum(columns.get(name) is not None for name in DELAYS) > 1:
+        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+    at_us, delay_ms = checked_delay(at, delay)
+    if at_us is not None:
+        return {"deliver_at": pa.scalar(at_us, TIME)}
+    return {} if delay_ms is None else {"delay_ms": pa.scalar(delay_ms, pa.int64())}
 
 
 def _check_columns(table: pa.Table, names: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,6 @@ from ...protocol.errors import (
     StorageError,
     UnknownProducerId,
     UnknownServerError,
-    UnsupportedVersion,
 )
 from ...protocol.values.log import Published
 from ...protocol.values.producers import InitProducer, ProducerDone
@@ -89,17 +89,16 @@ class Producer:
         headers: Sequence[Header] | Mapping[str, bytes] | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        delay: Any = None,
-        deliver_at: Any = None,
+        deliver_at: datetime | int | None = None,
+        delay_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
         """Give one record to be sent. Its future says where it is; on_delivery is called with (error, metadata).
 
-        Raises InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge, BufferFull, IllegalState, and an error of
-        what was given before that this thread was not told of; nothing is sent then.
+        deliver_at: the time (or epoch milliseconds) before which it is in no log; delay_ms: how long after its
+        timestamp that is. Raises InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge, BufferFull,
+        IllegalState, and an error of what was given before that this thread was not told of; nothing is sent then.
         """
-        if delay is not None or deliver_at is not None:
-            raise UnsupportedVersion("Delayed delivery is not offered yet.")
         if type(topic) is not str or topic not in self._destinations:
             topic = self._known_destination(topic)
         if type(value) is not bytes:
@@ -108,8 +107,9 @@ class Producer:
             key = checked_bytes("key", key)
         size = (len(value) if value else 0) + (len(key) if key else 0) + _RECORD_BYTES
         extras = None
-        if headers is not None or partition is not None or timestamp_ms is not None:
-            extras, more = checked_extras(headers, partition, timestamp_ms)
+        delayed = deliver_at is not None or delay_ms is not None
+        if delayed or headers is not None or partition is not None or timestamp_ms is not None:
+            extras, more = checked_extras(headers, partition, timestamp_ms, deliver_at, delay_ms)
             size += more
         if on_delivery is not None:
             check_callback("on_delivery", on_delivery)
@@ -129,7 +129,10 @@ class Producer:
         return future
 
     def send_arrow(self, topic: str, table: pa.Table) -> None:
-        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`. Raises as `send`."""
+        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`, `deliver_at`, `delay_ms`.
+
+        Raises as `send`.
+        """
         self._outcomes.check_process()
         topic = self._known_destination(topic)
         if not isinstance(table, pa.Table):
@@ -332,7 +335,11 @@ class Producer:
 
     def _outcome(self, prepared: Prepared, published: Published) -> Outcome:
         placement = Placement(
-            prepared.route.topics[0].topic, prepared.partition, prepared.timestamps_us, published.units
+            prepared.route.topics[0].topic,
+            prepared.partition,
+            prepared.timestamps_us,
+            published.units,
+            prepared.due_ms,
         )
         return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.log import ApplicationVersion, Ranges, RefusedRows
-from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence
+from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from .routing import Route
 
 OnError = Literal["dead_letter", "fail"]
@@ -44,8 +45,13 @@ class Sequences:
 
     @staticmethod
     def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
+        """(topic_index, partition) -> rows; those that wait count apart."""
         counts: dict[tuple[int, int], int] = {}
-        for index, partition, count in zip(ranges.topic_index, ranges.partition, ranges.record_count, strict=True):
+        partitions: Iterable[int] = ranges.partition
+        if ranges.first_due_ms:
+            due = zip(ranges.partition, ranges.first_due_ms, strict=True)
+            partitions = [p if due_ms == NOT_DELAYED else waiting_unit(p) for p, due_ms in due]
+        for index, partition, count in zip(ranges.topic_index, partitions, ranges.record_count, strict=True):
             counts[index, partition] = counts.get((index, partition), 0) + count
         return counts
 

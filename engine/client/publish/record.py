@@ -12,13 +12,13 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
-from ..arguments import whole_number
+from ..arguments import microseconds, moment, whole_number
 from .few import FEW_BYTES, FEW_ROWS, FewBody, few_of
 from .request import body_of
 
 Header = tuple[str, bytes | None]
-Extras = tuple[list[Header] | None, int | None, int | None]
-"""Headers, partition and timestamp (us), which most records do without."""
+Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None]
+"""Headers, partition, timestamp (us), time of delivery (us) and delay (ms), which most records do without."""
 
 MAX_BYTES = 2**31 - 1
 """Of a record: what the largest max.message.bytes can be."""
@@ -49,8 +49,8 @@ class Records:
         """The body, and the partitions asked for. size_bytes: of all records."""
         if len(self.values) > FEW_ROWS or size_bytes > FEW_BYTES:
             return body_of(self._table(), destination, now_ms)
-        headers, asked, times = (self._extra(place) for place in range(3))
-        body = few_of(destination, self.keys, self.values, headers, times, now_ms)
+        headers, asked, times, due, delays = (self._extra(place) for place in range(5))
+        body = few_of(destination, self.keys, self.values, headers, times, now_ms, due, delays)
         return body, None if asked is None else [-1 if one is None else one for one in asked]
 
     def _extra(self, place: int) -> list[Any] | None:
@@ -65,7 +65,9 @@ class Records:
     def _table(self) -> pa.Table:
         """The columns that `body_of` takes."""
         columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
-        for place, (name, kind) in enumerate((("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME))):
+        extras = [("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME), ("deliver_at", TIME)]
+        extras.append(("delay_ms", pa.int64()))
+        for place, (name, kind) in enumerate(extras):
             if (column := self._extra(place)) is not None:
                 columns[name] = pa.array(column, kind)
         return pa.table(columns)
@@ -95,10 +97,32 @@ def checked_bytes(name: str, given: object) -> bytes | None:
         raise InvalidRecord(f"The {name} is a memoryview that was released.") from None
 
 
-def checked_extras(headers: object, partition: object, timestamp_ms: object) -> tuple[Extras, int]:
+def checked_extras(
+    headers: object, partition: object, timestamp_ms: object, deliver_at: object, delay_ms: object
+) -> tuple[Extras, int]:
     """What may come with a key and a value, and the bytes of the headers. Raises InvalidRecord, InvalidTimestamp."""
     listed, size = _headers(headers)
-    return (listed, _partition(partition), _timestamp_us(timestamp_ms)), size
+    due_us, delay = checked_delay(deliver_at, delay_ms)
+    return (listed, _partition(partition), _timestamp_us(timestamp_ms), due_us, delay), size
+
+
+def checked_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int | None]:
+    """Of a message, or of many alike: when it is to be delivered, in microseconds, or how much later, in milliseconds.
+
+    Raises InvalidRecord, InvalidTimestamp.
+    """
+    if deliver_at is None:
+        delay = None if delay_ms is None else whole_number("delay_ms", delay_ms, 0, _MAX_MS, InvalidTimestamp)
+        return None, delay
+    if delay_ms is not None:
+        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+    at = moment("deliver_at", deliver_at, InvalidTimestamp)
+    at_us = microseconds(at)
+    if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
+        raise InvalidTimestamp(
+            "The time of delivery is before 1970 or after 9999.", found=str(deliver_at)[:40], expected="a time"
+        )
+    return at_us, None
 
 
 def check_size(size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,14 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
+from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
+from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE
 from .placing import REFUSALS, Copy, Run
 from .publication import Publication
 from .routing import Route
 
-COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+COLUMNS = ("key", "value", "headers", "timestamp", "partition", "deliver_at", "delay_ms")
 """What a user gives of a message."""
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
@@ -30,19 +33,22 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
     """The user's columns as a message body, and the partitions they ask for.
 
     table: `value` (text or binary), and optionally `key` (text or binary), `headers` (list of key, value), `timestamp`,
-    `partition` (whole numbers; null: by the key). Raises InvalidRecord for a missing, unknown or ill-typed column.
+    `partition` (whole numbers; null: by the key), `deliver_at` (times, or milliseconds), `delay_ms` (null: at once).
+    Where a delay counts from the call in some topics, a column DUE_BY_CALL comes after those of a body. Raises
+    InvalidRecord for a missing, unknown or ill-typed column.
     """
     unknown = [name for name in table.column_names if name not in COLUMNS]
     if unknown or "value" not in table.column_names:
         raise InvalidRecord(
             "The columns do not make a message.",
             found=table.column_names,
-            expected="value, and optionally key, headers, timestamp, partition",
+            expected="value, and optionally key, headers, timestamp, partition, deliver_at or delay_ms",
         )
     n = table.num_rows
     stamps = _column(table, "timestamp", TIME)
     if stamps.null_count:
         stamps = pc.fill_null(stamps, pa.scalar(now_ms * 1000, TIME))
+    due, by_call = _due(table, stamps, now_ms)
     headers = _column(table, "headers", HEADERS)
     key = _column(table, "key", pa.binary())
     columns = {
@@ -52,14 +58,46 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
         "value": _column(table, "value", pa.binary()),
         "headers": headers,
         "timestamp": stamps,
-        "deliver_at": pa.nulls(n, TIME),
+        "deliver_at": pa.nulls(n, TIME) if due is None else due.cast(TIME),
         "expires_at": pa.nulls(n, TIME),
     }
     body = pa.table([columns[name] for name in BODY], schema=BODY_SCHEMA)
+    if by_call is not None:
+        body = body.append_column(DUE_BY_CALL, by_call.cast(TIME))
     if "partition" not in table.column_names:
         return body, None
     asked = _column(table, "partition", pa.int64())
     return body, pc.fill_null(asked, -1).to_numpy()
+
+
+def _due(
+    table: pa.Table, stamps: pa.ChunkedArray, now_ms: int
+) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
+    """In microseconds when rows are due, null where they are not delayed: by their timestamps, and by the call."""
+    at_us, delay_ms = _moments(table, "deliver_at"), _column(table, "delay_ms", pa.int64())
+    if at_us.null_count == len(at_us) and delay_ms.null_count == len(delay_ms):
+        return None, None
+    if pc.any(pc.and_(at_us.is_valid(), delay_ms.is_valid())).as_py():
+        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+    if delay_ms.null_count == len(delay_ms):
+        return at_us, None
+    # more than there are years up to 9999: it is refused as what is due then is
+    delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
+    is_negative = pc.less(delay_ms, 0)
+
+    def due(since: Any) -> pa.ChunkedArray:
+        return pc.coalesce(at_us, pc.if_else(is_negative, pa.scalar(NEGATIVE), pc.add(since, delay_us)))
+
+    return due(stamps.cast(pa.int64())), due(pa.scalar(now_ms * 1000))
+
+
+def _moments(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """Times, or whole milliseconds, in microseconds; null where there is no such column."""
+    if name not in table.column_names or not _is_whole(table.column(name).type):
+        return _column(table, name, TIME).cast(pa.int64())
+    ms = _column(table, name, pa.int64())
+    bounded = pc.max_element_wise(pc.min_element_wise(ms, FAR_MS, skip_nulls=False), -1, skip_nulls=False)
+    return pc.multiply(bounded, 1000)
 
 
 def _column(table: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
@@ -134,6 +172,11 @@ def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) ->
                 ranges.record_count.append(run.record_count)
                 ranges.min_timestamp_ms.append(run.min_timestamp_ms)
                 ranges.max_timestamp_ms.append(run.max_timestamp_ms)
+                ranges.first_due_ms.append(run.first_due_ms)
+                ranges.last_due_ms.append(run.last_due_ms)
+    if all(due_ms == NOT_DELAYED for due_ms in ranges.first_due_ms):
+        ranges.first_due_ms.clear()
+        ranges.last_due_ms.clear()
     return ranges, refused
 
 

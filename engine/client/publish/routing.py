@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, reached
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic, TopicRef
+from .delaying import DelayRule
 from .placing import Copy
+
+_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule]
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,13 @@ def find_route(state: State, destination: str) -> Route:
     if not names:
         raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
     topics = [state.topic(name) for name in names]
-    by_placement: dict[tuple[int, Partitioner, int], list[int]] = {}
+    by_placement: dict[_Placement, list[int]] = {}
     for i, topic in enumerate(topics):
         by_placement.setdefault(_placement(topic), []).append(i)
     return Route(
         destination,
         tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
-        tuple(Copy(*placement, tuple(indexes)) for placement, indexes in by_placement.items()),
+        tuple(Copy(*placement[:3], tuple(indexes), placement[3]) for placement, indexes in by_placement.items()),
         state.step,
     )
 
@@ -66,5 +70,16 @@ class RouteCache:
         self._known = {}
 
 
-def _placement(topic: Topic) -> tuple[int, Partitioner, int]:
-    return topic.partition_count, topic.setting("partitioner"), topic.setting("max.message.bytes")
+def _placement(topic: Topic) -> _Placement:
+    most_bytes = topic.setting("max.message.bytes")
+    return topic.partition_count, topic.setting("partitioner"), most_bytes, _delay_rule(topic)
+
+
+def _delay_rule(topic: Topic) -> DelayRule:
+    levels_ms = sorted(topic.setting("delay.levels")) if topic.setting("delay.mode") == "levels" else ()
+    return DelayRule(
+        topic.setting("delay.slot.ms"),
+        tuple(levels_ms),
+        topic.setting("delay.levels.overflow") == "clamp",
+        topic.setting("message.timestamp.type") == "LogAppendTime",
+    )

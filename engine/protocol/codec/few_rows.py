@@ -18,8 +18,8 @@ from lakemq.tables.specs.messages import BODY_SCHEMA
 MAX_FEW_BYTES = 1 << 20
 """Of a letter's rows as msgpack; more of them travel as Arrow."""
 
-_ROW_BYTES, _HEADER_BYTES = 40, 16
-"""What msgpack puts around a row, and around a header, at most."""
+_ROW_BYTES, _HEADER_BYTES, _TIME_BYTES = 40, 16, 9
+"""What msgpack puts around a row, and around a header, at most; and what a time takes."""
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -27,7 +27,7 @@ Header: TypeAlias = tuple[str | None, bytes | None]
 
 
 class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Message bodies as columns; timestamps in microseconds. headers: None where no row has any."""
+    """Message bodies as columns; times in microseconds. headers, deliver_at_us: None where no row has any."""
 
     topic: list[str]
     partition: list[_Int32]
@@ -35,6 +35,7 @@ class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     value: list[bytes | None]
     timestamp_us: list[_Int64]
     headers: list[list[Header] | None] | None = None
+    deliver_at_us: list[_Int64 | None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +44,8 @@ class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def nbytes(self) -> int:
         """No fewer than it has in a letter, but for a few."""
-        plain = _ROW_BYTES * len(self.topic) + sum(map(len, self.topic)) + lengths(self.key) + lengths(self.value)
+        row_bytes = _ROW_BYTES if self.deliver_at_us is None else _ROW_BYTES + _TIME_BYTES
+        plain = row_bytes * len(self.topic) + sum(map(len, self.topic)) + lengths(self.key) + lengths(self.value)
         if self.headers is None:
             return plain
         return plain + sum(headers_bytes(one) + _HEADER_BYTES * len(one) for one in self.headers if one)
@@ -79,7 +81,8 @@ def decode_few_rows(text: memoryview) -> FewRows:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not message bodies: {error}") from error
     counts = {len(rows.partition), len(rows.key), len(rows.value), len(rows.timestamp_us)}
-    if counts != {rows.num_rows} or (rows.headers is not None and len(rows.headers) != rows.num_rows):
+    counts |= {len(column) for column in (rows.headers, rows.deliver_at_us) if column is not None}
+    if counts != {rows.num_rows}:
         raise ValueError("not message bodies: columns differ in length")
     return rows
 
@@ -99,6 +102,7 @@ def _joined(parts: Sequence[FewRows]) -> FewRows:
         return list(chain.from_iterable(map(of, parts)))
 
     has_headers = any(part.headers is not None for part in parts)
+    has_due = any(part.deliver_at_us is not None for part in parts)
     return FewRows(
         column(lambda part: part.topic),
         column(lambda part: part.partition),
@@ -106,6 +110,7 @@ def _joined(parts: Sequence[FewRows]) -> FewRows:
         column(lambda part: part.value),
         column(lambda part: part.timestamp_us),
         column(lambda part: part.headers or [None] * part.num_rows) if has_headers else None,
+        column(lambda part: part.deliver_at_us or [None] * part.num_rows) if has_due else None,
     )
 
 
@@ -135,6 +140,7 @@ def _tables(parts: Sequence[FewRows]) -> list[pa.Table]:
         "value": rows.value,
         "headers": rows.headers,
         "timestamp": rows.timestamp_us,
+        "deliver_at": rows.deliver_at_us,
     }
     given = [(columns.get(field.name), field.type) for field in BODY_SCHEMA]
     arrays = [pa.nulls(rows.num_rows, kind) if column is None else pa.array(column, kind) for column, kind in given]

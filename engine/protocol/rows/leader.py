@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 
+from ..values.delays import Delays
 from ..values.state import State
 
 
@@ -22,6 +23,7 @@ def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
         next_topic_id=state.next_topic_id,
         next_producer_id=state.next_producer_id,
         routing_step=state.routing_step,
+        delay_pointer_ms=state.delays.pointer_ms,
     )
     return WATERMARKS.table([row])
 
@@ -37,4 +39,5 @@ def state_at(watermark: WatermarkRow) -> State:
         next_topic_id=watermark.next_topic_id,
         next_producer_id=watermark.next_producer_id,
         routing_step=watermark.routing_step,
+        delays=Delays(watermark.delay_pointer_ms),
     )

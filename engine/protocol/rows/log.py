@@ -13,6 +13,7 @@ from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
+from ..values.delays import Delayed
 from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced, RowsJournaled
 from ..values.segments import Segments, table_of
 from ..values.state import State
@@ -51,6 +52,7 @@ def files_named(steps: Steps) -> set[int]:
     """The data files that these steps point at, or will be written from their rows."""
     found = {file.file_id for file in files_added(steps)}
     found |= {one.file_id for _, one in records(steps) if isinstance(one, RowsJournaled | DeadLettered)}
+    found.update(*(one.ranges.file_id for _, one in records(steps) if isinstance(one, Delayed)))
     segments = table_of(one.segments for step in steps for one in step.entries)
     return found.union(segments.column("file_id").unique().drop_null().to_pylist())
 

@@ -30,6 +30,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
+from .delays import decide_settled
 from .giving_back import transaction_ended
 from .identities import (
     fenced_error,
@@ -187,6 +188,7 @@ def end(
     markers = _markers(state, transaction, kind)
     if len(markers):
         entries.append(JournalEntry(MarkersWritten(name), markers))
+    entries += decide_settled(state, name, transaction.producer_id, transaction.producer_epoch, committed)
     if committed:
         for group in groups:
             if group in transaction.acknowledged:

@@ -34,11 +34,13 @@ from ..values.log import (
     Produced,
     Published,
     RowsJournaled,
+    WaitingUnit,
 )
-from ..values.producers import UnitAppended
+from ..values.producers import UnitAppended, waiting_unit
 from ..values.segments import NO_SEGMENTS, Segments, segments
 from ..values.state import State
 from ..values.topics import Topic, TopicRef
+from .delays import decide_delayed
 from .producers import evolve_appended
 from .ranges import Column, RangeColumns, RowSource, dense_offsets
 from .registries import Folds, Rules
@@ -56,8 +58,8 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     application's version, then by the producer's sequences. But what belongs to a transaction that is over is refused.
 
     Raises InvalidRequest, UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber, StaleTopicMetadata,
-    FileMissing; of an application StaleApplicationVersion, InvalidTopic (its target is no destination); of a
-    transaction InvalidProducerIdMapping, InvalidTxnState, InvalidRecord, TransactionAbortable.
+    FileMissing, DelayQueueFull; of an application StaleApplicationVersion, InvalidTopic (its target is no destination);
+    of a transaction InvalidProducerIdMapping, InvalidTxnState, InvalidRecord, TransactionAbortable.
     """
     _check_transaction(state, request)
     if request.application is not None and _is_old(state, request.application):
@@ -71,21 +73,27 @@ def decide_produce(state: State, request: Produce, given: Given) -> Decision:
     if was_refused_before(state, request, refused):
         dead, refused = [], None
     if len(appended) == len(units) and not dead and (appended or refused_count):
-        told = [appended[unit].base_offset for unit in range(len(units))]
-        return Decision(Published(named_units(request, units, told), refused_count, duplicate=True))
+        told = [appended[unit] for unit in range(len(units))]
+        return Decision(_published(request, units, told, refused_count, duplicate=True))
     topics = _current_topics(state, request)
     _check_files(request, given.facts)
     base_offsets = units.high_watermarks(topics)
     fresh = ranges.where(~np.isin(ranges.unit, list(appended))) if appended else ranges
-    entries = _joined(state, request, topics, units, appended)
-    if request.files and (len(fresh) or dead):
+    added = _appended(request, units, base_offsets, ranges, source)
+    entries, waiting = _joined(state, request, topics, units, appended), []
+    if fresh.waits.any():
+        waiting = decide_delayed(state, request, topics, fresh.where(fresh.waits), source.files)
+        fresh = fresh.where(~fresh.waits)
+    if request.files and (len(fresh) or dead or waiting):
         entries.append(JournalEntry(FilesAdded(request.files)))
-    if len(fresh) or request.application or request.transaction or refused:
-        added = _segments(request, topics, fresh, units, base_offsets, source.files, state.now_ms)
-        entries.append(JournalEntry(_produced(request, units, base_offsets, appended, refused), added))
-    entries += [JournalEntry(record) for record in dead]
-    told = [appended[u].base_offset if u in appended else offset for u, offset in enumerate(base_offsets.tolist())]
-    return Decision(Published(named_units(request, units, told), refused_count), tuple(entries))
+    if len(fresh) or waiting or request.application or request.transaction or refused:
+        new = [one for unit, one in enumerate(added) if request.producer is not None and unit not in appended]
+        produced = _produced(request, [*new, refused] if refused else new)
+        lies = _segments(request, topics, fresh, units, base_offsets, source.files, state.now_ms)
+        entries.append(JournalEntry(produced, lies))
+    entries += [*waiting, *(JournalEntry(record) for record in dead)]
+    told = [appended.get(unit, one) for unit, one in enumerate(added)]
+    return Decision(_published(request, units, told, refused_count), tuple(entries))
 
 
 def _check_transaction(state: State, request: Produce) -> None:
@@ -189,33 +197,49 @@ def _joined(
     if request.transaction is None:
         return []
     places = zip(units.topic_index.tolist(), units.partition.tolist(), strict=True)
-    touched = {(topics[index].topic_id, p) for unit, (index, p) in enumerate(places) if unit not in appended}
+    touched = {(topics[index].topic_id, p) for unit, (index, p) in enumerate(places) if unit not in appended and p >= 0}
     return joined(state, request.transaction, touched)
 
 
-def _produced(
-    request: Produce,
-    units: Units,
-    base_offsets: Column,
-    appended: Mapping[int, UnitAppended],
-    refused: UnitAppended | None,
-) -> Produced:
-    producer, application = request.producer, request.application
-    author = producer or request.transaction
-    columns = (units.topic_index, units.partition, units.sequence, units.record_count, base_offsets)
-    added = [
-        UnitAppended(request.topics[index].topic_id, partition, sequence, count, offset)
-        for unit, (index, partition, sequence, count, offset) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        )
-        if producer is not None and unit not in appended
+def _appended(
+    request: Produce, units: Units, base_offsets: Column, ranges: RangeColumns, source: RowSource
+) -> list[UnitAppended]:
+    """The units, as they are if they are new."""
+    columns = [units.topic_index, units.partition, units.sequence, units.record_count, base_offsets]
+    file_ids: list[int | None] = [None] * len(units)
+    if (waits := units.partition < 0).any() and not request.files:
+        # where the rows of a file are knows who wrote it
+        first = np.unique(ranges.unit, return_index=True)[1]
+        columns[4] = np.where(waits, ranges.first_row[first], base_offsets)
+        found = zip(waits.tolist(), ranges.file[first].tolist(), strict=True)
+        file_ids = [source.files[file].file_id if waits else None for waits, file in found]
+    return [
+        UnitAppended(request.topics[index].topic_id, *rest)
+        for index, *rest in zip(*(column.tolist() for column in columns), file_ids, strict=True)
     ]
+
+
+def _published(
+    request: Produce, units: Units, told: Sequence[UnitAppended], refused_count: int, duplicate: bool = False
+) -> Published:
+    """told: per unit, of one that came before what was appended then."""
+    waiting = [
+        WaitingUnit(one.topic_id, waiting_unit(one.partition), one.record_count, one.file_id, one.base_offset)
+        for one in told
+        if one.partition < 0
+    ]
+    named = named_units(request, units, [one.base_offset for one in told])
+    return Published(named, refused_count, duplicate, waiting)
+
+
+def _produced(request: Produce, units: list[UnitAppended]) -> Produced:
+    application, author = request.application, request.producer or request.transaction
     return Produced(
         target=application.target if application else ",".join(ref.topic for ref in request.topics[:3]),
         transactional_id=request.transaction.transactional_id if request.transaction else None,
         producer_id=author.producer_id if author else None,
         producer_epoch=author.producer_epoch if author else None,
-        units=[*added, refused] if refused else added,
+        units=units,
         txn_app_id=application.txn_app_id if application else None,
         txn_version=application.txn_version if application else None,
     )

@@ -18,6 +18,7 @@ from ..values.producers import (
     ProducerState,
     UnitAppended,
     next_sequence,
+    waiting_unit,
 )
 from ..values.segments import Segments
 from ..values.state import State
@@ -59,11 +60,17 @@ def find_duplicate(
     expected = next_sequence(units[-1].base_sequence, units[-1].record_count) if units else 0
     if base_sequence != expected:
         raise OutOfOrderSequenceNumber(
-            f"The sequence for partition {partition} does not go on where it ended.",
+            f"The sequence for {_shown(topic_id, partition)} does not go on where it ended.",
             found=base_sequence,
             expected=expected,
         )
     return None
+
+
+def _shown(topic_id: int, partition: int) -> str:
+    if partition >= 0:
+        return f"partition {partition}"
+    return f"what waits for partition {waiting_unit(partition)}" if topic_id else "refused rows"
 
 
 def _is_silent(state: State, producer_id: int, time: Time) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequest
+from ..values.delays import HOUR_MS, NOT_DELAYED
 from ..values.log import DataFile, PendingFile, Ranges
 
 Column = npt.NDArray[np.int64]
@@ -38,8 +39,9 @@ class RowSource:
 class RangeColumns:
     """Columns of equal length, one entry per range.
 
-    topic_index: into the request's topics; file: into the files of its rows; unit: number of the range's (topic,
-    partition) pair among those of the request, in order.
+    topic_index: into the request's topics; file: into the files of its rows; unit: number of the range's topic,
+    partition and whether it waits, among those of the request, in order. first_due_ms, last_due_ms: NOT_DELAYED where
+    it does not wait.
     """
 
     topic_index: Column
@@ -50,6 +52,8 @@ class RangeColumns:
     min_timestamp_ms: Column
     max_timestamp_ms: Column
     unit: Column
+    first_due_ms: Column
+    last_due_ms: Column
 
     @classmethod
     def of(cls, ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> RangeColumns:
@@ -73,8 +77,15 @@ class RangeColumns:
         counts = np.array(partition_counts, np.int64)
         if len(topic_index) > _FEW or not _are_there(ranges, partition_counts, source):
             _check(topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
-        unit = _ONE if len(topic_index) == 1 else _units(topic_index, partition, counts)
-        return cls(topic_index, partition, file, first_row, record_count, low, high, unit)
+        first_due, last_due = _due(ranges)
+        unit = _ONE if len(topic_index) == 1 else _units(topic_index, partition, first_due != NOT_DELAYED, counts)
+        return cls(topic_index, partition, file, first_row, record_count, low, high, unit, first_due, last_due)
+
+    @property
+    def waits(self) -> Mask:
+        """Which of them are not for the log yet."""
+        mask: Mask = self.first_due_ms != NOT_DELAYED
+        return mask
 
     def where(self, mask: Mask) -> RangeColumns:
         """The ranges selected by the mask."""
@@ -106,10 +117,29 @@ def _are_there(ranges: Ranges, partition_counts: Sequence[int], source: RowSourc
 _ONE: Column = np.zeros(1, np.int64)
 
 
-def _units(topic_index: Column, partition: Column, partition_counts: Column) -> Column:
+def _units(topic_index: Column, partition: Column, waits: Mask, partition_counts: Column) -> Column:
     starts = np.cumsum(partition_counts) - partition_counts
-    unit: Column = np.unique(starts[topic_index] + partition, return_inverse=True)[1]
+    unit: Column = np.unique(2 * (starts[topic_index] + partition) + waits, return_inverse=True)[1]
     return unit
+
+
+def _due(ranges: Ranges) -> tuple[Column, Column]:
+    """When the first and the last row of each range are due. Raises InvalidRequest."""
+    n = len(ranges.topic_index)
+    if not (ranges.first_due_ms or ranges.last_due_ms):
+        nothing = np.full(n, NOT_DELAYED, np.int64)
+        return nothing, nothing
+    if {len(ranges.first_due_ms), len(ranges.last_due_ms)} != {n}:
+        raise InvalidRequest("The columns of the ranges differ in length.", found="due times", expected=n)
+    first, last = np.array(ranges.first_due_ms, np.int64), np.array(ranges.last_due_ms, np.int64)
+    # -1 is in an hour of its own
+    wrong = (last < first) | (first // HOUR_MS != last // HOUR_MS)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        raise InvalidRequest(
+            "The rows of a range are due within one hour, in order.", found=f"{int(first[bad])} to {int(last[bad])}"
+        )
+    return first, last
 
 
 def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:

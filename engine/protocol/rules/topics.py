@@ -35,8 +35,19 @@ from ..values.topics import (
     TopicDeleted,
     TopicDone,
 )
+from .delays import decide_dropped
 from .registries import Folds, Rules
 from .timers import Timers
+
+PLACED_BY = (
+    "max.message.bytes",
+    "message.timestamp.type",
+    "delay.mode",
+    "delay.levels",
+    "delay.levels.overflow",
+    "delay.slot.ms",
+)
+"""Settings by which whoever publishes refuses rows, or says when they are due."""
 
 
 def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
@@ -60,7 +71,7 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
         state.next_topic_id,
         request.topic,
         request.partitions,
-        dict(TOPIC.parse(request.config)),
+        _stored(request.config),
         request.subscriptions,
     )
     return Decision(TopicDone(record.topic_id, record.partitions), (JournalEntry(record),))
@@ -93,7 +104,7 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
     for key in changes:
         TOPIC[key]  # unknown keys are refused, also when they are to be reset
     config = {k: v for k, v in topic.config.items() if k not in changes}
-    config.update(TOPIC.parse({k: v for k, v in changes.items() if v is not None}))
+    config.update(_stored({k: v for k, v in changes.items() if v is not None}))
     partitioner = config.get("partitioner", TOPIC["partitioner"].default)
     if partitioner != topic.setting("partitioner"):
         raise InvalidConfig(
@@ -102,6 +113,11 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
             expected=topic.setting("partitioner"),
         )
     return config
+
+
+def _stored(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings as JSON gives them back, which has no tuples."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in TOPIC.parse(config).items()}
 
 
 def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
@@ -115,6 +131,7 @@ def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
         for group, committed in sorted(state.offsets.items())
         if (partitions := [p for topic_id, p in committed if topic_id == topic.topic_id])
     ]
+    removed += decide_dropped(state, topic)
     return Decision(Done(), (*removed, JournalEntry(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
 
 
@@ -171,11 +188,10 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
     state.touched_groups.update(state.groups_with(record.topic_id))
     topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
     topic.log_starts = np.concatenate([topic.log_starts, added])
-    # by these rows are placed, or refused, by whoever publishes
-    before = topic.subscriptions, topic.setting("max.message.bytes")
+    before = [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]
     topic.config = record.config
     state.subscribe(record.topic_id, record.subscriptions)
-    if before != (topic.subscriptions, topic.setting("max.message.bytes")):
+    if before != [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]:
         state.routing_step = state.step
 
 

@@ -23,7 +23,8 @@ _FEW = 16
 class Units:
     """The units of a request as columns, in order of topic and partition; a range's `unit` is an index into them.
 
-    topic_index: into the request's topics; sequence: the producer's for the first record, -1 for a request without.
+    topic_index: into the request's topics; partition: of rows that wait, `waiting_unit` of it; sequence: the producer's
+    for the first record, -1 for a request without.
     """
 
     topic_index: Column
@@ -35,20 +36,23 @@ class Units:
         return len(self.topic_index)
 
     def high_watermarks(self, topics: Sequence[Topic]) -> Column:
-        """Per unit the offset its first record gets. topics: those of the request."""
+        """Per unit the offset its first record gets, 0 for rows that wait. topics: those of the request."""
         if len(self) <= _FEW:
             places = zip(self.topic_index.tolist(), self.partition.tolist(), strict=True)
-            return np.array([topics[index].high_watermarks[partition] for index, partition in places], np.int64)
+            ends = [topics[index].high_watermarks[partition] if partition >= 0 else 0 for index, partition in places]
+            return np.array(ends, np.int64)
         found = np.empty(len(self), np.int64)
         bounds = np.searchsorted(self.topic_index, np.arange(len(topics) + 1)).tolist()
         for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
-            found[low:high] = topic.high_watermarks[self.partition[low:high]]
+            found[low:high] = topic.high_watermarks[np.maximum(self.partition[low:high], 0)]
+        found[self.partition < 0] = 0
         return found
 
 
 def units_of(request: Produce, ranges: RangeColumns) -> Units:
     """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
-    topic_index, partition, record_count = ranges.topic_index, ranges.partition, ranges.record_count
+    topic_index, record_count = ranges.topic_index, ranges.record_count
+    partition = np.where(ranges.waits, -1 - ranges.partition, ranges.partition)  # as waiting_unit
     if len(ranges) > 1:
         first = np.unique(ranges.unit, return_index=True)[1]
         topic_index, partition = topic_index[first], partition[first]
@@ -114,9 +118,10 @@ def was_refused_before(state: State, request: Produce, unit: UnitAppended | None
 
 
 def named_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
-    """The units as a result tells them. base_offsets: per unit."""
+    """The units that are in the log, as a result tells them. base_offsets: per unit."""
     columns = (units.topic_index.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
     return [
         Unit(request.topics[index].topic, partition, base_offset, count)
         for index, partition, base_offset, count in zip(*columns, strict=True)
+        if partition >= 0
     ]

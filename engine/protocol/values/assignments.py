@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -201,6 +202,14 @@ class Group:
     def is_waiting(self) -> bool:
         """Whether an assignor, time or an owner is to bring something about."""
         return bool(self.not_before_ms or self.paused) or self.wants_target
+
+    def deadlines(self) -> Iterator[int]:
+        """When time brings something about, in decided time: the end of a delay, of handing over."""
+        if self.not_before_ms:
+            yield self.not_before_ms
+        if self.is_queue and self.paused:
+            handoff_ms = int(self.setting("max.handoff.ms"))
+            yield min(self.assignments[place].since_ms for place in self.paused) + handoff_ms
 
     @property
     def status(self) -> GroupStatus:

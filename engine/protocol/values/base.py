@@ -20,6 +20,10 @@ Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
 Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+UnitPartition = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
+"""Of a unit: the partition; of one whose rows wait, -1 minus it."""
+DueMillis = Annotated[int, msgspec.Meta(ge=-1, le=2**54)]
+"""Epoch milliseconds; -1 where nothing waits."""
 FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 FileId = Annotated[int, msgspec.Meta(ge=0, lt=FILE_IDS)]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from lakemq.tables.specs.messages import file_stem
 
-from .base import Count, FileId, FileIndex, Hash, Millis, Number, Record, Request, Result
+from .base import Count, DueMillis, FileId, FileIndex, Hash, Millis, Number, Record, Request, Result
 from .producers import ProducerSequences, TransactionRef, UnitAppended
 from .topics import TopicRef
 
@@ -39,6 +39,8 @@ class Ranges(msgspec.Struct, frozen=True):
     """Ranges of rows as columns of equal length, in the order in which they take their offsets.
 
     topic_index: into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
+    first_due_ms, last_due_ms: of rows that wait when their first and their last is due, within one hour; -1 for others.
+    Empty where no row waits.
     """
 
     topic_index: list[Count] = []
@@ -48,6 +50,8 @@ class Ranges(msgspec.Struct, frozen=True):
     record_count: list[Count] = []
     min_timestamp_ms: list[Millis] = []
     max_timestamp_ms: list[Millis] = []
+    first_due_ms: list[DueMillis] = []
+    last_due_ms: list[DueMillis] = []
 
 
 class RefusedRows(msgspec.Struct, frozen=True):
@@ -96,12 +100,29 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     record_count: int
 
 
+class WaitingUnit(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a request that wait for their time to come into one partition.
+
+    file_id, first_row: where those begin that rode in the letter; else they are where the request says.
+    """
+
+    topic_id: int
+    partition: int
+    record_count: int
+    file_id: int | None = None
+    first_row: int = 0
+
+
 class Published(Result, frozen=True, tag="published"):
-    """`duplicate`: the same was published before, nothing was added; a unit's base_offset is then the first one's."""
+    """`duplicate`: the same was published before, nothing was added; a unit's base_offset is then the first one's.
+
+    waiting: of rows that are not in the log yet.
+    """
 
     units: list[Unit]
     refused_count: int = 0
     duplicate: bool = False
+    waiting: list[WaitingUnit] = []
 
 
 class FilesAdded(Record, frozen=True, tag="files_added"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from .base import MAX_SEQUENCE, Count, Epoch, Number, Record, Request, Result, Sequence
+from .base import MAX_SEQUENCE, Count, Epoch, Number, Record, Request, Result, Sequence, UnitPartition
 
 
 class InitProducer(Request, frozen=True, tag="init_producer"):
@@ -30,16 +30,21 @@ class TransactionRef(msgspec.Struct, frozen=True, array_like=True):
 class ProducerSequences(msgspec.Struct, frozen=True):
     """Sequence of the first record per unit, a unit being all a request puts into one (topic, partition).
 
-    topic_index: into the request's topics; refused_sequence: of the first of its refused rows, which are a unit of
-    their own; None: it has none.
+    topic_index: into the request's topics; partition: of rows that wait, `waiting_unit` of it; refused_sequence: of the
+    first of its refused rows, which are a unit of their own; None: it has none.
     """
 
     producer_id: Number
     producer_epoch: Epoch
     topic_index: list[Count]
-    partition: list[Count]
+    partition: list[UnitPartition]
     base_sequence: list[Sequence]
     refused_sequence: Sequence | None = None
+
+
+def waiting_unit(partition: int) -> int:
+    """Instead of its partition, of a unit whose rows wait, as it has sequences of its own; and back."""
+    return -1 - partition
 
 
 def next_sequence(base_sequence: int, record_count: int) -> int:
@@ -56,13 +61,18 @@ class ProducerDone(Result, frozen=True, tag="producer"):
 
 
 class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
-    """What a producer's request put into one partition."""
+    """What a producer's request put into one partition.
+
+    Of rows that wait, partition is `waiting_unit` of it, and there is no offset: base_offset is the first row, and
+    file_id the file, of those that rode in the letter.
+    """
 
     topic_id: int
     partition: int
     base_sequence: int
     record_count: int
     base_offset: int
+    file_id: int | None = None
 
 
 class ProducerInitialized(Record, frozen=True, tag="producer_initialized"):

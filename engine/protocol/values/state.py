@@ -1,7 +1,7 @@
 """What the sequencer knows. Always the fold of `evolve` over the journal, from a snapshot in the projections.
 
-It holds one entry per topic, partition, producer, transactional id, group's partition, application and client, and
-nothing per segment or message.
+It holds one entry per topic, partition, producer, transactional id, group's partition, application, client and range of
+rows that wait, and nothing per segment or message.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ..errors import UnknownTopicOrPartition
 from ..names import folded, shown
 from .assignments import Group
 from .clients import Client
+from .delays import Delays
 from .deliveries import Deliveries
 from .log import Application
 from .offsets import CommittedOffset
@@ -59,6 +60,7 @@ class State:
     touched_groups: set[str] = field(default_factory=set)
     manned_groups: set[str] = field(default_factory=set)
     waiting_groups: set[str] = field(default_factory=set)
+    delays: Delays = field(default_factory=Delays)
     lent: set[int] = field(default_factory=set)
 
     def topic(self, name: str) -> Topic:
@@ -114,7 +116,7 @@ class State:
 
     def without_clients(self, with_groups: bool) -> State:
         """The same as who decides nothing loads it: what its tail tells of producers, and of groups, is left out."""
-        left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
+        left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set(), delays=Delays())
         if with_groups:
             return left
         return replace(left, offsets={}, deliveries={}, groups={}, manned_groups=set(), waiting_groups=set())

@@ -1,0 +1,268 @@
+"""Delays: rows wait as ranges, and become offsets when they are due. A release points at them; nothing is copied.
+
+Invariant: a row is released once, in a step whose time is not before the one it is due at. What a range has released is
+always a number of its rows from the first on, and that number only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DelayQueueFull, InvalidRequest
+from ..values.base import Done
+from ..values.deciding import Decision, Given
+from ..values.delays import (
+    Delayed,
+    DelayedRange,
+    DelaysDropped,
+    DelaysReleased,
+    DelaysSettled,
+    RangeKey,
+    RangesDue,
+    WaitingRange,
+    columns_of,
+    keys_of,
+)
+from ..values.journal import JournalEntry
+from ..values.log import DataFile, PendingFile, Produce
+from ..values.segments import Segments, segments
+from ..values.state import State
+from ..values.topics import Topic
+from .ranges import RangeColumns
+from .registries import Folds, Rules
+from .timers import Timers
+
+
+def decide_delayed(
+    state: State,
+    request: Produce,
+    topics: Sequence[Topic],
+    ranges: RangeColumns,
+    files: Sequence[DataFile | PendingFile],
+) -> list[JournalEntry]:
+    """What a publish has of rows that wait. ranges: those of it, at least one.
+
+    Raises DelayQueueFull, InvalidRequest.
+    """
+    _check_room(state, topics, ranges)
+    author = request.producer or request.transaction
+    columns = (
+        ranges.topic_index,
+        ranges.partition,
+        ranges.file,
+        ranges.first_row,
+        ranges.record_count,
+        ranges.first_due_ms,
+        ranges.last_due_ms,
+        ranges.min_timestamp_ms,
+        ranges.max_timestamp_ms,
+    )
+    told = [
+        DelayedRange(
+            topics[topic].topic_id,
+            topics[topic].topic,
+            partition,
+            files[file].file_id,
+            files[file].footer_hash,
+            *rest,
+        )
+        for topic, partition, file, *rest in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    keys = {one.key for one in told}
+    if len(keys) < len(told) or not keys.isdisjoint(state.delays.ranges):
+        raise InvalidRequest("Rows that wait already cannot be published once more.")
+    record = Delayed(
+        columns_of(told),
+        author.producer_id if author else None,
+        author.producer_epoch if author else None,
+        request.transaction.transactional_id if request.transaction else None,
+    )
+    return [JournalEntry(record)]
+
+
+def _check_room(state: State, topics: Sequence[Topic], ranges: RangeColumns) -> None:
+    for index, topic in enumerate(topics):
+        most = topic.setting("delay.max.pending")
+        if most >= 0:
+            waiting = state.delays.pending.get(topic.topic_id, 0)
+            more = int(ranges.record_count[ranges.topic_index == index].sum())
+            if more and waiting + more > most:
+                raise DelayQueueFull(
+                    f"{topic.topic} takes no more messages that wait.",
+                    found=f"{waiting} wait, {more} more",
+                    expected=f"at most {most} (delay.max.pending)",
+                )
+
+
+def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
+    """Offsets for what is due; what is not, or was released before, or waits no more, is passed over."""
+    log, counts = _Log(state), dict[RangeKey, int]()
+    for key, due_ms, upto in zip(request.ranges, request.due_ms, request.upto, strict=True):
+        one = state.delays.ranges.get(key)
+        if one is None or one.is_open or key.topic_id not in state.topics:
+            continue
+        before = counts.get(key, one.released_count)
+        is_due = one.told.first_due_ms <= due_ms <= state.now_ms
+        if is_due and before < upto <= one.told.record_count:
+            log.append(one, before, upto)
+            counts[key] = upto
+    if not counts:
+        return Decision(Done())
+    done = [state.delays.ranges[key].told for key, count in counts.items() if _is_all(state, key, count)]
+    left = {key: count for key, count in counts.items() if not _is_all(state, key, count)}
+    record = DelaysReleased(
+        max(state.delays.pointer_ms, min(request.pointer_ms, state.now_ms)),
+        [key.topic_id for key in left],
+        [key.file_id for key in left],
+        [key.first_row for key in left],
+        list(left.values()),
+        columns_of(done),
+    )
+    return Decision(Done(), (JournalEntry(record, log.segments()),))
+
+
+def _is_all(state: State, key: RangeKey, count: int) -> bool:
+    return count == state.delays.ranges[key].told.record_count
+
+
+class _Log:
+    """The segments of a release: rows as they come, those that go on in their file as part of the one before."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._ends: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int], dict[str, Any]] = {}
+        self._rows: list[dict[str, Any]] = []
+
+    def append(self, one: WaitingRange, first: int, upto: int) -> None:
+        """Rows first .. upto of the range."""
+        told, count = one.told, upto - first
+        place, first_row = (told.topic_id, told.partition), told.first_row + first
+        end = self._ends.get(place)
+        if end is None:
+            end = int(self._state.topics[told.topic_id].high_watermarks[told.partition])
+        self._ends[place] = end + count
+        last = self._last.get(place)
+        if last is not None and _goes_on(last, one, first_row):
+            last["record_count"] += count
+            last["last_offset"] += count
+            last["min_timestamp_ms"] = min(last["min_timestamp_ms"], told.min_timestamp_ms)
+            last["max_timestamp_ms"] = max(last["max_timestamp_ms"], told.max_timestamp_ms)
+            return
+        self._last[place] = {
+            "topic_id": told.topic_id,
+            "partition": told.partition,
+            "base_offset": end,
+            "record_count": count,
+            "last_offset": end + count - 1,
+            "file_id": told.file_id,
+            "footer_hash": told.footer_hash,
+            "first_row": first_row,
+            "min_timestamp_ms": told.min_timestamp_ms,
+            "max_timestamp_ms": told.max_timestamp_ms,
+            "producer_id": one.producer_id,
+            "producer_epoch": one.producer_epoch,
+        }
+        self._rows.append(self._last[place])
+
+    def segments(self) -> Segments:
+        n, now_ms = len(self._rows), self._state.now_ms
+        topics = [self._state.topics[row["topic_id"]] for row in self._rows]
+        stamped = [topic.setting("message.timestamp.type") == "LogAppendTime" for topic in topics]
+        columns = {name: [row[name] for row in self._rows] for name in self._rows[0]}
+        for name in ("min_timestamp_ms", "max_timestamp_ms"):
+            columns[name] = [now_ms if by_us else ms for ms, by_us in zip(columns[name], stamped, strict=True)]
+        return segments(
+            n,
+            kind=["data"] * n,
+            topic=[topic.topic for topic in topics],
+            file_partition=columns["partition"],
+            append_time_ms=[now_ms if by_us else None for by_us in stamped],
+            transactional=[False] * n,
+            origin=["delay"] * n,
+            **columns,
+        )
+
+
+def _goes_on(last: dict[str, Any], one: WaitingRange, first_row: int) -> bool:
+    ends = last["file_id"], last["first_row"] + last["record_count"], last["producer_id"], last["producer_epoch"]
+    return ends == (one.told.file_id, first_row, *one.author)
+
+
+# -- what ends beside it ----------------------------------------------------------------------------------
+
+
+def decide_settled(
+    state: State, transactional_id: str, producer_id: int, producer_epoch: int, committed: bool
+) -> list[JournalEntry]:
+    """What a transaction has published to wait does so with its commit, and is dropped with its abort."""
+    keys = state.delays.open.get((producer_id, producer_epoch), {})
+    there = [state.delays.ranges[key].told for key in keys]
+    if not there:
+        return []
+    told, name = columns_of(there), (transactional_id, producer_id, producer_epoch)
+    if committed:
+        return [JournalEntry(DelaysSettled(*name, told.topic_id, told.file_id, told.first_row))]
+    return [JournalEntry(DelaysSettled(*name, aborted=told))]
+
+
+def decide_dropped(state: State, topic: Topic) -> list[JournalEntry]:
+    """What was to come to a topic that is deleted never will."""
+    if topic.topic_id not in state.delays.pending:
+        return []
+    there = [one.told for key, one in state.delays.ranges.items() if key.topic_id == topic.topic_id]
+    return [JournalEntry(DelaysDropped(topic.topic, columns_of(there)))]
+
+
+# -- folding ----------------------------------------------------------------------------------------------
+
+
+def evolve_delayed(state: State, record: Delayed, segments: Segments) -> None:
+    for told in record.ranges.rows():
+        one = WaitingRange(
+            told,
+            state.step,
+            state.delays.published,
+            record.producer_id,
+            record.producer_epoch,
+            record.transactional_id,
+            record.transactional_id is not None,
+        )
+        state.delays.published += 1
+        state.delays.add(one)
+
+
+def evolve_released(state: State, record: DelaysReleased, segments: Segments) -> None:
+    names = ("topic_id", "partition", "last_offset")
+    for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
+        state.own(topic_id).high_watermarks[partition] = last + 1
+    state.delays.pointer_ms = record.pointer_ms
+    keys = keys_of(record.topic_id, record.file_id, record.first_row)
+    for key, count in zip(keys, record.released_count, strict=True):
+        state.delays.release(key, count)
+    for told in record.done.rows():
+        state.delays.release(told.key, told.record_count)
+
+
+def evolve_settled(state: State, record: DelaysSettled, segments: Segments) -> None:
+    for told in record.aborted.rows():
+        state.delays.remove(told.key)
+    state.delays.open.pop((record.producer_id, record.producer_epoch), None)
+    for key in keys_of(record.topic_id, record.file_id, record.first_row):
+        state.delays.settle(key)
+
+
+def evolve_dropped(state: State, record: DelaysDropped, segments: Segments) -> None:
+    for told in record.ranges.rows():
+        state.delays.remove(told.key)
+
+
+DECIDE: Rules = {RangesDue: decide_release}
+EVOLVE: Folds = {
+    Delayed: evolve_delayed,
+    DelaysReleased: evolve_released,
+    DelaysSettled: evolve_settled,
+    DelaysDropped: evolve_dropped,
+}
+TIMERS: Timers = ()

@@ -1,0 +1,255 @@
+"""Delays: rows that wait for their time, as ranges of data files, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from .base import Record
+
+HOUR_MS = 3_600_000
+
+NOT_DELAYED = -1
+"""The due time of rows that are in the log at once."""
+
+
+class DelayStatus(str, Enum):
+    """What became of a range, as tables tell it."""
+
+    OPEN = "open"
+    """Its transaction has not ended yet."""
+    WAITING = "waiting"
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+    ABORTED = "aborted"
+
+
+class RangeKey(NamedTuple):
+    """A range that waits; topics that share stored rows have a range each."""
+
+    topic_id: int
+    file_id: int
+    first_row: int
+
+
+class DelayedRanges(msgspec.Struct, frozen=True):
+    """Ranges of rows that wait, as columns of equal length; the rows of each are in the order in which they are due.
+
+    first_due_ms, last_due_ms: of its first row and its last, within one hour; footer_hash: as in `segments`.
+    """
+
+    topic_id: list[int] = []
+    topic: list[str] = []
+    partition: list[int] = []
+    file_id: list[int] = []
+    footer_hash: list[int | None] = []
+    first_row: list[int] = []
+    record_count: list[int] = []
+    first_due_ms: list[int] = []
+    last_due_ms: list[int] = []
+    min_timestamp_ms: list[int] = []
+    max_timestamp_ms: list[int] = []
+
+    def rows(self) -> list[DelayedRange]:
+        columns = (getattr(self, name) for name in self.__struct_fields__)
+        return [DelayedRange(*row) for row in zip(*columns, strict=True)]
+
+
+class DelayedRange(NamedTuple):
+    """One of DelayedRanges."""
+
+    topic_id: int
+    topic: str
+    partition: int
+    file_id: int
+    footer_hash: int | None
+    first_row: int
+    record_count: int
+    first_due_ms: int
+    last_due_ms: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+    @property
+    def key(self) -> RangeKey:
+        return RangeKey(self.topic_id, self.file_id, self.first_row)
+
+
+def columns_of(ranges: Sequence[DelayedRange]) -> DelayedRanges:
+    """Ranges as columns."""
+    if not ranges:
+        return DelayedRanges()
+    return DelayedRanges(*map(list, zip(*ranges, strict=True)))
+
+
+def keys_of(topic_id: list[int], file_id: list[int], first_row: list[int]) -> list[RangeKey]:
+    """Keys that were columns."""
+    return [RangeKey(*key) for key in zip(topic_id, file_id, first_row, strict=True)]
+
+
+class RangesDue(msgspec.Struct, frozen=True):
+    """What the leader has found to be due, in the order in which it is to be released.
+
+    ranges, due_ms, upto: a range, when its next rows are due, and the number of its rows that are released then.
+    pointer_ms: all that is due up to this time is released with these.
+    """
+
+    ranges: list[RangeKey]
+    due_ms: list[int]
+    upto: list[int]
+    pointer_ms: int
+
+
+class Delayed(Record, frozen=True, tag="delayed"):
+    """Rows were published that wait. transactional_id: they are scheduled when its transaction is committed."""
+
+    ranges: DelayedRanges
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    transactional_id: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return ",".join(sorted(set(self.ranges.topic))[:3])
+
+
+class DelaysReleased(Record, frozen=True, tag="delays_released"):
+    """Rows that waited became offsets. The segments travel beside the JSON, as columns.
+
+    topic_id, file_id, first_row, released_count: of ranges that are not done; done: those whose last row it was.
+    pointer_ms: all that was due up to this time is released.
+    """
+
+    pointer_ms: int
+    topic_id: list[int] = []
+    file_id: list[int] = []
+    first_row: list[int] = []
+    released_count: list[int] = []
+    done: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+
+
+class DelaysSettled(Record, frozen=True, tag="delays_settled"):
+    """The transaction that was named by this producer id and epoch has ended: its rows wait, or never will.
+
+    topic_id, file_id, first_row: of ranges that wait from now on; aborted: those that never will.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    topic_id: list[int] = []
+    file_id: list[int] = []
+    first_row: list[int] = []
+    aborted: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id
+
+
+class DelaysDropped(Record, frozen=True, tag="delays_dropped"):
+    """A topic was deleted, and with it what was to come to it."""
+
+    topic: str
+    ranges: DelayedRanges
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+@dataclass(slots=True)
+class WaitingRange:
+    """A range as it is now. step, position: when it was published, and the place in that step.
+
+    released_count: of its rows, from the first on; is_open: its transaction has not ended.
+    """
+
+    told: DelayedRange
+    step: int
+    position: int
+    producer_id: int | None
+    producer_epoch: int | None
+    transactional_id: str | None
+    is_open: bool
+    released_count: int = 0
+
+    @property
+    def author(self) -> tuple[int | None, int | None]:
+        return self.producer_id, self.producer_epoch
+
+    @property
+    def left_count(self) -> int:
+        return self.told.record_count - self.released_count
+
+
+@dataclass
+class Delays:
+    """All that waits. pointer_ms: what was due up to this time is released.
+
+    pending: topic_id -> number of rows; open: (producer_id, producer_epoch), which name a transaction -> its ranges.
+    ready: ranges that have begun to wait in this step, for whoever looks out for when they are due; published: how
+    many were published in it.
+    """
+
+    pointer_ms: int = 0
+    ranges: dict[RangeKey, WaitingRange] = field(default_factory=dict)
+    pending: dict[int, int] = field(default_factory=dict)
+    open: dict[tuple[int | None, int | None], dict[RangeKey, None]] = field(default_factory=dict)
+    ready: list[RangeKey] = field(default_factory=list)
+    published: int = 0
+
+    def add(self, one: WaitingRange) -> None:
+        """A range that is not there yet."""
+        key = one.told.key
+        self.ranges[key] = one
+        self._count(one.told.topic_id, one.left_count)
+        if one.is_open:
+            self.open.setdefault(one.author, {})[key] = None
+        else:
+            self.ready.append(key)
+
+    def remove(self, key: RangeKey) -> None:
+        """It waits no more, if it did."""
+        one = self.ranges.pop(key, None)
+        if one is not None:
+            self._count(one.told.topic_id, -one.left_count)
+            if one.is_open and (mine := self.open.get(one.author)) is not None:
+                mine.pop(key, None)
+                if not mine:
+                    del self.open[one.author]
+
+    def settle(self, key: RangeKey) -> None:
+        """Its transaction is committed: it waits from now on."""
+        one = self.ranges.get(key)
+        if one is not None:
+            one.is_open, one.transactional_id = False, None
+            self.ready.append(key)
+
+    def release(self, key: RangeKey, released_count: int) -> None:
+        """So many of its rows are in the log; with the last one it is gone."""
+        one = self.ranges.get(key)
+        if one is None:
+            return
+        self._count(one.told.topic_id, one.released_count - released_count)
+        one.released_count = released_count
+        if not one.left_count:
+            del self.ranges[key]
+
+    def begin_step(self) -> None:
+        self.ready.clear()
+        self.published = 0
+
+    def _count(self, topic_id: int, more: int) -> None:
+        left = self.pending.get(topic_id, 0) + more
+        if left:
+            self.pending[topic_id] = left
+        else:
+            self.pending.pop(topic_id, None)
+
+
+RECORDS = (Delayed, DelaysReleased, DelaysSettled, DelaysDropped)

@@ -1,0 +1,271 @@
+"""Delayed messages as a user meets them: given, waiting, released, fetched; and what is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_topic, served, until, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidRecord, InvalidTimestamp, LakeMQError
+from lakemq.tables.specs.delayed import DELAYED
+
+YEAR_9999_MS = 253_402_300_799_999
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("delays")) as connection:
+        yield connection
+
+
+def quick(mq: Connection, **config: Any) -> str:
+    """A topic of short slots."""
+    name = new_topic(mq)
+    mq.topics.alter(name, {"delay.slot.ms": 50, **config})
+    return name
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def seen_at(mq: Connection, topic: str, count: int) -> int:
+    """When so many messages are there."""
+    until(lambda: len(values(mq, topic)) >= count)
+    return now_ms()
+
+
+@pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
+def test_a_message_comes_when_it_is_due_and_not_before(mq: Connection, how: str) -> None:
+    topic, due_ms = quick(mq), now_ms() + 700
+    if how == "send":
+        with mq.producer() as producer:
+            place = producer.send(topic, "late", deliver_at=due_ms).result()
+            assert producer.send(topic, "now").result().offset == 0
+        assert place.offset == -1
+        assert due_ms <= (place.deliver_at_ms or 0) < due_ms + 50
+    else:
+        size = {"few": 1, "riding": 300, "stored": 3000}[how]
+        late = pa.table({"value": ["late"], "deliver_at": [due_ms]})
+        rest = pa.table({"value": ["now"] * size, "deliver_at": pa.nulls(size, pa.int64())})
+        assert mq.publish(topic, pa.concat_tables([late, rest])).units[0].record_count == size
+    count = len(values(mq, topic))
+    assert "late" not in values(mq, topic)
+    assert due_ms <= seen_at(mq, topic, count + 1) < due_ms + 3_000
+    assert values(mq, topic)[-1] == "late"
+
+
+def test_what_is_released_looks_like_any_other_message(mq: Connection) -> None:
+    topic = quick(mq)
+    with mq.producer() as producer:
+        producer.send(topic, "v", "k", {"h": b"x"}, timestamp_ms=5_000_000, deliver_at=now_ms())
+    seen_at(mq, topic, 1)
+    (message,) = mq.fetch(topic)
+    assert (message.key, message.value, message.headers) == (b"k", b"v", (("h", b"x"),))
+    assert message.timestamp == datetime.fromtimestamp(5_000, timezone.utc)
+
+
+def test_a_delay_counts_from_the_timestamp_or_from_the_call_where_the_topic_stamps(mq: Connection) -> None:
+    by_timestamp, by_call = quick(mq), quick(mq, **{"message.timestamp.type": "LogAppendTime"})
+    with mq.producer() as producer:
+        before_ms = now_ms()
+        first = producer.send(by_timestamp, "v", timestamp_ms=1_000, delay_ms=60).result()
+        second = producer.send(by_call, "v", timestamp_ms=1_000, delay_ms=600).result()
+    assert first.deliver_at_ms == 1_100
+    assert before_ms + 600 <= (second.deliver_at_ms or 0) <= now_ms() + 650
+    due_ms = second.deliver_at_ms or 0
+    seen_at(mq, by_call, 1)
+    (message,) = mq.fetch(by_call)
+    assert message.timestamp >= datetime.fromtimestamp(due_ms / 1000, timezone.utc)
+
+
+@pytest.mark.parametrize("how", ["few", "stored"])
+def test_they_come_in_the_order_in_which_they_are_due(mq: Connection, how: str) -> None:
+    topic, base_ms = quick(mq), now_ms() + 300
+    padding = "x" * (0 if how == "few" else 100)
+    late = [(7 * i) % 60 for i in range(60)]
+    table = pa.table({"value": [f"{i:02}{padding}" for i in late], "deliver_at": [base_ms + 10 * i for i in late]})
+    mq.publish(topic, table)
+    seen_at(mq, topic, 60)
+    slots = [-(-(base_ms + 10 * int(value[:2])) // 50) for value in values(mq, topic)]
+    assert slots == sorted(slots)
+    assert {value[:2] for value in values(mq, topic)} == {f"{i:02}" for i in late}
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "level_s"), [(0.001, 5), (5, 5), (5.001, 10), (17, 30), (2701, 3600), (7200, 7200)]
+)
+def test_with_levels_a_delay_is_rounded_up(mq: Connection, asked_s: float, level_s: int) -> None:
+    topic = quick(mq, **{"delay.mode": "levels"})
+    with mq.producer() as producer:
+        sent = producer.send(topic, "v", timestamp_ms=now_ms() // 50 * 50, delay_ms=int(asked_s * 1000)).result()
+    assert (sent.deliver_at_ms or 0) - sent.timestamp_ms == level_s * 1000
+
+
+def test_above_the_last_level_it_is_refused_or_becomes_the_last(mq: Connection) -> None:
+    topic = quick(mq, **{"delay.mode": "levels"})
+    with mq.producer(on_error="fail") as producer:
+        assert isinstance(producer.send(topic, "v", delay_ms=7_200_001).exception(), DelayTooLong)
+        with pytest.raises(DelayTooLong):
+            producer.flush()
+        mq.topics.alter(topic, {"delay.levels.overflow": "clamp"})
+        sent = producer.send(topic, "v", timestamp_ms=50, delay_ms=7_200_001).result()
+        assert sent.deliver_at_ms == 7_200_050
+
+
+def test_400_days(mq: Connection) -> None:
+    topic, delay_ms = quick(mq), 400 * 86_400_000
+    with mq.producer() as producer:
+        sent = producer.send(topic, "v", delay_ms=delay_ms).result()
+        last = producer.send(topic, "v", deliver_at=YEAR_9999_MS // 50 * 50).result()
+    assert delay_ms <= (sent.deliver_at_ms or 0) - sent.timestamp_ms < delay_ms + 50
+    assert last.deliver_at_ms == YEAR_9999_MS // 50 * 50
+
+
+@pytest.mark.parametrize(
+    ("delay", "error"),
+    [
+        ({"delay_ms": -1}, InvalidTimestamp),
+        ({"delay_ms": 1.5}, InvalidTimestamp),
+        ({"delay_ms": float("nan")}, InvalidTimestamp),
+        ({"delay_ms": True}, InvalidTimestamp),
+        ({"delay_ms": timedelta(seconds=1)}, InvalidTimestamp),
+        ({"deliver_at": -1}, InvalidTimestamp),
+        ({"deliver_at": YEAR_9999_MS + 1}, InvalidTimestamp),
+        ({"deliver_at": "tomorrow"}, InvalidTimestamp),
+        ({"deliver_at": datetime(1969, 12, 31, tzinfo=timezone.utc)}, InvalidTimestamp),
+        ({"deliver_at": 1, "delay_ms": 1}, InvalidRecord),
+    ],
+)
+def test_a_delay_that_is_none_is_refused_in_the_call(mq: Connection, delay: Any, error: type[LakeMQError]) -> None:
+    topic = new_topic(mq)
+    with mq.producer() as producer:
+        with pytest.raises(error):
+            producer.send(topic, "v", **delay)
+        if not isinstance(delay.get("deliver_at"), str):
+            with pytest.raises(error):
+                mq.publish(topic, pa.table({"value": ["v"]}), **delay)
+    assert values(mq, topic) == []
+
+
+def test_rows_with_a_delay_that_is_none_become_dead_letters(mq: Connection) -> None:
+    topic = new_topic(mq)
+    told = mq.publish(topic, pa.table({"value": ["a", "b", "c"], "delay_ms": [-1, 2**62, 10**9]}))
+    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    with pytest.raises(InvalidTimestamp, match="negative"):
+        mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
+    with pytest.raises(InvalidRecord, match="both"):
+        mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [1], "deliver_at": [1]}))
+
+
+def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> None:
+    topic, table = new_topic(mq), pa.table({"value": ["a", "b"], "delay_ms": [0, 0], "at": [10**12] * 2})
+    far = datetime.fromtimestamp(now_ms() / 1000, timezone.utc) + timedelta(days=1)
+    for how in ({"deliver_at": far}, {"delay_ms": 86_400_000}, {"deliver_at": far.replace(tzinfo=None)}):
+        assert sum(unit.record_count for unit in mq.publish(topic, table, **how).waiting) == 2
+    assert values(mq, topic) == []
+    mq.publish(topic, table, deliver_at="at")
+    assert seen_at(mq, topic, 2)
+
+
+def test_a_full_queue_is_refused_and_may_be_asked_again(mq: Connection) -> None:
+    topic = quick(mq, **{"delay.max.pending": 1})
+    mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=400)
+    with pytest.raises(DelayQueueFull) as refused:
+        mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=400)
+    assert refused.value.retriable
+    seen_at(mq, topic, 1)
+    mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=0)
+    seen_at(mq, topic, 2)
+
+
+def test_fan_out_waits_in_each_topic(mq: Connection) -> None:
+    topics = [new_topic(mq), new_topic(mq)]
+    mq.topics.alter(topics[0], {"delay.slot.ms": 50}, subscriptions=["late/>"])
+    mq.topics.alter(topics[1], {"delay.slot.ms": 70}, subscriptions=["late/>"])
+    mq.publish("late/x", pa.table({"value": ["a", "b"], "delay_ms": [100, 200]}))
+    for topic in topics:
+        seen_at(mq, topic, 2)
+        assert values(mq, topic) == ["a", "b"]
+
+
+def test_in_a_transaction_it_waits_from_the_commit_on(mq: Connection) -> None:
+    topic = quick(mq)
+    producer = mq.producer(f"{topic}-etl")
+    producer.begin_transaction()
+    producer.send(topic, "now")
+    late = producer.send(topic, "late", delay_ms=0)
+    producer.commit_transaction()
+    assert late.result().offset == -1
+    seen_at(mq, topic, 2)
+    producer.begin_transaction()
+    producer.send(topic, "never", delay_ms=0)
+    producer.abort_transaction()
+    with mq.transaction(f"{topic}-tables") as transaction:
+        transaction.publish(topic, pa.table({"value": ["later"]}), delay_ms=100)
+    seen_at(mq, topic, 3)
+    assert values(mq, topic) == ["now", "late", "later"]
+    producer.close()
+
+
+def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        topic = quick(mq)
+        padding = "x" * 100
+        due_ms = [now_ms() + 100 * i for i in range(40)]
+        mq.publish(topic, pa.table({"value": [f"{i:02}{padding}" for i in range(40)], "deliver_at": due_ms}))
+        mq.publish(topic, pa.table({"value": ["few"]}), deliver_at=due_ms[-1])
+        seen_at(mq, topic, 5)
+    with served(tmp_path) as mq:
+        assert len(values(mq, topic)) < 41
+        seen_at(mq, topic, 41)
+        assert [value[:2] for value in values(mq, topic)] == [f"{i:02}" for i in range(40)] + ["fe"]
+
+
+def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        topic = quick(mq)
+        padding = "x" * 1000
+        due_ms = [now_ms() + 1000 + i for i in range(0, 300, 100)]
+        before = set((tmp_path / "mq" / "messages").glob("*.parquet"))
+        table = pa.table({"value": [padding] * 3, "deliver_at": due_ms})
+        mq.publish(topic, table)
+        mq.publish(topic, pa.table({"value": ["few"]}), delay_ms=1_500)
+        (lost,) = set((tmp_path / "mq" / "messages").glob("*.parquet")) - before
+    lost.rename(tmp_path / "lost")
+    with served(tmp_path) as mq:
+        seen_at(mq, topic, 1)
+        assert values(mq, topic) == ["few"]
+    (tmp_path / "lost").rename(lost)
+    with served(tmp_path) as mq:
+        seen_at(mq, topic, 4)
+        assert len(values(mq, topic)) == 4
+
+
+def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        topic = quick(mq)
+        mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=0)
+        mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=10**9)
+        seen_at(mq, topic, 1)
+    with served(tmp_path) as mq:
+        rows = mq.namespace.store.open(DELAYED).read().sort_by("step").to_pylist()
+        newest = {(row["file_id"], row["first_row"]): row for row in rows}
+        found = sorted((row["state"], row["released_count"], row["removed"]) for row in newest.values())
+        assert found == [("released", 1, True), ("waiting", 0, False)]
+
+
+def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
+    mq.publish(new_topic(mq), pa.table({"value": ["a"]}), delay_ms=10**9)
+    time.sleep(0.5)
+    began, step = time.process_time(), mq.state().step
+    time.sleep(1)
+    assert time.process_time() - began < 0.5
+    assert mq.state().step <= step + 2
