@@ -44,6 +44,8 @@ from lakemq.tables.storage.store import Store
 pytestmark = pytest.mark.slow
 
 LEASE_MS = 500
+STUCK_S = 2.1
+"""Twice as long as a step may take, and a look more: then it counts as stuck."""
 CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
 
 
@@ -242,11 +244,13 @@ def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
     stuck.set()
 
 
-def test_a_long_rest_is_no_step(path: str) -> None:
-    config = {**CONFIG, "engine.idle.ms": 3000}
+def test_a_long_rest_is_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "_SHORTEST_REST_MS", 3_000)  # as long at once as it is after a while
+    config = {**CONFIG, "engine.idle.ms": 3_000, "lease.ms": 60_000}
     with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
         first = watched.sequencer
-        time.sleep(1.5)  # a step may take 1 s
+        until(lambda: first.leads)
+        time.sleep(STUCK_S + 0.3)
         assert watched.sequencer is first
 
 
@@ -323,8 +327,8 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
 
 def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
-    # longer than a step may take, as it is after some attempts
-    monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 1_500)
+    # longer than STUCK_S, as it is after some attempts
+    monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 2_500)
     began, failed, away = threading.Event(), threading.Event(), threading.Event()
 
     def full(point: str) -> None:
