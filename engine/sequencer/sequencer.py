@@ -78,8 +78,8 @@ _WHAT = "The sequencer cannot read or write what it must."
 class StepReport:
     """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
     leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it; working: what a
-    group is to have is being computed; due_in_ms: until members are to be looked at, a delay of a group is over, or a
-    message is due.
+    group is to have is being computed, or messages that are due are yet to be released; due_in_ms: until members are to
+    be looked at, a delay of a group is over, or a message is due.
     """
 
     step: int
@@ -301,7 +301,7 @@ class Sequencer:
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        working = term.targets.is_working
+        working = term.targets.is_working or term.slots.is_working(term.time.store_ms())
         due_in_ms = self._due_in_ms(term)
         return StepReport(
             term.state.step, len(letters.taken), len(entries), letters.backlog, patience, working, due_in_ms

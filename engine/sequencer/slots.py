@@ -129,6 +129,10 @@ class Slots:
         """Whether there is something to be released."""
         return bool(self._next) and self._next[0].due_ms <= min(now_ms, self._known_until_ms)
 
+    def is_working(self, now_ms: int) -> bool:
+        """Whether there is, or will be once it is read."""
+        return self.is_due(now_ms) or (self._known_until_ms < now_ms)
+
     def due_in_ms(self, now_ms: int) -> float | None:
         """Until something is to be released, or read; None: nothing is known to wait."""
         times = [self._next[0].due_ms - now_ms] if self._next and not self._is_held_up else []

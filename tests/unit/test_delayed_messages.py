@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_topic, served, until, values
+from unit.served import CONFIG, new_topic, served, until, values
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidRecord, InvalidTimestamp, LakeMQError
 from lakemq.tables.specs.delayed import DELAYED
@@ -247,6 +248,20 @@ def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         seen_at(mq, topic, 4)
         assert len(values(mq, topic)) == 4
+
+
+def test_a_run_of_a_schedule_releases_all_that_is_due(tmp_path: Path) -> None:
+    config = {**CONFIG, "release.max.ranges": 3}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
+        with mq.serving():
+            mq.topics.create("t", config={"delay.slot.ms": 50})
+            due_ms = [now_ms() + 400 + 50 * i for i in range(20)]
+            mq.publish("t", pa.table({"value": [f"{i:02}" + "x" * 200 for i in range(20)], "deliver_at": due_ms}))
+        time.sleep(1.5)
+        before = len(values(mq, "t"))
+        mq.step_until_idle(wait_ms=5_000)
+        assert [value[:2] for value in values(mq, "t")] == [f"{i:02}" for i in range(20)]
+        assert before < 20
 
 
 def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""Delayed messages, whatever happens meanwhile: the core and the leader's slots, with clocks that jump, and restarts.
+
+What must hold is said of what was published: each message is in its log once, not before it is due, and after all of
+its partition that were due before (docs/semantics.md I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from protocol_harness import HOUR_MS, Harness, plain
+from protocol_tables import Tables, add_pass, mark_of, restored
+from stateful.runs import runs
+
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.delays import DelayedRange, DelaysReleased
+from lakemq.engine.protocol.values.journal import JournalEntry
+from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.producers import TransactionRef
+from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.topics import DeleteTopic
+from lakemq.engine.protocol.values.transactions import EndTransaction
+from lakemq.engine.sequencer.due_times import Run, Runs
+from lakemq.engine.sequencer.slots import RETRY_MS, Slots
+
+Row = tuple[int, int, int]
+"""Topic id, file id, row."""
+TOPICS = ["t", "u"]
+AHEAD_MS = 20_000
+
+dues = st.lists(st.integers(-5, 40), min_size=1, max_size=4).map(sorted)
+
+
+@dataclass
+class Message:
+    """order: of its publishing. state: open, waiting, released, gone."""
+
+    partition: int
+    due_ms: int
+    order: tuple[int, int]
+    transaction: TransactionRef | None
+    state: str
+
+
+class Later(Executor):
+    """Does what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def work(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future, act in waiting:
+            future.set_result(act())
+
+
+class Steady(SystemClock):
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def steady_ms(self) -> int:
+        return self.ms
+
+
+class Delays(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mq, self.clock, self.reader = Harness(), Steady(), Later()
+        self.mq.now_ms = 9 * HOUR_MS + HOUR_MS - 20_000  # so that what comes is due in two of them
+        for name in TOPICS:
+            self.mq.create(name, 2)
+        self.messages: dict[Row, Message] = {}
+        self.files: dict[int, list[int]] = {}
+        self.unreadable, self.late = set[int](), set[int]()
+        self.sent: list[Produce] = []
+        self.tables: Tables = {}
+        self.projected = self.publishes = self.seen_steps = self.looked_step = 0
+        self.producer = self.mq.producer()
+        self.next_sequence: dict[tuple[int, int], int] = {}
+        self.slots = self._slots()
+
+    def _slots(self) -> Slots:
+        return Slots(self.mq.state.delays, self._read, self.reader, self.clock, AHEAD_MS, 3)
+
+    def _read(self, ranges: Sequence[DelayedRange]) -> list[Runs]:
+        return [OSError("gone") if one.file_id in self.unreadable else self._runs(one) for one in ranges]
+
+    def _runs(self, one: DelayedRange) -> list[Run]:
+        times = self.files[one.file_id][one.first_row : one.first_row + one.record_count]
+        ends = [i + 1 for i, ms in enumerate(times) if times[i + 1 : i + 2] != [ms]]
+        return [Run(times[end - 1], end) for end in ends]
+
+    def look(self) -> None:
+        """Once in each step."""
+        if self.mq.state.step != self.looked_step:
+            self.slots.look(self.mq.state.delays)
+            self.looked_step = self.mq.state.step
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(TOPICS), partition=st.integers(0, 1), dues=dues, how=st.sampled_from("pptti"))
+    def publish(self, name: str, partition: int, dues: list[int], how: str) -> None:
+        """p: plain; t: in a transaction; i: by an idempotent producer."""
+        if name not in self.mq.state.topic_ids:
+            self.mq.create(name, 2)
+        now_ms, file_id = self.mq.now_ms, len(self.files)
+        first_ms = now_ms + dues[0] * 1000
+        times = [min(max(0, now_ms + s * 1000), first_ms // HOUR_MS * HOUR_MS + HOUR_MS - 1) for s in dues]
+        ref = self._transaction() if how == "t" else None
+        topic_id = self.mq.state.topic_ids[name]
+        sequence = self.next_sequence.get((topic_id, partition), 0)
+        identity = (self.producer, 0) if how == "i" else None
+        asked = self.mq.produce(
+            {partition: len(times)}, name, identity, sequence, None, 0, file_id, ref, {partition: (times[0], times[-1])}
+        )
+        self.files[file_id] = times
+        assert not isinstance(self.mq.one(asked), Refusal)
+        self.sent.append(asked)
+        if how == "i":
+            self.next_sequence[topic_id, partition] = sequence + len(times)
+        self.publishes += 1
+        for row, due_ms in enumerate(times):
+            state = "waiting" if ref is None else "open"
+            message = Message(partition, due_ms, (self.publishes, row), ref, state)
+            self.messages[topic_id, file_id, row] = message
+
+    def _transaction(self) -> TransactionRef:
+        return self.mq.current("etl") if "etl" in self.mq.state.transactions else self.mq.begin("etl", 900_000)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """What an idempotent producer sent last is never scheduled twice."""
+        mine = [one for one in self.sent if one.producer is not None]
+        if mine:
+            self.mq.one(mine[-1])
+
+    @precondition(lambda self: self.mq.state.ongoing)
+    @rule(commit=st.sampled_from([True, True, True, False]))
+    def end(self, commit: bool) -> None:
+        ref = self.mq.current("etl")
+        parts = self.mq.state.transactions["etl"].part_count
+        assert not isinstance(self.mq.one(EndTransaction(ref, commit, parts)), Refusal)
+        for one in self.messages.values():
+            if one.state == "open":
+                one.state = "waiting" if commit else "gone"
+
+    @rule(name=st.sampled_from(TOPICS), chance=st.integers(0, 9))
+    def delete_topic(self, name: str, chance: int) -> None:
+        topic_id = self.mq.state.topic_ids.get(name)
+        if topic_id is not None and chance == 7:
+            self.mq.one(DeleteTopic(name))
+            for row, one in self.messages.items():
+                if row[0] == topic_id and one.state != "released":
+                    one.state = "gone"
+
+    @rule(seconds=st.sampled_from([0, 1, 1, 5, 5, 30, 4_000]), reads=st.booleans())
+    def time_passes(self, seconds: int, reads: bool) -> None:
+        self.mq.now_ms += seconds * 1000
+        self.clock.ms += seconds * 1000
+        for _ in range(2):
+            self.step()
+            self.reader.work() if reads else None
+
+    @rule(partition=st.integers(0, 1), dues=dues, also=dues)
+    def publish_twice(self, partition: int, dues: list[int], also: list[int]) -> None:
+        self.publish("t", partition, dues, "p")
+        self.look()
+        self.publish("t", partition, also[:1], "p")
+
+    @rule(seconds=st.sampled_from([1, 30]))
+    def the_store_s_clock_is_set_back(self, seconds: int) -> None:
+        self.mq.now_ms = max(0, self.mq.now_ms - seconds * 1000)
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data())
+    def a_file_cannot_be_read_or_can_again(self, data: st.DataObject) -> None:
+        file_id = data.draw(st.integers(0, len(self.files) - 1))
+        self.unreadable ^= {file_id}
+
+    @rule()
+    def reads_end(self) -> None:
+        self.reader.work()
+
+    @rule()
+    def step(self) -> None:
+        """Of the leader, in which only time passes."""
+        machine.begin_step(self.mq.state, self.mq.now_ms)
+        self.slots.read_ahead(self.mq.state.delays, self.mq.now_ms)
+        entries = self._decided()
+        self.mq.land(entries or machine.fold(self.mq.state, [leader.decide_renew(self.mq.state)]))
+        self.what_was_released_was_due_and_is_there_once_and_in_order()
+
+    def _decided(self) -> list[JournalEntry]:
+        state = self.mq.state
+        self.look()
+        due = self.slots.due(state.delays, min(state.now_ms, self.mq.now_ms))
+        return [] if due is None else machine.release(state, due)
+
+    @rule()
+    def project(self) -> None:
+        add_pass(self.tables, self.mq.state, self.mq.steps[self.projected :])
+        self.mark, self.projected = mark_of(self.mq.state), len(self.mq.steps)
+
+    @rule(projects=st.booleans(), dies_in_a_step=st.booleans())
+    def another_leads(self, projects: bool, dies_in_a_step: bool) -> None:
+        """What the last one had decided, and did not land, has never been."""
+        if projects or not self.projected:
+            self.project()
+        expected = plain(self.mq.state)
+        if dies_in_a_step:
+            machine.begin_step(self.mq.state, self.mq.now_ms)
+            self._decided()
+        self.mq.state = machine.replay(restored(self.mark, self.tables), self.mq.steps[self.projected :])
+        assert plain(self.mq.state) == expected
+        self.slots, self.reader.waiting, self.looked_step = self._slots(), [], self.mq.state.step
+
+    # -- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def what_was_released_was_due_and_is_there_once_and_in_order(self) -> None:
+        self.look()
+        # what could not be read, or not in time, comes late, and holds up nobody
+        self.late |= {key.file_id for key in self.slots._stuck}
+        for step in self.mq.steps[self.seen_steps :]:
+            for one in step.entries:
+                if isinstance(one.record, DelaysReleased):
+                    for segment in table_of([one.segments]).to_pylist():
+                        self._released(segment, step.decided_at_ms)
+        self.seen_steps = len(self.mq.steps)
+        waiting = sum(one.state in ("open", "waiting") for one in self.messages.values())
+        assert sum(self.mq.state.delays.pending.values()) == waiting
+
+    def _released(self, segment: dict[str, Any], at_ms: int) -> None:
+        for row in range(segment["first_row"], segment["first_row"] + segment["record_count"]):
+            key = (segment["topic_id"], segment["file_id"], row)
+            message = self.messages[key]
+            assert message.state == "waiting"
+            assert message.partition == segment["partition"]
+            assert message.due_ms <= min(at_ms, self.mq.now_ms)
+            message.state = "released"
+            before = [
+                other
+                for (topic_id, file_id, _), other in self.messages.items()
+                if topic_id == key[0] and other.partition == message.partition and other.state == "waiting"
+                if (other.due_ms, other.order) < (message.due_ms, message.order)
+                if file_id not in self.late
+            ]
+            assert not before
+
+    def teardown(self) -> None:
+        """In the end all that can come has come."""
+        self.unreadable.clear()
+        for _ in range(len(self.messages) + 9):
+            self.time_passes(4_000, reads=True)
+            self.clock.ms += RETRY_MS
+            for _ in range(3):
+                self.step()
+                self.reader.work()
+            self.what_was_released_was_due_and_is_there_once_and_in_order()
+        assert not [one for one in self.messages.values() if one.state == "waiting"]
+
+
+TestDelays = Delays.TestCase
+TestDelays.settings = runs(60, 80)
