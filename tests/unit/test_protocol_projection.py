@@ -42,7 +42,7 @@ from lakemq.engine.protocol.values.transactions import (
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.storage.changelog import newest
 
-SEEDS = 8
+SEEDS = 12
 STEPS = 80
 
 
