@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from lakemq.jobs import interrupts
-from lakemq.jobs.commands import groups, messages, namespace, publish, query, topics, transactions
+from lakemq.jobs.commands import consume, groups, messages, namespace, publish, query, topics, transactions
 from lakemq.jobs.commands.context import PATH_VARIABLE, Session
 from lakemq.jobs.exits import all_codes, exit_of
 from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
@@ -164,6 +164,7 @@ namespace.add_to(app)
 topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)
+consume.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
 groups.add_to(app)

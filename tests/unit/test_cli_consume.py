@@ -1,0 +1,95 @@
+"""`lakemq consume`: each message of a group is printed by one command, once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_name, new_topic, until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.cli import app
+
+pytestmark = pytest.mark.slow
+
+Lakemq = Callable[..., Result]
+
+
+@pytest.fixture
+def lake(mq: Connection) -> Lakemq:
+    def run(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments])
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run
+
+
+def add(mq: Connection, topic: str, texts: list[str]) -> None:
+    with mq.producer() as producer:
+        for text in texts:
+            producer.send(topic, text)
+
+
+def printed(result: Result) -> list[Any]:
+    return [json.loads(line)["value"] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: str) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, ["a", "b", "c"])
+    how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json")
+    assert printed(lake(*how, "--limit", "2")) == ["a", "b"]
+    assert printed(lake(*how, "--timeout-ms", "300")) == ["c"]
+    assert printed(lake(*how, "--timeout-ms", "0")) == []
+    assert mq.groups.describe(group).lag == 0
+
+
+def test_a_group_that_is_there_is_joined_as_it_is(mq: Connection, lake: Lakemq) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.groups.create(group, {"group.protocol": "cooperative"})
+    add(mq, topic, ["a"])
+    lake("consume", topic, "--group", group, "--limit", "1")
+    assert mq.groups.describe(group).protocol == "cooperative"
+    said = lake("consume", topic, "--group", group, "--protocol", "queue", code=1).stderr
+    assert "INCONSISTENT_GROUP_PROTOCOL" in said
+
+
+def test_what_cannot_be_consumed_is_refused(mq: Connection, lake: Lakemq) -> None:
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in lake("consume", "nobody-knows-it", "--group", "g", code=1).stderr
+    topic = new_topic(mq)
+    for wrong in (["--from", "noon"], ["--protocol", "chaotic"]):
+        assert "INVALID" in lake("consume", topic, "--group", "g", *wrong, code=1).stderr
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> str:
+    """A namespace that nobody serves."""
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq, mq.serving():
+        mq.topics.create("t", 1)
+        add(mq, "t", ["a", "b"])
+    return path
+
+
+def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
+    """Where nobody serves, the command does so itself."""
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g", "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert [line.split()[-1] for line in lines] == ["value", "a", "b"]
+        with lakemq.connect(alone) as mq:
+            until(lambda: mq.groups.describe("g").lag == 0)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            until(lambda: mq.groups.members("g") == [])
