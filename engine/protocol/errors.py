@@ -165,6 +165,10 @@ class InvalidSessionTimeout(LakeMQError, name="INVALID_SESSION_TIMEOUT", code=26
     """The session timeout is out of range."""
 
 
+class InvalidRegularExpression(LakeMQError, name="INVALID_REGULAR_EXPRESSION", code=128):
+    """The pattern is not a regular expression that can be matched in bounded time."""
+
+
 class InconsistentGroupProtocol(LakeMQError, name="INCONSISTENT_GROUP_PROTOCOL", code=23):
     """The group has members of another protocol."""
 

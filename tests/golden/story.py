@@ -273,13 +273,16 @@ class Story(QueueWords):
         max_poll_ms: int = 300_000,
         config: Mapping[str, Any] | None = None,
         knows: bool = False,
+        pattern: str | None = None,
+        is_member: bool = False,
     ) -> AnyRequest:
         """knows: it is the process that was lost, and tells what it had."""
         bound = self.bound(member, group) if knows else []
+        settings = dict(config or {})
         if group not in self.mq.state.groups:
-            config = {"group.protocol": "cooperative", **(config or {})}
+            settings = {"group.protocol": "cooperative", **settings}
         return JoinGroup(
-            group, member, list(topics), None, instance, session_ms, max_poll_ms, reset, dict(config or {}), bound
+            group, member, list(topics), pattern, instance, session_ms, max_poll_ms, reset, settings, bound, is_member
         )
 
     def ask_leave(self, _: Any, member: str | None, group: str = "g", instance: str | None = None) -> AnyRequest:

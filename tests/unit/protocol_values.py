@@ -239,6 +239,7 @@ REQUESTS: Kinds = {
         st.sampled_from(["earliest", "latest", "none", ""]),
         group_configs,
         st.lists(st.builds(Assigned, small, small, counts), max_size=2),
+        st.booleans(),
     ),
     LeaveGroup: st.builds(LeaveGroup, names, st.lists(members, max_size=2), st.lists(members, max_size=2)),
     ReleasePartitions: st.builds(

@@ -241,6 +241,7 @@ def calls(mq: Connection) -> list[Call]:
                 isolation="read_committed",
                 listener=None,
                 max_poll_interval_ms=5000,
+                pattern=None,
                 session_timeout_ms=6000,
             ),
             member,

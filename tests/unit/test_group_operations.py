@@ -195,7 +195,7 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
         mq.topics.create("t")
         for group, retention_ms in (("soon", 1_000), ("kept", -1)):
             mq.groups.create(group, {"offsets.retention.ms": retention_ms})
-            with mq.consumer(group, topics=["t"]) as consumer:
+            with mq.consumer(group, assign=["t"]) as consumer:
                 consumer.commit({("t", 0): 0})
         expires_at_ms = mq.groups.describe("soon").expires_at_ms
         assert expires_at_ms is not None

@@ -70,8 +70,8 @@ class Consumers:
             protocol = self._fetching.of_groups(lambda state: _protocol_of(state, group))
         config = {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}
         known_options(options, MEMBER_OPTIONS)
-        if not topics:
-            raise InvalidRequest("A consumer without topics.", expected="topics, or assign")
+        if bool(topics) == (options.get("pattern") is not None):
+            raise InvalidRequest("A consumer asks for topics.", expected="either topics, or assign, or pattern")
         listener = options.get("listener")
         if not isinstance(listener, RebalanceListener | None):
             raise refused("listener", listener, "a RebalanceListener")

@@ -9,6 +9,7 @@ from typing import Any
 from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout
 from ..arguments import one_of, text, whole_number
 from .membership import MemberOptions
+from .subscription import Pattern
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -23,6 +24,7 @@ MEMBER_OPTIONS = (
     "isolation",
     "listener",
     "max_poll_interval_ms",
+    "pattern",
     "session_timeout_ms",
 )
 
@@ -30,7 +32,7 @@ _HOUR_MS = 3_600_000
 
 
 def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Mapping[str, Any]) -> MemberOptions:
-    """Raises InvalidRequest, InvalidSessionTimeout, IllegalState."""
+    """Raises InvalidRequest, InvalidSessionTimeout, InvalidRegularExpression, IllegalState."""
     settings = dict(config)
     if (assignor := options.get("assignor")) is not None:
         settings["group.assignor"] = text("assignor", assignor)
@@ -56,9 +58,10 @@ def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Ma
             "Polls are told with beats.", found=f"max_poll_interval_ms {poll_ms}", expected=f"at least {beat_ms}"
         )
     reset = one_of("auto_offset_reset", options.get("auto_offset_reset", "latest"), ("earliest", "latest", "none"))
+    pattern = options.get("pattern")
     return MemberOptions(
         topics,
-        None,
+        None if pattern is None else Pattern(pattern),
         None if instance_id is None else text("instance_id", instance_id),
         session_ms,
         beat_ms,

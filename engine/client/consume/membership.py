@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ...protocol.errors import FencedInstanceId, LakeMQError
 from ...protocol.values.assignments import Group, PartitionStatus, Place
@@ -27,6 +26,15 @@ from ..fetch.plan import Bounds, Isolation, bounds_of
 from ..offsets import TopicPartition
 from ..requester import Requester
 from .heart import Heart, Pulse
+from .subscription import Pattern, Subscription
+
+T = TypeVar("T")
+
+
+class OfGroups(Protocol):
+    """What a function takes from the state as of the newest step."""
+
+    def __call__(self, look: Callable[[State], T], /) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -78,12 +86,13 @@ class QueueTerms:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the journal says of a member. replaced: another process has its instance id; now_ms: the time of that step;
-    terms: of a queue group.
+    """What the journal says of a member. replaced: another process has its instance id; topics: that it asks for;
+    now_ms: the time of that step; terms: of a queue group.
     """
 
     is_member: bool = False
     replaced: bool = False
+    topics: Sequence[str] = ()
     held: Mapping[TopicPartition, Held] = field(default_factory=dict)
     step: int = 0
     now_ms: int = 0
@@ -95,7 +104,7 @@ class MemberOptions:
     """As a member joins with them; of the group: settings that it must have, or gets where it is new."""
 
     topics: Sequence[str]
-    pattern: str | None = None
+    pattern: Pattern | None = None
     instance_id: str | None = None
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
@@ -111,18 +120,20 @@ class Membership:
         self,
         requester: Requester,
         heart: Heart,
-        of_groups: Callable[[Callable[[State], Standing]], Standing],
+        of_groups: OfGroups,
         new_id: Callable[[], str],
         group: str,
         isolation: Isolation,
         options: MemberOptions,
     ) -> None:
-        """of_groups: what a function takes from the state as of the newest step."""
         self._requester, self._heart, self._of_groups, self._new_id = requester, heart, of_groups, new_id
         self.group, self._isolation, self.options = group, isolation, options
         self.member_id = ""
         self._pulse: Pulse | None = None
         self._releasing: Future[Any] | None = None
+        self._subscription = Subscription(options.topics, options.pattern)
+        self._asking: Future[Any] | None = None
+        self._asked: list[str] = []
 
     def join(self, bound: Sequence[Assigned] = ()) -> None:
         """Be a new member, which beats; with what it had in a queue group, the same one.
@@ -130,37 +141,59 @@ class Membership:
         Raises what the request raises; nothing beats then.
         """
         options, member_id = self.options, self.member_id if bound else self._new_id()
+        if options.pattern is not None:
+            self._of_groups(self._subscription.follow)
         pulse = self._heart.add(self.group, member_id, options.heartbeat_interval_ms)
         try:
-            self._requester.ask(
-                JoinGroup(
-                    self.group,
-                    member_id,
-                    list(options.topics),
-                    options.pattern,
-                    options.instance_id,
-                    options.session_timeout_ms,
-                    options.max_poll_interval_ms,
-                    options.auto_offset_reset,
-                    dict(options.config),
-                    list(bound),
-                )
-            )
+            self._requester.ask(self._join_request(member_id, bound))
         except BaseException:
             pulse.stop()
             raise
         self._stop_beating()
         self.member_id, self._pulse = member_id, pulse
 
+    def _join_request(self, member_id: str, bound: Sequence[Assigned] = (), is_member: bool = False) -> JoinGroup:
+        options = self.options
+        return JoinGroup(
+            self.group,
+            member_id,
+            self._subscription.topics,
+            self._subscription.pattern,
+            options.instance_id,
+            options.session_timeout_ms,
+            options.max_poll_interval_ms,
+            options.auto_offset_reset,
+            # it has met the group's settings, which may be others now
+            {} if is_member else dict(options.config),
+            list(bound),
+            is_member,
+        )
+
     def polled(self) -> None:
         if self._pulse is not None:
             self._pulse.polled()
 
     def look(self) -> Standing:
-        """As of the newest step."""
-        return self._of_groups(
-            partial(_standing, self.group, self.member_id, self.options.instance_id, self._isolation)
-        )
+        """As of the newest step. A member whose pattern matches other topics than it has asked for asks for those."""
+        standing = self._of_groups(self._taken)
+        if standing.is_member and list(standing.topics) != self._subscription.topics and self._may_ask():
+            self._asked = self._subscription.topics
+            self._asking = self._requester.submit(self._join_request(self.member_id, is_member=True))
+        return standing
+
+    def _may_ask(self) -> bool:
+        """Nobody waits for the answer: what is not heard is said again; what is refused would be, until it changes."""
+        if self._asking is None:
+            return True
+        if not self._asking.done():
+            return False
+        error = self._asking.exception()
+        is_refused = isinstance(error, LakeMQError) and not error.retriable
+        return not is_refused or self._asked != self._subscription.topics
+
+    def _taken(self, state: State) -> Standing:
+        self._subscription.follow(state)
+        return _standing(self.group, self.member_id, self.options.instance_id, self._isolation, state)
 
     def release(self, given_up: Iterable[Held], partitions: Iterable[TopicPartition]) -> None:
         """Say that one has done with these. Nobody waits for the answer: what is not heard is said again."""
@@ -219,7 +252,7 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
             committed.get((topic_id, partition)),
             _deliveries(state, group, (topic_id, partition)),
         )
-    return Standing(True, False, held, state.step, state.now_ms, QueueTerms.of(group))
+    return Standing(True, False, group.members[member_id].topics, held, state.step, state.now_ms, QueueTerms.of(group))
 
 
 def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:

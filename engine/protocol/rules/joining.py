@@ -9,6 +9,7 @@ from ..errors import (
     InvalidConfig,
     InvalidRequest,
     InvalidSessionTimeout,
+    UnknownMemberId,
 )
 from ..names import MAX_LENGTH, check_group, check_topic_name, shown
 from ..parameters import GROUP
@@ -38,13 +39,15 @@ def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
     """A member, new or as it wants to be from now on; the process that had its instance id before is fenced.
 
     Raises InvalidGroupId, InvalidSessionTimeout, InvalidRequest, InvalidTopic, InvalidConfig,
-    InconsistentGroupProtocol.
+    InconsistentGroupProtocol; UnknownMemberId: it is to be a member already.
     """
     _check_joining(request)
     group = state.groups.get(request.group)
     entries = _configured(group, request)
     known = group or Group(request.group)
     _check_is_itself(known, request)
+    if request.is_member and request.member_id not in known.members:
+        raise UnknownMemberId(found=shown(request.member_id))
     before = known.instances.get(request.instance_id or "")
     replaced = known.members[before] if before and before != request.member_id else None
     joined = MemberJoined(
@@ -138,12 +141,14 @@ def _is_told(group: Group, joined: MemberJoined) -> bool:
 def _first_topics(state: State, group: Group, joined: MemberJoined) -> list[PartitionsAdded]:
     """Topics that are there when the group hears of them first: it begins in them as this member says.
 
-    What comes later is read from its start, see `reconciling`.
+    What comes later is read from its start, see `reconciling`; so is what comes to a pattern that a member has already.
     """
+    known = joined.pattern is not None and any(one.pattern == joined.pattern for one in group.members.values())
+    reset = "earliest" if known else joined.auto_offset_reset
     counts = group.partition_counts
     found = (state.topics[state.topic_ids[name]] for name in joined.topics if name in state.topic_ids)
     return [
-        PartitionsAdded(group.group, one.topic_id, one.topic, starts_of(one, joined.auto_offset_reset))
+        PartitionsAdded(group.group, one.topic_id, one.topic, starts_of(one, reset))
         for one in found
         if one.topic_id not in counts
     ]

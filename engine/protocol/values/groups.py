@@ -26,7 +26,8 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
 
     member_id: made by the client, new for each consumer; instance_id: of a static member, whose place a new process
     takes over; topics: names; pattern: from which the client has them; config: settings of the group, which one that is
-    there must have already; bound: what it had when it was lost, which is its own again if nobody else has it yet.
+    there must have already; bound: what it had when it was lost, which is its own again if nobody else has it yet;
+    is_member: it must be one, and only wants something else.
     """
 
     group: str
@@ -39,6 +40,7 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     auto_offset_reset: str = "latest"
     config: dict[str, Any] = {}
     bound: list[Assigned] = []
+    is_member: bool = False
 
 
 class LeaveGroup(Request, frozen=True, tag="leave_group"):

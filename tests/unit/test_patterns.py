@@ -1,0 +1,181 @@
+"""Members that ask for topics by a pattern."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from unit.served import new_name, served, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.subscription import Pattern, Subscription
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.protocol.values.state import State
+from lakemq.errors import InvalidRegularExpression, InvalidRequest
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("patterns")) as connection:
+        yield connection
+
+
+def member(mq: Connection, group: str, pattern: Any, **options: Any) -> GroupConsumer:
+    made = mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
+    assert isinstance(made, GroupConsumer)
+    return made
+
+
+def publish(mq: Connection, topic: str, *values: str) -> None:
+    mq.publish(topic, pa.table({"value": list(values)}))
+
+
+def read(consumer: GroupConsumer, count: int) -> list[tuple[str, bytes]]:
+    found: list[tuple[str, bytes]] = []
+    deadline_s = time.monotonic() + 10
+    while len(found) < count:
+        assert time.monotonic() < deadline_s
+        found += [(one.topic, one.value or b"") for one in consumer.poll(timeout_ms=50)]
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching"),
+    [
+        ("orders", ["orders"]),
+        ("orders.*", ["orders", "orders-eu", "orders.us"]),
+        (r"orders\..*", ["orders.us"]),
+        ("(?i)ORDERS", ["orders"]),
+        ("orders|bills", ["bills", "orders"]),
+        ("x", []),
+        (".*", ["bills", "orders", "orders-eu", "orders.us"]),
+    ],
+)
+def test_whole_names_match(pattern: str, matching: list[str]) -> None:
+    assert Pattern(pattern).matching(["orders.us", "orders", "bills", "orders-eu"]) == matching
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "(", "a)|(b", "(?=x)", r"(a)\1", "x" * 1001, "\ud800", "((a{100}){100}){100}", 3, b"x", ["x"]],
+    ids=repr,
+)
+def test_what_is_none_is_refused_in_the_call(mq: Connection, pattern: Any) -> None:
+    with pytest.raises(InvalidRegularExpression):
+        member(mq, new_name("g"), pattern)
+
+
+def test_no_pattern_takes_long() -> None:
+    names = ["a" * 248 + "b"] * 10_000
+    began_s = time.process_time()
+    assert Pattern("(a|a|aa)+|(a+)+").matching(names) == []
+    assert time.process_time() - began_s < 1
+
+
+def test_names_are_looked_through_where_there_are_others() -> None:
+    state, subscription = State(next_topic_id=3, topic_ids={"a1": 1, "b": 2}), Subscription((), Pattern("a.*"))
+    subscription.follow(state)
+    assert subscription.topics == ["a1"]
+    before = subscription.topics
+    subscription.follow(state)
+    assert subscription.topics is before
+    state.topic_ids["a2"], state.next_topic_id = 3, 4
+    subscription.follow(state)
+    assert subscription.topics == ["a1", "a2"]
+    del state.topic_ids["a1"]
+    subscription.follow(state)
+    assert subscription.topics == ["a2"]
+
+
+def test_topics_that_come_later_are_read_from_their_start_and_others_go(mq: Connection) -> None:
+    prefix, group = new_name("p"), new_name("g")
+    mq.topics.create(f"{prefix}-one")
+    publish(mq, f"{prefix}-one", "before")
+    with member(mq, group, f"{prefix}-.*", auto_offset_reset="latest") as consumer:
+        until(lambda: bool(consumer.poll() is not None and consumer.assignment()))
+        mq.topics.create(f"{prefix}-two")
+        publish(mq, f"{prefix}-two", "its first")
+        mq.topics.create(f"not-{prefix}-three")
+        assert read(consumer, 1) == [(f"{prefix}-two", b"its first")]
+        mq.topics.delete(f"{prefix}-one")
+        until(lambda: consumer.poll() is not None and consumer.assignment() == [(f"{prefix}-two", 0)])
+        (told,) = mq.groups.members(group)
+        assert told.topics == [f"{prefix}-two"]
+
+
+def test_a_pattern_that_matches_nothing_yet(mq: Connection) -> None:
+    prefix = new_name("p")
+    with member(mq, new_name("g"), f"{prefix}.*") as consumer:
+        assert not consumer.poll()
+        mq.topics.create(prefix)
+        publish(mq, prefix, "a")
+        assert read(consumer, 1) == [(prefix, b"a")]
+
+
+def test_who_has_what_it_asks_for_asks_no_more(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; and the settings of the group, which may be others now, are not held against it."""
+    prefix, asked = new_name("p"), list[JoinGroup]()
+    mq.topics.create(prefix)
+    submit = mq.requester.submit
+
+    def noted(request: Any, *rest: Any) -> Any:
+        asked.append(request) if isinstance(request, JoinGroup) else None
+        return submit(request, *rest)
+
+    with member(mq, group := new_name("g"), f"{prefix}.*", assignor="range") as consumer:
+        until(lambda: consumer.poll() is not None and bool(consumer.assignment()))
+        monkeypatch.setattr(mq.requester, "submit", noted)
+        for _ in range(5):
+            consumer.poll()
+        assert asked == []
+        mq.groups.alter(group, {"group.assignor": "sticky"})
+        mq.topics.create(f"{prefix}-2")
+        until(lambda: consumer.poll() is not None and len(consumer.assignment()) == 2)
+        assert [(one.topics, one.config) for one in asked] == [([prefix, f"{prefix}-2"], {})]
+
+
+def test_what_is_refused_is_not_asked_again_until_it_is_another(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, asked = new_name("p"), list[list[str]]()
+    mq.topics.create(prefix)
+    submit = mq.requester.submit
+
+    def refusing(request: Any, *rest: Any) -> Any:
+        if not (isinstance(request, JoinGroup) and request.is_member):
+            return submit(request, *rest)
+        asked.append(request.topics)
+        return submit(msgspec.structs.replace(request, session_timeout_ms=1), *rest)
+
+    with member(mq, new_name("g"), f"{prefix}.*") as consumer:
+        monkeypatch.setattr(mq.requester, "submit", refusing)
+        for n in (2, 3):
+            mq.topics.create(f"{prefix}-{n}")
+            until(lambda n=n: consumer.poll() is not None and len(asked) == n - 1)  # type: ignore[misc]
+            for _ in range(5):
+                consumer.poll(timeout_ms=20)
+        assert asked == [[prefix, f"{prefix}-2"], [prefix, f"{prefix}-2", f"{prefix}-3"]]
+
+
+def test_topics_or_a_pattern(mq: Connection) -> None:
+    with pytest.raises(InvalidRequest):
+        mq.consumer(new_name("g"), topics=["t"], pattern="t", protocol="cooperative")
+    with pytest.raises(InvalidRequest):
+        mq.consumer(new_name("g"), protocol="cooperative")
+
+
+def test_a_member_of_a_queue_asks_by_a_pattern_too(mq: Connection) -> None:
+    first, later = new_name("queued-a"), new_name("queued-b")
+    mq.topics.create(first)
+    with mq.consumer(new_name("g"), pattern="queued-.*") as one:
+        until(lambda: not one.poll() and one.assignment() == [(first, 0)])
+        mq.topics.create(later)
+        mq.publish(later, pa.table({"value": ["x"]}))
+        found: list[Any] = []
+        until(lambda: bool(found.extend(one.poll(timeout_ms=50)) or found))
+        assert found[0].topic == later
