@@ -116,8 +116,9 @@ def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq:
 
 def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
-    first, standby = member(mq, group, topic), member(mq, group, topic)
+    first = member(mq, group, topic)
     settle(first, on=lambda: owned(first) == [0])
+    standby = member(mq, group, topic)
     batch = standby.poll(timeout_ms=50)
     assert not batch
     assert batch.to_arrow().num_rows == 0
