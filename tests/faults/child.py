@@ -169,6 +169,38 @@ def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: st
                     note("fenced", done)
 
 
+def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
+    """A member of a queue until SIGTERM: it notes what it is given, acknowledges each message, and notes that.
+
+    A line is `given`, [partition, offset, value, delivery count], or `done`, [partition, offset]; or `fenced`: what it
+    has acknowledged last was refused in part.
+    """
+    from lakemq.errors import FencedMemberEpoch, UnknownMemberId
+
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    options = {"session_timeout_ms": session_ms, "heartbeat_interval_ms": 500, "auto_offset_reset": "earliest"}
+    with connect(path, config) as mq, Path(notes).open("a", buffering=1) as file:
+
+        def note(word: str, places: list[Any]) -> None:
+            file.write(json.dumps([word, places]) + "\n")
+
+        with mq.consumer(group, topics=[topic], protocol="queue", **options) as consumer:
+            print("ready", flush=True)
+            while not stopped:
+                given = list(consumer.poll(max_records=7, timeout_ms=20))
+                if not given:
+                    continue
+                note("given", [[m.partition, m.offset, m.value.decode(), m.delivery_count] for m in given])
+                try:
+                    for message in given:
+                        consumer.ack(message)
+                    consumer.flush()
+                    note("done", [[m.partition, m.offset] for m in given])
+                except (FencedMemberEpoch, UnknownMemberId):
+                    note("fenced", [])
+
+
 def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: int, count: int, notes: str) -> None:
     """Make a namespace and publish to it, with one sequencer after the other, noting what is acknowledged.
 
@@ -195,7 +227,7 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
 
 
 def play(role: str, arguments: dict[str, Any]) -> None:
-    roles = {"serve": serve, "publish": publish, "transact": transact, "consume": consume, "fill": fill}
+    roles = {"serve": serve, "publish": publish, "transact": transact, "consume": consume, "drain": drain, "fill": fill}
     if role not in roles:
         from faults import chaos_children
 

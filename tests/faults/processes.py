@@ -121,13 +121,13 @@ class Processes:
         notes = self._notes(transactional_id)
         return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
 
-    def consume(self, name: str, group: str, session_ms: int = 6_000) -> subprocess.Popen[str]:
-        """A member of a group; see `consumed`."""
+    def consume(self, name: str, group: str, session_ms: int = 6_000, role: str = "consume") -> subprocess.Popen[str]:
+        """A member of a group, of a queue with the role drain; see `consumed`."""
         arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms}
-        return self._start("consume", None, {}, **arguments, notes=str(self._notes(name)))
+        return self._start(role, None, {}, **arguments, notes=str(self._notes(name)))
 
     def consumed(self, name: str) -> list[tuple[str, list[list[Any]]]]:
-        """What a member has noted by now: `read`, `committed` or `fenced`, and what."""
+        """What a member has noted by now, line by line: a word, and what."""
         notes = self._notes(name)
         lines = notes.read_text().splitlines() if notes.exists() else []
         return [tuple(json.loads(line)) for line in lines]

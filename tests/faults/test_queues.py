@@ -1,0 +1,101 @@
+"""Members of a queue that are killed and stopped: no message is lost, and none that is done with comes again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+from faults.checks import check_all
+from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate, until
+
+import lakemq
+
+GROUP = "q"
+
+
+class Members:
+    """What members have noted."""
+
+    def __init__(self, family: Processes, *names: str) -> None:
+        self.family, self.names = family, names
+        with lakemq.connect(family.path) as mq:
+            mq.groups.create(GROUP, {"rebalance.delay.ms": 500, "max.handoff.ms": 1_000})
+
+    def noted(self, word: str, name: str) -> list[Any]:
+        return [tuple(one) for kind, listed in self.family.consumed(name) if kind == word for one in listed]
+
+    def done(self) -> Counter[tuple[int, int]]:
+        return Counter(one for name in self.names for one in self.noted("done", name))
+
+    def partitions(self, name: str, since: int) -> set[int]:
+        """Of what it was given after so many messages."""
+        return {partition for partition, *_ in self.noted("given", name)[since:]}
+
+    def lag(self) -> int:
+        with lakemq.connect(self.family.path) as mq:
+            return mq.groups.describe(GROUP).lag
+
+
+def check_queue(members: Members, acknowledged: list[Any], interrupted: set[str]) -> None:
+    """Each message was given under each of its counts once, in order the first time; what was done came no more.
+
+    interrupted: members that were killed or stopped, who may have done what they did not note.
+    """
+    rows = check_all(members.family.path, TOPIC, acknowledged)
+    there = {(r["partition"], r["offset"]) for r in rows.to_pylist()}
+    done = members.done()
+    assert all(count == 1 for count in done.values())
+    missing = there - done.keys()
+    assert missing <= {(p, at) for name in interrupted for p, at, *_ in members.noted("given", name)}
+    assert len(missing) <= 7 * len(interrupted)  # a batch
+    given = Counter((p, at, count) for name in members.names for p, at, _, count in members.noted("given", name))
+    assert all(times == 1 for times in given.values())
+    for name in members.names:
+        first = [(p, at) for p, at, _, count in members.noted("given", name) if count == 1]
+        for partition in (0, 1):
+            offsets = [at for p, at in first if p == partition]
+            assert offsets == sorted(offsets)
+
+
+def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes) -> None:
+    """The sequencer is killed, too."""
+    first = family.serve()
+    members = Members(family, "one", "two")
+    one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
+    with Publishing(family.path, "p", family.config) as publishing:
+        until(lambda: bool(members.noted("done", "one") and members.noted("done", "two")), 30, "work by both")
+        first.kill()
+        serving = family.serve()
+        publishing.wait_for(10)
+        since = len(members.noted("given", "two"))
+        one.kill()
+        until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
+        publishing.wait_for(5)
+    until(lambda: members.lag() == 0, 30, "work on the rest")
+    terminate(two)
+    terminate(serving)
+    check_queue(members, publishing.acknowledged, interrupted={"one"})
+
+
+@pytest.mark.long
+def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that_counts(family: Processes) -> None:
+    serving = family.serve()
+    members = Members(family, "one", "two")
+    one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
+    with Publishing(family.path, "p", family.config) as publishing:
+        until(lambda: bool(members.noted("done", "one") and members.noted("done", "two")), 30, "work by both")
+        since = len(members.noted("given", "two"))
+        os.kill(one.pid, signal.SIGSTOP)
+        until(lambda: is_stopped(one.pid), 5, "stop")
+        until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
+        given = len(members.noted("given", "one"))
+        os.kill(one.pid, signal.SIGCONT)
+        until(lambda: len(members.noted("given", "one")) > given + 7, 30, "work after the stop")
+    until(lambda: members.lag() == 0, 30, "work on the rest")
+    terminate(one)
+    terminate(two)
+    terminate(serving)
+    check_queue(members, publishing.acknowledged, interrupted={"one"})
