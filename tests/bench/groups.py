@@ -24,6 +24,7 @@ from serving import served
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.tables.specs.journal import JOURNAL
 
 SESSION_MS = 6_000
@@ -186,6 +187,40 @@ def _reading(folder: str, messages: int) -> Iterator[Figure]:
                 one.commit(batch)
             taken = time.perf_counter() - started
         yield Figure("one member, message by message, a commit per 10,000", read / taken / 1e6, "M/s", 0.5, ">=")
+        yield from _queue(mq, min(messages, 1_000_000))
+
+
+def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
+    """Of a topic that is there."""
+    for how, target in (("batch by batch", 0.6), ("message by message", 0.3)):
+        group = f"queue {how}".replace(" ", "-")
+        mq.groups.create(group, {"group.protocol": "queue", "max.delivered.unacked.msgs.per.flow": 50_000})
+        before = _journal_bytes(mq)
+        with mq.consumer(group, topics=["t"], auto_offset_reset="earliest") as one:
+            assert isinstance(one, QueueConsumer)
+            first = one.poll(1, timeout_ms=5_000)
+            one.ack(first)
+            started, read = time.perf_counter(), first.record_count
+            while read < messages:
+                batch = one.poll(10_000, timeout_ms=5_000)
+                if target > 0.5:
+                    read += batch.to_arrow().num_rows
+                    one.ack(batch)
+                else:
+                    for message in batch:
+                        one.ack(message)
+                        read += 1
+            one.flush()
+            taken = time.perf_counter() - started
+        yield Figure(f"one member of a queue, acknowledged {how}", read / taken / 1e6, "M/s", target, ">=")
+        grown = (_journal_bytes(mq) - before) / read
+        yield Figure(f"journal per million acknowledged {how}", grown, "MB", 5, "<=")
+
+
+def _journal_bytes(mq: Connection) -> int:
+    """Of its data and its log, as they are written."""
+    folder = Path(mq.namespace.path, JOURNAL.name)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 # -- members that do nothing --------------------------------------------------------------------------------

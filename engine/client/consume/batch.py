@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -47,8 +48,7 @@ class ConsumerBatch:
         return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
 
     def __iter__(self) -> Iterator[Message]:
-        for part in self._parts:
-            yield from part
+        return chain.from_iterable(self._parts)
 
     def __bool__(self) -> bool:
         return self.record_count > 0

@@ -301,6 +301,12 @@ def _rows(state: State, group: str) -> list[PartitionLag]:
     return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 
+def _lag(state: State, group: str, place: tuple[int, int], stable: int) -> int:
+    """Who reads uncommitted may be beyond what is stable; of a queue, what is done with past its offset is not left."""
+    deliveries = state.deliveries_of(group, place)
+    return max(0, stable - state.offsets[group][place].offset) if deliveries is None else deliveries.left_count(stable)
+
+
 def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:
     topic, partition = state.topics[place[0]], place[1]
     known = state.offsets.get(group, {}).get(place)
@@ -312,8 +318,7 @@ def _row(state: State, group: str, place: tuple[int, int], pending: str | None) 
         known.offset if known else None,
         stable,
         int(topic.high_watermarks[partition]),
-        # who reads uncommitted may be beyond what is stable
-        max(0, stable - known.offset) if known else None,
+        _lag(state, group, place, stable) if known else None,
         known.committed_at_ms if known else None,
         known.metadata if known else None,
         pending,

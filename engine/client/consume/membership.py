@@ -15,7 +15,6 @@ from ...protocol.values.deliveries import (
     Acknowledgement,
     Acquire,
     Deliveries,
-    DeliveryStatus,
     Policy,
     Wanted,
 )
@@ -56,9 +55,7 @@ class Held:
         """Offsets that a queue group is not done with, before the end of what it sees."""
         if self.deliveries is None:
             return 0
-        new = max(0, self.bounds.end - max(self.deliveries.next_offset, self.bounds.first))
-        given = (one.length for one in self.deliveries.stretches if one.status is not DeliveryStatus.ACKNOWLEDGED)
-        return new + sum(given)
+        return self.deliveries.left_count(self.bounds.end)
 
 
 @dataclass(frozen=True)

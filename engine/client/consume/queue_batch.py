@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -64,12 +65,13 @@ class QueueBatch(ConsumerBatch):
             for one in _again(shown)
             for at in range(one.first, one.end)
         }
-        if not again:
-            yield from super().__iter__()
-            return
-        for message in super().__iter__():
-            count = again.get((message.topic, message.partition, message.offset), 1)
-            yield message if count == 1 else message._replace(delivery_count=count)
+        messages = super().__iter__()
+        return map(partial(_counted, again), messages) if again else messages
+
+
+def _counted(again: Mapping[tuple[str, int, int], int], message: Message) -> Message:
+    count = again.get(message[:3])
+    return message if count is None else message._replace(delivery_count=count)
 
 
 def _again(shown: Shown) -> list[Stretch]:

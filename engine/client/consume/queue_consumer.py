@@ -41,7 +41,7 @@ from .teller import Teller
 
 _TELL_EVERY_MS = 50
 """How long acknowledgements of single messages gather."""
-_TELL_AT = 2_000
+_TELL_AT = 10_000
 """Or how many of them do."""
 _ANSWER_MS = 1_000
 """How long a poll waits for what it knows to be there, whatever its timeout."""
@@ -71,6 +71,7 @@ class QueueConsumer(GroupConsumer):
     ) -> None:
         """It joins. closed: told when it is closed. Raises what joining is refused with."""
         self._flows: dict[TopicPartition, Flow] = {}
+        self._steady_ms = clock.steady_ms  # found once: it is called for each message
         self._acks_first = False
         """A poll has begun and has not yet acknowledged what the one before it brought."""
         self._teller = Teller(membership, clock, self._flows)
@@ -296,7 +297,7 @@ class QueueConsumer(GroupConsumer):
             if flow is None:
                 self._raise_fenced([(what[0], what[1])])
             flow.singles.append(what[2])
-            if len(flow.singles) >= _TELL_AT or self._teller.silent_ms >= _TELL_EVERY_MS:
+            if len(flow.singles) >= _TELL_AT or self._steady_ms() >= self._teller.told_at_ms + _TELL_EVERY_MS:
                 with self._lock.own:
                     self._teller.tell()
             return

@@ -33,7 +33,7 @@ class Teller:
         """Answers to come, what was said, and how often the member had joined again by then."""
         self._late: list[LakeMQError] = []
         """What acknowledgements were refused with, for who waits for them."""
-        self._told_at_ms = clock.steady_ms()
+        self.told_at_ms = clock.steady_ms()
         self._joined_count = 0
         self.is_lost = False
         """The group knows nothing of the member: nothing is told until it has joined again."""
@@ -47,11 +47,6 @@ class Teller:
     def asked(self) -> Future[Any] | None:
         """What was asked for and is not answered."""
         return None if self._asked is None or self._asked.done() else self._asked
-
-    @property
-    def silent_ms(self) -> float:
-        """Since something was told."""
-        return self._clock.steady_ms() - self._told_at_ms
 
     def hear_singles(self) -> None:
         """Take what was accepted one by one. Raises InvalidRecordState, when all others are taken."""
@@ -78,7 +73,7 @@ class Teller:
             self._send(parts, wanted)
 
     def _send(self, parts: list[Acknowledgement], wanted: Sequence[Wanted]) -> None:
-        self._told_at_ms = self._clock.steady_ms()
+        self.told_at_ms = self._clock.steady_ms()
         try:
             futures = self._membership.submit(parts, wanted)
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -91,8 +91,7 @@ class Fetched:
         return self._found(self.plan, lambda found: fetch_spark(spark, self._namespace, found))
 
     def __iter__(self) -> Iterator[Message]:
-        for batch in self.to_arrow().to_batches(max_chunksize=10_000):
-            yield from _messages(batch)
+        return chain.from_iterable(map(_messages, self.to_arrow().to_batches(max_chunksize=10_000)))
 
 
 def _messages(batch: pa.RecordBatch) -> Iterator[Message]:

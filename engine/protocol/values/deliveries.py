@@ -134,6 +134,11 @@ class Deliveries:
         """The first one that was never delivered."""
         return self.stretches[-1].end if self.stretches else self.start
 
+    def left_count(self, end: int) -> int:
+        """Offsets before `end` that are not done with."""
+        new = max(0, end - max(self.next_offset, self.start))
+        return new + sum(one.length for one in self.stretches if one.status is not DeliveryStatus.ACKNOWLEDGED)
+
     def held(self) -> list[Stretch]:
         """What its owner has and has said nothing of."""
         if not self.held_count:
