@@ -4,13 +4,15 @@
         --from flights --to alerts --where "get_json_object(cast(value AS string), '$.arr_delay') > 60"
 
 Each micro-batch is one transaction: what it publishes and how far the group has read are committed together. Killed
-anywhere, the next run goes on where the last commit was; of two that run at once, the older one is fenced.
+anywhere, the next run goes on where the last commit was; of two that run at once, the older one is fenced. With --group
+as many as name the group share the partitions instead, and what one of them leaves the others take over.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -20,12 +22,14 @@ from pyspark.sql import functions as F
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import GroupIdNotFound, InvalidRequest
 from lakemq.jobs.session import run_job, spark_session
 
 FOLLOW_WAIT_MS = 10_000
+HOUR_MS = 3_600_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--key", metavar="EXPRESSION", default="key", help="SQL: the key of a copy")
     parser.add_argument("--value", metavar="EXPRESSION", default="value", help="SQL: the value of a copy")
     parser.add_argument("--id", metavar="NAME", help="transactional id and group (copy-FROM-TO)")
+    parser.add_argument("--group", metavar="NAME", help="share the work with all copies that name the same group")
     parser.add_argument("--max-records", type=int, default=1_000_000, metavar="N", help="most messages of a batch")
     parser.add_argument("--follow", action="store_true", help="wait for more messages instead of ending")
     return parser
@@ -46,23 +51,49 @@ def parser() -> argparse.ArgumentParser:
 
 def copy(mq: Connection, given: argparse.Namespace) -> int:
     """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
+    if given.group:
+        return share(mq, given)
     name, read = given.id or f"copy-{given.source}-{given.target}", 0
     mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
     _keep_offsets(mq, name)
     with mq.consumer(name, assign=[given.source]) as consumer:
         while batch := _next(consumer, given):
             with mq.transaction(name) as txn:
-                txn.publish(
-                    given.target,
-                    transformed(batch, given.where),
-                    key=F.expr(given.key),
-                    value=F.expr(given.value),
-                    order_by=["source_partition", "offset"],
-                )
+                publish_copy(txn, batch.to_spark(), given)
                 txn.send_offsets(batch)
             read += batch.record_count
             print(f"{batch.record_count} read, {sum(consumer.lag().values())} to go", flush=True)
     return read
+
+
+def share(mq: Connection, given: argparse.Namespace) -> int:
+    """Copy what the group gives to this process; returns the number of messages read.
+
+    Its transactional id is its own: what fences a copy that has lost its partitions is the group.
+    """
+    _keep_offsets(mq, given.group)
+    stream = mq.stream(given.group, topics=[given.source], auto_offset_reset="earliest", max_poll_interval_ms=HOUR_MS)
+
+    def copied(rows: DataFrame, txn: TransactionScope) -> None:
+        publish_copy(txn, rows, given)
+
+    return stream.foreach_batch(
+        copied,
+        transactional_id=f"{given.id or given.group}-{uuid.uuid4().hex}",
+        max_records=given.max_records,
+        available_now=not given.follow,
+    )
+
+
+def publish_copy(txn: TransactionScope, rows: DataFrame, given: argparse.Namespace) -> None:
+    """As a part of the transaction, in order."""
+    txn.publish(
+        given.target,
+        transformed(rows, given.where),
+        key=F.expr(given.key),
+        value=F.expr(given.value),
+        order_by=["source_partition", "offset"],
+    )
 
 
 def _keep_offsets(mq: Connection, group: str) -> None:
@@ -72,7 +103,8 @@ def _keep_offsets(mq: Connection, group: str) -> None:
         mq.groups.alter(group, keeps)
     except GroupIdNotFound:
         with suppress(InvalidRequest):  # another copy has just made it
-            mq.groups.create(group, keeps)
+            # a batch is one thing, done with or not
+            mq.groups.create(group, {**keeps, "group.protocol": "cooperative"})
 
 
 def _next(consumer: Consumer, given: argparse.Namespace) -> ConsumerBatch | None:
@@ -85,10 +117,10 @@ def _next(consumer: Consumer, given: argparse.Namespace) -> ConsumerBatch | None
             return None
 
 
-def transformed(batch: ConsumerBatch, where: str) -> DataFrame:
+def transformed(rows: DataFrame, where: str) -> DataFrame:
     """The messages to copy: key, value, headers, timestamp; source_partition and offset to keep their order."""
     # a column `partition` would ask for the same partition of the target
-    return batch.to_spark().withColumnRenamed("partition", "source_partition").where(where)
+    return rows.withColumnRenamed("partition", "source_partition").where(where)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,6 +40,7 @@ from .arguments import (
 from .consume.consumer import Consumer
 from .consume.consumers import Consumers
 from .consume.group_consumer import GroupConsumer
+from .consume.group_stream import GroupStream
 from .consume.groups import Groups
 from .consume.resets import Resets
 from .fetch.fetched import Fetched
@@ -336,6 +337,22 @@ class Connection:
             return self._consumers.assigned(group, given, options)
         member = self._consumers.member(group, topics, protocol, options, self._members.discard)
         return self._kept(member, self._members.add)
+
+    def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
+        """Micro-batches of the topics for a function, of which each process that runs one has its share.
+
+        options: as of `consumer`; the protocol is that of the group, cooperative where it is new. With a Spark session
+        the function is given DataFrames, otherwise tables of Arrow; see GroupStream.foreach_batch.
+        """
+        self._check_open()
+        options.setdefault("protocol", self._consumers.protocol_of(group, "cooperative"))
+
+        def joined() -> GroupConsumer:
+            consumer = self.consumer(group, topics=topics, **options)
+            assert isinstance(consumer, GroupConsumer)
+            return consumer
+
+        return GroupStream(joined, self.transaction, self._clock, self._spark is not None)
 
     def _arrow_publisher(self) -> ArrowPublisher:
         same_process(self._pid, "This connection")

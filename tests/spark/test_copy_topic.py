@@ -166,6 +166,17 @@ def test_of_two_copies_the_older_one_is_fenced(own: Connection) -> None:
 
 
 @pytest.mark.usefixtures("spark")
+def test_copies_of_a_group_share_the_work(own: Connection) -> None:
+    """One after the other here; that two at a time share it is tested without Spark."""
+    assert run(own, "--group", "copies") == 0
+    publish(own, range(MESSAGES, MESSAGES + 50))
+    assert run(own, "--group", "copies") == 0
+    assert run(own, "--group", "copies") == 0
+    check(copied(own), range(MESSAGES + 50))
+    assert (own.groups.describe("copies").protocol, own.groups.describe("copies").lag) == ("cooperative", 0)
+
+
+@pytest.mark.usefixtures("spark")
 def test_what_is_copied_is_what_the_expressions_say(own: Connection) -> None:
     assert run(own, "--where", "cast(cast(value AS string) AS int) % 2 = 0", "--key", "upper(cast(key AS string))") == 0
     found = copied(own)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...protocol.errors import IllegalState
 from ..fetch.arrow import FETCHED
 from ..fetch.fetched import Fetched, Message
-from ..offsets import ConsumedOffsets
+from ..offsets import ConsumedOffsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,6 +29,11 @@ class ConsumerBatch:
         consumer had no partitions.
         """
         self.group, self._parts, self.offsets = group, parts, offsets
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        """(topic, partition) -> where its messages begin."""
+        return {(part.plan.topic, one.partition): one.start for part in self._parts for one in part.plan.ranges}
 
     @property
     def record_count(self) -> int:

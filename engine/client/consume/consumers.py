@@ -67,7 +67,7 @@ class Consumers:
         """One that has joined the group. closed: told when it is. Raises what `mq.consumer` raises."""
         group, topics = group_name(group), topic_names("topics", topics)
         if protocol is None:  # as the group is, if there is one
-            protocol = self._fetching.of_groups(lambda state: _protocol_of(state, group))
+            protocol = self.protocol_of(group, str(GROUP["group.protocol"].default))
         config = {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}
         known_options(options, MEMBER_OPTIONS)
         if bool(topics) == (options.get("pattern") is not None):
@@ -90,6 +90,12 @@ class Consumers:
             self._requester, membership, self._fetch(), self._clock, group, reset, isolation, listener, closed
         )
 
+    def protocol_of(self, group: Any, otherwise: str) -> str:
+        """Of the group as it is; otherwise: where there is none."""
+        name = group_name(group)
+        known = self._fetching.of_groups(lambda state: _protocol_of(state, name))
+        return otherwise if known is None else known
+
     def close(self) -> None:
         """Nobody beats any more."""
         self._heart.stop()
@@ -109,6 +115,6 @@ class Consumers:
         return self._fetching.bounds(topics, isolation)
 
 
-def _protocol_of(state: State, group: str) -> Any:
+def _protocol_of(state: State, group: str) -> str | None:
     known = state.groups.get(group)
-    return GROUP["group.protocol"].default if known is None else known.setting("group.protocol")
+    return None if known is None else str(known.setting("group.protocol"))

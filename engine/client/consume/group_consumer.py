@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ...namespace.clock import Clock
 from ...protocol.errors import FencedMemberEpoch
@@ -178,6 +179,19 @@ class GroupConsumer(Consumer):
         if judged.fenced:
             raise FencedMemberEpoch(found=[f"{commits[i].topic}-{commits[i].partition}" for i in judged.fenced])
         return offsets
+
+    def go_back(self, batch: ConsumerBatch) -> bool:
+        """Read this batch again, of which nothing is done with; whether all its partitions are still one's own.
+
+        As after a transaction that was aborted. What is another member's by now is that one's to read.
+        """
+        with self._lock.own:
+            known = self._membership.look().held
+            mine = [p for p in batch.offsets if p in known and known[p].epoch == batch.offsets.epochs.get(p)]
+            for place in mine:
+                if place in self._positions and place in batch.starts:
+                    self._positions[place] = replace(self._positions[place], offset=batch.starts[place])
+            return len(mine) == len(batch.offsets)
 
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
         """What the group has committed of the partitions that the consumer has."""

@@ -334,6 +334,21 @@ class QueueConsumer(GroupConsumer):
         """These are never to be delivered again. Raises FencedMemberEpoch, InvalidRecordState."""
         self._say(Outcome.REJECT, what)
 
+    def go_back(self, batch: ConsumerBatch) -> bool:
+        """Give back what is still one's own of a batch of which nothing is done with; whether that is all of it."""
+        with self._lock.own:
+            known, epochs = self._known(), batch.offsets.epochs
+            mine = {place for place in batch.offsets if place in known and known[place].epoch == epochs.get(place)}
+            for place, spans in spans_in(batch).items():
+                deliveries = known[place].deliveries if place in mine else None
+                if deliveries is not None:
+                    flow = self._flows[place]
+                    flow.follow(deliveries)  # an abort has given them back already
+                    still_open = Spans(flow.open_spans())
+                    flow.say(Outcome.RELEASE, [part for span in spans for part in still_open.within(*span)])
+            self._teller.tell()
+            return len(mine) == len(batch.offsets)
+
     def _say(self, outcome: Outcome, what: Messages, delay_ms: int | None = None) -> None:
         spans, batch = spans_in(what), what if isinstance(what, ConsumerBatch) else None
         with self._lock.own:

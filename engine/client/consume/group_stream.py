@@ -1,0 +1,114 @@
+"""A stream of micro-batches that a group works on: each process that runs one is a member."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ...namespace.clock import Clock
+from ...protocol.errors import FencedMemberEpoch, InvalidRecordState, TransactionAbortable, UnknownMemberId
+from ..arguments import flag, refused, text, whole_number
+from ..transactions.scope import TransactionScope
+from .batch import ConsumerBatch
+from .group_consumer import GroupConsumer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("lakemq.consumer")
+
+_WAIT_MS = 500
+_JOINED_MS = 5_000
+"""After which a member that was given nothing is thought to be one too many."""
+
+_TAKEN = (FencedMemberEpoch, InvalidRecordState, TransactionAbortable, UnknownMemberId)
+"""What a batch ends with of which something is another member's by then."""
+
+
+class GroupStream:
+    """Made by `mq.stream`. How far the group has come is in its own tables: there is no checkpoint."""
+
+    def __init__(
+        self,
+        consumer: Callable[[], GroupConsumer],
+        transaction: Callable[[str], TransactionScope],
+        clock: Clock,
+        has_spark: bool,
+    ) -> None:
+        """consumer: joins the group; has_spark: rows are DataFrames, otherwise tables of Arrow."""
+        self._consumer, self._transaction, self._clock, self._has_spark = consumer, transaction, clock, has_spark
+        self._stopped = threading.Event()
+
+    def foreach_batch(
+        self,
+        function: Callable[..., object],
+        *,
+        transactional_id: str | None = None,
+        max_records: int = 1_000_000,
+        every_ms: int = 0,
+        available_now: bool = False,
+    ) -> int:
+        """Call the function with the rows of one batch after the other, until `stop`; returns how many rows there were.
+
+        When it returns, the batch is done with; when it raises, this ends with that, and the batch is another member's.
+        With a transactional id it is called with (rows, transaction), and the batch is done with by the commit of that
+        transaction, together with all that was published in it. A batch of which a partition was given to another
+        member meanwhile is not done with, and what is left of it comes again.
+
+        transactional_id: each process that runs at the same time needs its own; max_records: of a batch; every_ms: the
+        least time from one batch to the next; available_now: end when nothing is left of its partitions. Raises what
+        joining and the function raise.
+        """
+        if not callable(function):
+            raise refused("function", function, "a function of the rows of a batch")
+        name = None if transactional_id is None else text("transactional_id", transactional_id)
+        max_records, every_ms = whole_number("max_records", max_records, 1), whole_number("every_ms", every_ms, 0)
+        available_now, count = flag("available_now", available_now), 0
+        if name is not None:
+            self._transaction(name)  # taken before the offsets are looked up: no predecessor may commit any more
+        with self._consumer() as consumer:
+            joined_ms = self._clock.steady_ms()
+            while not self._stopped.is_set():
+                began_ms = self._clock.steady_ms()
+                batch = consumer.poll(max_records, timeout_ms=_WAIT_MS)
+                if batch:
+                    count += self._done(consumer, batch, function, name)
+                    self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
+                elif available_now and self._is_done(consumer, joined_ms):
+                    break
+        return count
+
+    def _is_done(self, consumer: GroupConsumer, joined_ms: float) -> bool:
+        """Until it was given partitions it knows nothing of what is left."""
+        knows = bool(consumer.assignment()) or self._clock.steady_ms() - joined_ms > _JOINED_MS
+        return knows and not any(consumer.lag().values())
+
+    def stop(self) -> None:
+        """End after the batch that is being worked on."""
+        self._stopped.set()
+
+    def _done(
+        self, consumer: GroupConsumer, batch: ConsumerBatch, function: Callable[..., object], name: str | None
+    ) -> int:
+        """How many rows are done with."""
+        try:
+            if name is None:
+                function(self._rows(batch))
+                consumer.commit(batch)
+            else:
+                with self._transaction(name) as txn:
+                    function(self._rows(batch), txn)
+                    txn.send_offsets(batch)
+        except _TAKEN as error:
+            if consumer.go_back(batch):
+                raise  # nobody has taken anything: it would fail again
+            log.warning("A batch is not done with, for a part of it is another member's: %s", error)
+            return 0
+        return batch.record_count
+
+    def _rows(self, batch: ConsumerBatch) -> DataFrame | pa.Table:
+        return batch.to_spark() if self._has_spark else batch.to_arrow()

@@ -1,0 +1,137 @@
+"""Streams of a group: micro-batches for a function, shared by the processes that run one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, until, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidRequest, TransactionAbortable, UnknownTopicOrPartition
+
+pytestmark = pytest.mark.slow
+
+
+def add(mq: Connection, topic: str, partitions: int, count: int, mark: str = "") -> None:
+    places = [(p, i) for p in range(partitions) for i in range(count)]
+    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
+    mq.publish(topic, pa.table(rows))
+
+
+def texts(rows: pa.Table) -> list[str]:
+    return [value.decode() for value in rows["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, protocol: str) -> None:
+    topic, group, seen = new_topic(mq, 2), new_name("g"), list[str]()
+    add(mq, topic, 2, 5)
+    stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
+    assert stream.foreach_batch(lambda rows: seen.extend(texts(rows)), max_records=4, available_now=True) == 10
+    assert sorted(seen) == [f"{p}.{i}" for p in range(2) for i in range(5)]
+    assert stream.foreach_batch(lambda rows: seen.extend(texts(rows)), available_now=True) == 0
+    assert mq.groups.describe(group).lag == 0
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
+    topic, group, seen = new_topic(mq), new_name("g"), list[str]()
+    add(mq, topic, 1, 3)
+    if protocol == "queue":
+        mq.groups.create(group, {"rebalance.delay.ms": 0})
+
+    def fails(rows: pa.Table) -> None:
+        raise RuntimeError("on purpose")
+
+    options = {"protocol": protocol, "auto_offset_reset": "earliest"}
+    with pytest.raises(RuntimeError, match="on purpose"):
+        mq.stream(group, topics=[topic], **options).foreach_batch(fails)
+    assert mq.groups.members(group) == []
+    mq.stream(group, topics=[topic], **options).foreach_batch(lambda rows: seen.extend(texts(rows)), available_now=True)
+    assert seen == ["0.0", "0.1", "0.2"]
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connection, protocol: str) -> None:
+    topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
+    add(mq, topic, 2, 5)
+    name = new_name("tx")
+
+    def copied(rows: pa.Table, txn: Any) -> None:
+        txn.publish(out, rows.select(["value"]))
+
+    stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
+    done = stream.foreach_batch(copied, transactional_id=name, max_records=4, available_now=True)
+    assert (done, len(values(mq, out))) == (10, 10)
+    assert sorted(values(mq, out)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
+    assert mq.groups.describe(group).lag == 0
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection, protocol: str) -> None:
+    """Its transaction is aborted; what is left of it comes again, the rest is the other's."""
+    topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
+    mq.groups.create(group, {"group.protocol": protocol, "max.handoff.ms": 0, "rebalance.delay.ms": 0})
+    add(mq, topic, 2, 2)
+    batches: list[list[str]] = []
+
+    def work(rows: pa.Table, txn: Any) -> None:
+        batches.append(sorted(texts(rows)))
+        txn.publish(out, rows.select(["value"]))
+        if len(batches) == 1:
+            # the first one's owner is thought lost while it works, and a second one is there
+            mq.groups.remove_members(group, [mq.groups.members(group)[0].member_id])
+            with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as other:
+                until(lambda: bool(other.poll(1)) or len(other.assignment()) == 2)
+
+    stream = mq.stream(group, topics=[topic], auto_offset_reset="earliest")
+    stream.foreach_batch(work, transactional_id=new_name("tx"), available_now=True)
+    assert sorted(values(mq, out)) == ["0.0", "0.1", "1.0", "1.1"]
+    assert batches[0] == ["0.0", "0.1", "1.0", "1.1"]
+    assert mq.groups.describe(group).lag == 0
+
+
+def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> None:
+    """To try again would fail again."""
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, 1, 1)
+
+    def swallows(rows: pa.Table, txn: Any) -> None:
+        with pytest.raises(UnknownTopicOrPartition):
+            txn.publish("nobody-knows-it", rows.select(["value"]))
+
+    stream = mq.stream(group, topics=[topic], auto_offset_reset="earliest")
+    with pytest.raises(TransactionAbortable):
+        stream.foreach_batch(swallows, transactional_id=new_name("tx"))
+
+
+def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    streams = [mq.stream(group, topics=[topic], auto_offset_reset="earliest") for _ in range(2)]
+    seen: list[list[str]] = [[], []]
+    threads = [
+        threading.Thread(target=stream.foreach_batch, args=(lambda rows, i=i: seen[i].extend(texts(rows)),))
+        for i, stream in enumerate(streams)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: mq.groups.list() != [] and group in mq.groups.list() and len(mq.groups.members(group)) == 2)
+    until(lambda: len({one.owner for one in mq.groups.assignments(group)} - {None}) == 2)
+    add(mq, topic, 2, 3)
+    until(lambda: len(seen[0]) == len(seen[1]) == 3)
+    for stream in streams:
+        stream.stop()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(seen[0] + seen[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+
+
+def test_what_is_no_function_is_refused(mq: Connection) -> None:
+    stream = mq.stream(new_name("g"), topics=[new_topic(mq)])
+    for wrong in ({"function": None}, {"max_records": 0}, {"available_now": "no"}):
+        given: dict[str, Any] = {"function": print, **wrong}
+        with pytest.raises(InvalidRequest):
+            stream.foreach_batch(**given)
