@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
+HOUR_MS = 3_600_000
+
+NOT_DELAYED = -1
+"""The due time of rows that are in the log at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DelayedRow:

@@ -95,6 +95,17 @@ FROM (
 ) a
 WHERE a.age = 1 AND NOT a.removed"""
 
+_PENDING_DELAYED = """\
+SELECT d.topic, timestamp_millis(d.due_hour * 3600000) AS due_hour, d.state,
+       CAST(sum(d.record_count - d.released_count) AS BIGINT) AS messages, CAST(count(*) AS BIGINT) AS ranges,
+       timestamp_millis(min(d.first_due_ms)) AS first_due, timestamp_millis(max(d.last_due_ms)) AS last_due
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY file_id, first_row, topic_id ORDER BY step DESC) AS age
+  FROM {database}.delayed
+) d
+WHERE d.age = 1 AND NOT d.removed
+GROUP BY d.topic, d.due_hour, d.state"""
+
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
     "log_committed": _LOG_COMMITTED,
@@ -103,4 +114,5 @@ VIEWS: dict[str, str] = {
     "consumer_lag": _CONSUMER_LAG,
     "group_members": _GROUP_MEMBERS,
     "group_assignments": _GROUP_ASSIGNMENTS,
+    "pending_delayed": _PENDING_DELAYED,
 }

@@ -15,6 +15,7 @@ from unit.served import CONFIG, new_topic, served, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidRecord, InvalidTimestamp, LakeMQError
+from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
 
 YEAR_9999_MS = 253_402_300_799_999
@@ -275,6 +276,12 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
         newest = {(row["file_id"], row["first_row"]): row for row in rows}
         found = sorted((row["state"], row["released_count"], row["removed"]) for row in newest.values())
         assert found == [("released", 1, True), ("waiting", 0, False)]
+        shown = sql(mq, "SELECT topic, state, messages, ranges, first_due >= due_hour FROM pending_delayed")
+        assert shown == [(topic, "waiting", 1, 1, True)]
+
+
+def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
+    return list(run_query(mq.namespace, query)[1])
 
 
 def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
@@ -21,7 +22,6 @@ from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import StaleTopicMetadata
-from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, until_answered

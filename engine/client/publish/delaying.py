@@ -1,19 +1,20 @@
 """When delayed rows are due: absolute once, when they are sent, and rounded up, never down.
 
-Runs on Spark executors too: numpy only.
+Runs on Spark executors too: pyarrow and numpy only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
 from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
-
-from ...protocol.values.delays import HOUR_MS, NOT_DELAYED
 
 Numbers = npt.NDArray[np.int64]
 
@@ -32,6 +33,17 @@ FAR_MS = 2 * MOST_DELAY_MS
 
 BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG = (-2, -3, -4)
 """Instead of when a row is due: that it cannot be, as `placing` refuses it."""
+
+
+def due_since(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, since_us: Any) -> pa.ChunkedArray:
+    """In microseconds when rows are asked to be due, null where they are not delayed.
+
+    at_us, delay_ms: of a row one of them at most; since_us: what its delay is counted from, a column or a number.
+    """
+    # more than there are years up to 9999: it is refused as what is due then is
+    delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
+    by_delay = pc.if_else(pc.less(delay_ms, 0), pa.scalar(NEGATIVE), pc.add(since_us, delay_us))
+    return pc.coalesce(at_us, by_delay)
 
 
 class DelayRule(NamedTuple):

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lakemq.tables.specs.delayed import NOT_DELAYED
+
 from ...namespace.process import same_process
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_of
-from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.log import Published, Unit
 from .arrow import Asked, Body
 from .placing import REFUSALS

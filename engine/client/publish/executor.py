@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import open_files
 
 from ...namespace.data_file import (
@@ -26,6 +27,7 @@ from ...namespace.data_file import (
     new_file_id,
     repeat_name,
 )
+from .delaying import DUE_BY_CALL, due_since
 from .placing import Copy, Run, arrange
 
 FLUSH_ROWS = 1 << 18
@@ -82,15 +84,17 @@ NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
 
 @dataclass(frozen=True)
 class WriteMessages:
-    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic -> one row per run.
+    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic, due_us and delay_ms
+    -> one row per run.
 
-    Without a column topic all rows go to the one destination; rows of a topic that is no destination are stored as
-    refused. Gives RANGES.
+    now_ms: of the call. Without a column topic all rows go to the one destination; rows of a topic that is no
+    destination are stored as refused. Gives RANGES.
     """
 
     root: str
     storage_options: Mapping[str, str]
     destinations: tuple[Destination, ...]
+    now_ms: int = 0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # there is one on every executor, and none where this module is only imported
@@ -117,7 +121,7 @@ class WriteMessages:
             asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
             if not destination.copies:
                 destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
-            arranged = arrange(destination.copies, _body(rows, destination.name), asked, start)
+            arranged = arrange(destination.copies, _body(rows, destination.name, self.now_ms), asked, start)
             first_row = writer.write(arranged.rows)
             for copy, (_, runs) in enumerate(arranged.runs):
                 for run in runs:
@@ -147,7 +151,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(pending)
 
 
-def _body(table: pa.Table, destination: str) -> pa.Table:
+def _body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
     n = table.num_rows
     columns = {
         "partition": pa.array(np.zeros(n, np.int32)),
@@ -157,7 +161,12 @@ def _body(table: pa.Table, destination: str) -> pa.Table:
         columns["headers"] = _null_where_empty(table.column("headers"))
     arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
     arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
-    return pa.table({name: arrays[name] for name in BODY})
+    if "delay_ms" not in table.column_names:
+        return pa.table({name: arrays[name] for name in BODY})
+    asked = table.column("due_us"), table.column("delay_ms")
+    arrays["deliver_at"] = due_since(*asked, table.column("timestamp").cast(pa.int64())).cast(TIME)
+    by_call = due_since(*asked, pa.scalar(now_ms * 1000)).cast(TIME)
+    return pa.table({**{name: arrays[name] for name in BODY}, DUE_BY_CALL: by_call})
 
 
 def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.codec.few_rows import FewRows, Header, headers_bytes, table_of
 from ...protocol.hashing import partitions_of_few
-from ...protocol.values.delays import NOT_DELAYED
 from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE, NO_DUE, Wanted
 from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Run, refuse_bad_delays
 from .request import COLUMNS, KEY_HEADERS

@@ -21,6 +21,8 @@ from pyspark.sql.types import (
 
 from ...protocol.errors import InvalidRecord
 from ..arguments import text
+from .delaying import FAR_MS
+from .given import DELAYS, delays_alike
 from .request import KEY_HEADERS
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
@@ -32,11 +34,15 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "headers": (ArrayType, NullType),
     "timestamp": (TimestampType, TimestampNTZType, NullType),
     "partition": (IntegralType, NullType),
+    "deliver_at": (TimestampType, TimestampNTZType, IntegralType, NullType),
+    "delay_ms": (IntegralType, NullType),
 }
 
 
 def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any) -> DataFrame:
     """key, value, timestamp and, where they are given, headers, asked (an explicit partition) and topic, as stored.
+
+    Where there is a column of delays, or of times of delivery, also due_us and delay_ms.
 
     columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
     one. order_by: the rows of a key stay in this order. Raises InvalidRecord.
@@ -46,6 +52,7 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         for name, given in columns.items()
         if given is not None or name in df.columns
     }
+    chosen = _with_one_delay(chosen, columns)
     if "value" not in chosen:
         raise InvalidRecord("The DataFrame has no column for the value.", found=df.columns, expected="value, or value=")
     named = [given for given in chosen.values() if isinstance(given, str) and given.isidentifier()]
@@ -66,6 +73,7 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         *([_without_nulls("headers").alias("headers")] if "headers" in chosen else []),
         F.coalesce(_optional(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
         *([F.coalesce(F.col("partition").cast("bigint"), F.lit(-1)).alias("asked")] if "partition" in chosen else []),
+        *_due(message, chosen),
         *(["topic"] if "topic" in chosen else []),
         *(f"__order_{i}" for i in range(len(ordering))),
     )
@@ -76,6 +84,33 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         .sortWithinPartitions(*(f"__order_{i}" for i in range(len(ordering))))
         .drop(*(f"__order_{i}" for i in range(len(ordering))))
     )
+
+
+def _with_one_delay(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said in the call wins over columns of those names, and may be one time for all rows."""
+    said = {name: columns[name] for name in DELAYS if columns.get(name) is not None}
+    plain = {name: given for name, given in said.items() if not isinstance(given, Column | str)}
+    alike = {name: F.lit(one.as_py()) for name, one in delays_alike(plain).items()}
+    both = {name for name in DELAYS if name in chosen} if not said else set(said)
+    if len(both) > 1:
+        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+    return {name: alike.get(name, given) for name, given in chosen.items() if name not in DELAYS or name in both}
+
+
+def _due(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:
+    if not chosen.keys() & set(DELAYS):
+        return []
+    nothing = F.lit(None).cast("bigint")
+    at_us = nothing
+    if "deliver_at" in chosen:
+        at = F.col("deliver_at")
+        if isinstance(message.schema["deliver_at"].dataType, IntegralType):
+            ms = F.least(F.greatest(at.cast("bigint"), F.lit(-1)), F.lit(FAR_MS))
+            at_us = F.when(at.isNotNull(), ms * 1000)
+        else:
+            at_us = F.unix_micros(at.cast("timestamp"))
+    delay_ms = F.col("delay_ms").cast("bigint") if "delay_ms" in chosen else nothing
+    return [at_us.alias("due_us"), delay_ms.alias("delay_ms")]
 
 
 def _column(name: str, given: Any) -> Column:

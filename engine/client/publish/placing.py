@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partitions_of
-from ...protocol.values.delays import NOT_DELAYED
 from .delaying import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, Due, Wanted, due_of
 
 # a refused row has partition -1 - index here

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...protocol.values.delays import NOT_DELAYED
+from lakemq.tables.specs.delayed import NOT_DELAYED
+
 from ...protocol.values.log import ApplicationVersion, Ranges, RefusedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from .routing import Route

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
-from ...protocol.values.delays import NOT_DELAYED
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
-from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE
+from .delaying import DUE_BY_CALL, FAR_MS, due_since
 from .placing import REFUSALS, Copy, Run
 from .publication import Publication
 from .routing import Route
@@ -81,14 +80,7 @@ def _due(
         raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
     if delay_ms.null_count == len(delay_ms):
         return at_us, None
-    # more than there are years up to 9999: it is refused as what is due then is
-    delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
-    is_negative = pc.less(delay_ms, 0)
-
-    def due(since: Any) -> pa.ChunkedArray:
-        return pc.coalesce(at_us, pc.if_else(is_negative, pa.scalar(NEGATIVE), pc.add(since, delay_us)))
-
-    return due(stamps.cast(pa.int64())), due(pa.scalar(now_ms * 1000))
+    return due_since(at_us, delay_ms, stamps.cast(pa.int64())), due_since(at_us, delay_ms, pa.scalar(now_ms * 1000))
 
 
 def _moments(table: pa.Table, name: str) -> pa.ChunkedArray:

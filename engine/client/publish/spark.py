@@ -103,12 +103,13 @@ class SparkPublisher:
         order_by: Any,
     ) -> Published:
         """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
-        rows = message_rows(df, columns, self._clock.now_ms(), order_by)
+        now_ms = self._clock.now_ms()
+        rows = message_rows(df, columns, now_ms, order_by)
 
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), publication.destination),))
 
-        return self._until_current(routes, rows, publication)
+        return self._until_current(routes, rows, publication, now_ms)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
@@ -123,34 +124,37 @@ class SparkPublisher:
         df: topic and the columns of a message; names: the destinations that occur; source: what dead letters name for
         rows that bear none of them. Rows nobody receives become dead letters.
         """
-        rows = message_rows(df, dict.fromkeys(df.columns), self._clock.now_ms(), None)
+        now_ms = self._clock.now_ms()
+        rows = message_rows(df, dict.fromkeys(df.columns), now_ms, None)
 
         def routes() -> Routes:
             return routes_by_name(self._metadata(), names, source)
 
-        return self._until_current(routes, rows, Publication(source, application=application))
+        return self._until_current(routes, rows, Publication(source, application=application), now_ms)
 
     def _until_current(
         self,
         routes: Callable[[], Routes],
         rows: DataFrame,
         publication: Publication,
+        now_ms: int,
     ) -> Published:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(routes(), rows, publication)
+                return self._publish(routes(), rows, publication, now_ms)
             except StaleTopicMetadata:
                 continue
-        return self._publish(routes(), rows, publication)
+        return self._publish(routes(), rows, publication, now_ms)
 
     def _publish(
         self,
         routes: Routes,
         rows: DataFrame,
         publication: Publication,
+        now_ms: int,
     ) -> Published:
         options = dict(self._ns.storage_options)
-        write = WriteMessages(self._ns.files.root, options, routes.destinations)
+        write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
         request = _request(publication, routes, written)

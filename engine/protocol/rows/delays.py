@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from lakemq.tables.specs.delayed import DELAYED, DelayedRow
+from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 
 from ..values.base import Record
 from ..values.delays import (
-    HOUR_MS,
     Delayed,
     DelayedRange,
     DelaysDropped,

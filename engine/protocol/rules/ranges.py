@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
+
 from ..errors import InvalidRequest
-from ..values.delays import HOUR_MS, NOT_DELAYED
 from ..values.log import DataFile, PendingFile, Ranges
 
 Column = npt.NDArray[np.int64]

@@ -11,11 +11,6 @@ import msgspec
 
 from .base import Record
 
-HOUR_MS = 3_600_000
-
-NOT_DELAYED = -1
-"""The due time of rows that are in the log at once."""
-
 
 class DelayStatus(str, Enum):
     """What became of a range, as tables tell it."""

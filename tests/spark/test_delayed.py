@@ -1,0 +1,84 @@
+"""Delayed messages from DataFrames: released when they are due, in order, and seen in SQL while they wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidRecord, InvalidTimestamp
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def values(mq: Connection, topic: str) -> list[str]:
+    return [value.decode() for value in mq.fetch(topic).to_arrow()["value"].to_pylist()]
+
+
+def wait_for(mq: Connection, topic: str, count: int) -> None:
+    deadline_s = time.monotonic() + 30
+    while len(values(mq, topic)) < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_column_of_delays(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, config={"delay.slot.ms": 100})
+    start_ms = now_ms() + 3_000
+    rows = spark.range(40).select(F.col("id").cast("string").alias("value"), "id")
+    at = F.timestamp_millis(F.lit(start_ms) + (39 - F.col("id")) * 100)
+    told = mq.publish(topic, rows, deliver_at=F.when(F.col("id") > 0, at))
+    assert sum(unit.record_count for unit in told.waiting) == 39
+    assert values(mq, topic) == ["0"] or now_ms() > start_ms
+    wait_for(mq, topic, 40)
+    assert values(mq, topic) == ["0", *(str(i) for i in range(39, 0, -1))]
+    assert now_ms() >= start_ms + 3_800
+
+
+@pytest.mark.parametrize("how", ["delay_ms", "milliseconds", "for all", "a time for all"])
+def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic: str, how: str) -> None:
+    mq.topics.create(topic)
+    far = datetime.now(timezone.utc) + timedelta(days=1)
+    rows = spark.createDataFrame([("a", 86_400_000, int(far.timestamp() * 1000))], "value string, later long, at long")
+    given: Any = {
+        "delay_ms": {"delay_ms": "later"},
+        "milliseconds": {"deliver_at": "at"},
+        "for all": {"delay_ms": 86_400_000},
+        "a time for all": {"deliver_at": far},
+    }[how]
+    before_ms = now_ms()
+    told = mq.publish(topic, rows, **given)
+    assert sum(unit.record_count for unit in told.waiting) == 1
+    (waiting,) = [one.told for one in mq._whole_state().delays.ranges.values() if one.told.topic == topic]
+    assert 86_390_000 < waiting.first_due_ms - before_ms < 86_440_000
+
+
+def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic)
+    rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None), ("d", 10**9)], "value string, delay_ms long")
+    told = mq.publish(topic, rows)
+    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    assert values(mq, topic) == ["c"]
+    with pytest.raises(InvalidRecord, match="both"):
+        mq.publish(topic, rows.withColumn("deliver_at", F.current_timestamp()))
+    with pytest.raises(InvalidRecord, match="wrong type"):
+        mq.publish(topic, rows, delay_ms="value")
+    with pytest.raises(InvalidTimestamp):
+        mq.publish(topic, rows, delay_ms=-1)
+
+
+def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]) -> None:
+    mq.topics.create(topic)
+    mq.publish(topic, spark.createDataFrame([("a",), ("b",)], "value string"), delay_ms=10**9)
+    projected()
+    (row,) = spark.table("mq.pending_delayed").where(F.col("topic") == topic).collect()
+    assert (row.state, row.messages) == ("waiting", 2)
+    assert row.due_hour <= row.first_due <= row.last_due
