@@ -17,7 +17,17 @@ import typer
 from typer.core import TyperGroup
 
 from lakemq.jobs import interrupts
-from lakemq.jobs.commands import consume, groups, messages, namespace, publish, query, topics, transactions
+from lakemq.jobs.commands import (
+    consume,
+    delayed,
+    groups,
+    messages,
+    namespace,
+    publish,
+    query,
+    topics,
+    transactions,
+)
 from lakemq.jobs.commands.context import PATH_VARIABLE, Session
 from lakemq.jobs.exits import all_codes, exit_of
 from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
@@ -167,6 +177,7 @@ messages.add_to(app)
 consume.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
+delayed.add_to(app)
 groups.add_to(app)
 
 

@@ -34,6 +34,7 @@ from .arguments import (
     partition_number,
     text,
     topic_name,
+    topic_names,
     whole_number,
     whole_numbers,
 )
@@ -43,6 +44,7 @@ from .consume.group_consumer import GroupConsumer
 from .consume.group_stream import GroupStream
 from .consume.groups import Groups
 from .consume.resets import Resets
+from .delays import DelayedMessages
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position
@@ -289,6 +291,11 @@ class Connection:
         return Transactions(self.requester, self._whole_state, self.namespace.files.time_ms)
 
     @cached_property
+    def delayed(self) -> DelayedMessages:
+        """Schedule delayed messages, see what waits, and cancel by receipt."""
+        return DelayedMessages(self._arrow_publisher, self.requester, self._whole_state, self._clock)
+
+    @cached_property
     def groups(self) -> Groups:
         """Groups: their settings and members, what they have committed, and how much is left to them."""
         resets = Resets(self._whole_state, self._fetching.offsets_for_times, self._clock.now_ms)
@@ -345,10 +352,11 @@ class Connection:
         the function is given DataFrames, otherwise tables of Arrow; see GroupStream.foreach_batch.
         """
         self._check_open()
+        named = topic_names("topics", topics)
         options.setdefault("protocol", self._consumers.protocol_of(group, "cooperative"))
 
         def joined() -> GroupConsumer:
-            consumer = self.consumer(group, topics=topics, **options)
+            consumer = self.consumer(group, topics=named, **options)
             assert isinstance(consumer, GroupConsumer)
             return consumer
 

@@ -89,7 +89,7 @@ class Requester:
     ) -> None:
         """namespace_id: of the namespace whose mailbox it is; a sequencer of another one at its path refuses all."""
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
-        self._reached, self._namespace_id = reached, namespace_id
+        self._reached, self.namespace_id = reached, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._bell = self._new_bell()
@@ -197,7 +197,7 @@ class Requester:
     def _put(self, batch: list[Waiting]) -> str:
         """The name of the letter with these requests, which has the next number: no number is used twice."""
         now_ms = self._clock.now_ms()
-        body = letter_of(self._client_id, self._number + 1, batch, now_ms, self._namespace_id)
+        body = letter_of(self._client_id, self._number + 1, batch, now_ms, self.namespace_id)
         self._number += 1
         try:
             name = self._mailbox.put(self._client_id, self._number, body, now_ms)

@@ -306,6 +306,10 @@ class DelayTooLong(LakeMQError, name="DELAY_TOO_LONG"):
     """The delay is longer than the last of the topic's levels (delay.levels)."""
 
 
+class InvalidReceipt(LakeMQError, name="INVALID_RECEIPT"):
+    """This is no receipt of a delayed message, or one of another namespace."""
+
+
 class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
     """The producer's buffer is full and did not drain in time."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 HOUR_MS = 3_600_000
@@ -33,6 +35,9 @@ class DelayedRow:
     scheduled_step: int | None = column(INT64, "The step that decided it, while they wait.", nullable=True)
     position: int | None = column(INT32, "Order among the ranges of that step.", nullable=True)
     released_count: int = column(INT64, "Rows that are in the log, from the first on.")
+    cancelled_rows: list[int] | None = column(
+        pa.list_(INT64), "Numbers within the range of rows that are not delivered, while others wait.", nullable=True
+    )
     state: str = column(TEXT, "open, waiting, released, cancelled or aborted.")
     changed_at_ms: int = column(INT64, "When that was decided, or a step soon afterwards.")
     removed: bool = column(BOOL, "Nothing of it waits any more.")

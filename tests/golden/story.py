@@ -14,6 +14,7 @@ from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged
 from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.groups import (
     Assigned,
@@ -57,6 +58,14 @@ from lakemq.engine.protocol.values.transactions import (
 )
 
 DAY_MS = 86_400_000
+
+
+def _at(values: list[str], wanted: str) -> list[int]:
+    return [row for row, value in enumerate(values) if value == wanted]
+
+
+def _delayed(record: Any) -> list[DelayedRange]:
+    return record.ranges.rows() if isinstance(record, Delayed) else []
 
 
 class Producer:
@@ -338,6 +347,18 @@ class Story(QueueWords):
     def ask_operator_aborts(self, _: Any, transactional_id: str) -> AnyRequest:
         return AbortTransaction(transactional_id)
 
+    def ask_cancel(self, _: Any, values: list[str]) -> AnyRequest:
+        """By the ranges that they were published in, one of a publish."""
+        rows = [(file, row) for one in values for file, of in self.values.items() for row in _at(of, one)]
+        told = [one for step in self.mq.steps for entry in step.entries for one in _delayed(entry.record)]
+        found = [
+            (one.topic_id, one.file_id, one.first_row, row - one.first_row)
+            for file, row in rows
+            for one in told
+            if one.file_id == file and one.first_row <= row < one.first_row + one.record_count
+        ]
+        return CancelDelays(*map(list, zip(*found, strict=True)))
+
     # -- what is to be seen -----------------------------------------------------------------------------
 
     def see_states(self, expected: dict[str, str]) -> dict[str, str]:
@@ -442,6 +463,8 @@ def answer_of(result: AnyResult) -> Any:
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
     if isinstance(result, AcknowledgementsJudged):
         return {"fenced": result.fenced, "invalid": result.invalid}
+    if isinstance(result, DelaysJudged):
+        return {"outcomes": [one.value for one in result.outcomes]}
     if isinstance(result, OffsetsJudged):
         return {"fenced": result.fenced}
     if isinstance(result, OffsetsChanged):

@@ -21,7 +21,13 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.delays import DelayedRange, DelaysReleased
+from lakemq.engine.protocol.values.delays import (
+    CancelDelays,
+    CancelOutcome,
+    DelayedRange,
+    DelaysJudged,
+    DelaysReleased,
+)
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Produce
 from lakemq.engine.protocol.values.producers import TransactionRef
@@ -84,6 +90,7 @@ class Delays(RuleBasedStateMachine):
             self.mq.create(name, 2)
         self.messages: dict[Row, Message] = {}
         self.files: dict[int, list[int]] = {}
+        self.first_rows: dict[tuple[int, int], int] = {}
         self.unreadable, self.late = set[int](), set[int]()
         self.sent: list[Produce] = []
         self.tables: Tables = {}
@@ -132,6 +139,7 @@ class Delays(RuleBasedStateMachine):
         if how == "i":
             self.next_sequence[topic_id, partition] = sequence + len(times)
         self.publishes += 1
+        self.first_rows[topic_id, file_id] = 0
         for row, due_ms in enumerate(times):
             state = "waiting" if ref is None else "open"
             message = Message(partition, due_ms, (self.publishes, row), ref, state)
@@ -157,6 +165,22 @@ class Delays(RuleBasedStateMachine):
         for one in self.messages.values():
             if one.state == "open":
                 one.state = "waiting" if commit else "gone"
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Some rows of what was published; of each it is told what became of it."""
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.messages)), min_size=1, max_size=3))
+        keys = {row: self.first_rows[row[:2]] for row in rows}
+        columns = [[row[0] for row in rows], [row[1] for row in rows], [keys[row] for row in rows]]
+        judged = self.mq.one(CancelDelays(*columns, [row[2] - keys[row] for row in rows]))
+        assert isinstance(judged, DelaysJudged)
+        for row, outcome in zip(rows, judged.outcomes, strict=True):
+            one = self.messages[row]
+            assert (outcome is CancelOutcome.CANCELLED) >= (one.state == "waiting")
+            assert outcome is not CancelOutcome.RELEASED or one.state == "released"
+            assert outcome is not CancelOutcome.CANCELLED or one.state in ("waiting", "gone")
+            one.state = "gone" if one.state == "waiting" else one.state
 
     @rule(name=st.sampled_from(TOPICS), chance=st.integers(0, 9))
     def delete_topic(self, name: str, chance: int) -> None:

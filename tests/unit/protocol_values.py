@@ -13,9 +13,13 @@ from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
 from lakemq.engine.protocol.values.delays import (
+    CancelDelays,
+    CancelOutcome,
     Delayed,
     DelayedRanges,
+    DelaysCancelled,
     DelaysDropped,
+    DelaysJudged,
     DelaysReleased,
     DelaysSettled,
 )
@@ -280,6 +284,8 @@ REQUESTS: Kinds = {
         ),
         st.booleans(),
     ),
+    CancelDelays: st.builds(CancelDelays, columns(small), columns(file_ids), columns(small), columns(small))
+    | st.builds(CancelDelays, *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small))),
 }
 
 RESULTS: Kinds = {
@@ -293,6 +299,7 @@ RESULTS: Kinds = {
         st.booleans(),
         columns(st.builds(WaitingUnit, counts, small, counts, st.none() | file_ids, counts)),
     ),
+    DelaysJudged: st.builds(DelaysJudged, columns(st.sampled_from(CancelOutcome))),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
@@ -325,6 +332,14 @@ RECORDS: Kinds = {
         st.none() | texts,
     ),
     Delayed: st.builds(Delayed, delayed_ranges, st.none() | small, st.none() | small, st.none() | texts),
+    DelaysCancelled: st.builds(
+        DelaysCancelled,
+        columns(small),
+        columns(file_ids),
+        columns(counts),
+        columns(columns(counts)),
+        delayed_ranges,
+    ),
     DelaysReleased: st.builds(
         DelaysReleased, counts, columns(small), columns(file_ids), columns(counts), columns(counts), delayed_ranges
     ),

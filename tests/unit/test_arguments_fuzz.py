@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -18,11 +19,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.served import served
+from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.groups import Groups
+from lakemq.engine.client.delays import DelayedMessages
 from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError
@@ -166,6 +168,9 @@ def calls(mq: Connection) -> list[Call]:
         with mq.consumer("queued", **given) as made:
             made.poll()
 
+    def stream(**given: Any) -> None:
+        mq.stream(**given)
+
     def wait(wait_ms: Any) -> None:
         mq.step_until_idle(min(wait_ms, 1) if isinstance(wait_ms, int) else wait_ms)
 
@@ -260,6 +265,7 @@ def calls(mq: Connection) -> list[Call]:
             ),
             queue,
         ),
+        Call("stream", right(group=GROUP, topics=lambda: [TOPIC]), stream),
         Call("consumer.pause", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.resume", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
@@ -290,11 +296,26 @@ def calls(mq: Connection) -> list[Call]:
         Call("transactions.find_hanging", right(max_open_ms=0), mq.transactions.find_hanging),
         Call("transactions.describe_producers", right(topic=TOPIC, partition=0), mq.transactions.describe_producers),
         Call("transactions.abort", right(transactional_id="x"), mq.transactions.abort),
+        Call(
+            "delayed.schedule",
+            right(topic=TOPIC, value="v", key="k", headers=None, deliver_at=None, delay_ms=10**10),
+            mq.delayed.schedule,
+        ),
+        Call("delayed.cancel", right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4"), mq.delayed.cancel),
+        Call("delayed.cancel_all", right(receipts=list), mq.delayed.cancel_all),
+        Call("delayed.all", right(topic=None), mq.delayed.all),
         Call("step_until_idle", right(wait_ms=0), wait),
     ]
 
 
-PUBLIC = {"": Connection, "topics.": Topics, "groups.": Groups, "transactions.": Transactions, "consumer.": Consumer}
+PUBLIC = {
+    "": Connection,
+    "topics.": Topics,
+    "groups.": Groups,
+    "transactions.": Transactions,
+    "delayed.": DelayedMessages,
+    "consumer.": Consumer,
+}
 ELSEWHERE = {"producer", "transaction"}
 """What opens something that writes: `test_producer.py` and `test_transaction_scope.py` have what these are given."""
 
@@ -318,6 +339,8 @@ def make_topics(mq: Connection) -> None:
 
 def seen(mq: Connection) -> Any:
     """What a refused call must leave as it was."""
+    # what was accepted before may be on its way into the log
+    until(lambda: all(one.first_due_ms > time.time() * 1000 + 5_000 for one in mq.delayed.all()))
     return mq.topics.list()
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 from unit.served import CONFIG, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidRecord, InvalidTimestamp, LakeMQError
+from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidReceipt, InvalidRecord, InvalidTimestamp, LakeMQError
+from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
 
@@ -291,3 +293,92 @@ def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
     time.sleep(1)
     assert time.process_time() - began < 0.5
     assert mq.state().step <= step + 2
+
+
+# -- receipts ---------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
+    topic = quick(mq)
+    receipt = mq.delayed.schedule(topic, "never", "k", delay_ms=600)
+    kept = mq.delayed.schedule(topic, "comes", delay_ms=600)
+    assert mq.delayed.cancel(receipt) == "cancelled"
+    seen_at(mq, topic, 1)
+    time.sleep(0.2)
+    assert values(mq, topic) == ["comes"]
+    assert mq.delayed.cancel_all([receipt, kept]) == ["not_found", "not_found"]
+    assert mq.delayed.cancel_all([]) == []
+    assert mq.delayed.pointer_ms() > 0
+
+
+@pytest.mark.parametrize("count", [1, 30, 2_000])
+def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: int) -> None:
+    """Of those that ride and those in a file; in topics that place and round otherwise."""
+    topics = [new_topic(mq, 3), new_topic(mq, 2), new_topic(mq, 2)]
+    for topic, slot_ms in zip(topics, (50, 20, 20), strict=True):
+        mq.topics.alter(topic, {"delay.slot.ms": slot_ms}, subscriptions=[f"{topics[0]}/>"])
+    base_ms = now_ms() + 2_500
+    with mq.producer(linger_ms=200) as producer:
+        sent = [
+            producer.send(f"{topics[0]}/x", f"{i}", f"k{i % 7}", deliver_at=base_ms + (37 * i) % 500 if i % 5 else None)
+            for i in range(count)
+        ]
+        producer.flush()
+        receipts = {i: one.receipt for i, one in enumerate(sent)}
+    assert all((receipts[i] is None) == (i % 5 == 0) for i in receipts)
+    gone = {i for i in receipts if i % 5 and i % 3 == 0}
+    assert set(mq.delayed.cancel_all([receipts[i] or "" for i in sorted(gone)])) <= {"cancelled"}
+    assert now_ms() < base_ms, "the machine is too slow for this test"
+    expected = sorted(str(i) for i in range(count) if i not in gone)
+    for topic in topics:
+        seen_at(mq, topic, len(expected))
+        assert sorted(values(mq, topic)) == expected
+
+
+def test_what_waits_is_told_by_topic(mq: Connection) -> None:
+    topic = quick(mq)
+    mq.publish(topic, pa.table({"value": ["a", "b"], "delay_ms": [10**8, 10**9]}))
+    producer = mq.producer(f"{topic}-etl")
+    producer.begin_transaction()
+    producer.send(topic, "c", delay_ms=10**9)
+    producer.flush()
+    (told,) = mq.delayed.all(topic)
+    assert (told.messages, told.open) == (3, 1)
+    assert told.last_due_ms - told.first_due_ms >= 9 * 10**8 - 50
+    assert told in mq.delayed.all()
+    producer.abort_transaction()
+    producer.close()
+    assert mq.delayed.all(topic)[0].messages == 2
+
+
+@pytest.mark.parametrize("receipt", ["", "x", "lmq1:a", "lmq1:a:1.2.3", "lmq1:other:1.2.3.4", "lmq1:other:1.2.3.4\n"])
+def test_a_receipt_that_is_none_is_refused(mq: Connection, receipt: str) -> None:
+    with pytest.raises(InvalidReceipt):
+        mq.delayed.cancel(receipt)
+
+
+def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
+    topic = quick(mq)
+    real = mq.delayed.schedule(topic, "v", delay_ms=10**9)
+    places = real.rpartition(":")[2].split(".")
+    for at, number in ((0, "fff"), (1, "fff"), (2, "fff"), (3, "1")):
+        forged = real.rpartition(":")[0] + ":" + ".".join([*places[:at], number, *places[at + 1 :]])
+        assert mq.delayed.cancel(forged) == "not_found"
+    with pytest.raises(LakeMQError):
+        mq.delayed.cancel(real.rpartition(":")[0] + ":" + ".".join([*places[:3], "f" * 16]))
+    assert mq.delayed.cancel(real) == "cancelled"
+
+
+def test_the_command_lists_and_cancels(mq: Connection) -> None:
+    topic = quick(mq)
+    receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)
+
+    def run(*words: str) -> list[list[str]]:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "delayed", *words])
+        assert result.exit_code == 0, result.stderr
+        return [line.split() for line in result.stdout.splitlines()[1:]]
+
+    assert [topic, "1", "0", "1"] in [line[:4] for line in run("list")]
+    assert [line[:2] for line in run("describe", topic)] == [[topic, "1"]]
+    assert run("cancel", receipt) == [[receipt, "cancelled"]]
+    assert run("describe", topic) == []

@@ -13,7 +13,6 @@ from unit import protocol_values
 from lakemq.engine.protocol import machine, projection, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
-from lakemq.engine.protocol.values import delays as delay_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
@@ -48,7 +47,7 @@ def test_every_result_is_listed() -> None:
 
 
 def test_every_record_is_listed_and_has_a_fold() -> None:
-    subjects = (*SUBJECTS, delay_values, client_values, leader_values)
+    subjects = (*SUBJECTS, client_values, leader_values)
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
 
 

@@ -29,6 +29,7 @@ from ..requester import Requester
 from .few import FewBody, arrange_few
 from .placing import Arranged, Copy, Run, arrange
 from .publication import Publication
+from .receipts import Receipts, Stretch
 from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
 
@@ -59,6 +60,8 @@ class Prepared(NamedTuple):
     """Of each row as it was given, as what numpy makes an array of."""
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
     """Of each row as it was given, in that topic: when it is due, NOT_DELAYED; None: none waits."""
+    stretches: Sequence[Stretch] = ()
+    """By which it is told where rows wait."""
 
 
 class _Placed(NamedTuple):
@@ -69,6 +72,7 @@ class _Placed(NamedTuple):
     written: list[WrittenFile]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
+    stretches: Sequence[Stretch] = ()
 
 
 class Spread:
@@ -140,6 +144,13 @@ class ArrowPublisher:
         """A publish that somebody else will send. Raises what refuses one of its rows."""
         return self._prepared(publication, body, asked, self._spread.take(body.num_rows))
 
+    def receipts(self, prepared: Prepared, published: Published) -> Receipts | None:
+        """Of the rows that wait; None: there are none, or it was not told where."""
+        if not prepared.stretches or not published.waiting:
+            return None
+        topic_ids = [tuple(prepared.route.topics[i].topic_id for i in copy.topics) for copy in prepared.route.copies]
+        return Receipts(self._requester.namespace_id, topic_ids, prepared.stretches, published.waiting)
+
     def forget_routes(self) -> None:
         """Topics have changed: look at them again."""
         self._routes.forget()
@@ -157,7 +168,7 @@ class ArrowPublisher:
             refused = []
         request = produce_request(publication, route, ranges, refused, placed.written)
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
-        return Prepared(request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms)
+        return Prepared(request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.stretches)
 
     def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
         """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
@@ -178,13 +189,16 @@ class ArrowPublisher:
         rides = body.nbytes <= self._inline_max_bytes
         if isinstance(body, FewBody) and rides:
             few = arrange_few(route.copies, body, asked if asked is None else list(asked), start)
-            return _Placed(few.rows, [(-1, copy, runs) for copy, runs in few.runs], [], few.partition, few.due_ms)
+            stretches = [Stretch(0, body.num_rows, None, few.each)] if few.each else []
+            parts: list[Part] = [(-1, copy, runs) for copy, runs in few.runs]
+            return _Placed(few.rows, parts, [], few.partition, few.due_ms, stretches)
         table = body.table() if isinstance(body, FewBody) else body
         wanted = None if asked is None else np.asarray(asked, np.int64)
         if rides:
             arranged = arrange(route.copies, table, wanted, start, by_slot=True)
-            parts: list[Part] = [(-1, copy, runs) for copy, runs in arranged.runs]
-            return _Placed(arranged.rows, parts, [], arranged.partition, arranged.due_ms)
+            parts = [(-1, copy, runs) for copy, runs in arranged.runs]
+            stretches = [Stretch(0, table.num_rows, None, arranged.each)] if arranged.each else []
+            return _Placed(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches)
         return self._stored(route, table, wanted, start)
 
     def _stored(self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> _Placed:
@@ -202,7 +216,12 @@ class ArrowPublisher:
         if all(arranged.due_ms is None for arranged, _ in slices):
             return _Placed(None, parts, [file for _, file in slices], partition)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
-        return _Placed(None, parts, [file for _, file in slices], partition, np.concatenate(each))
+        stretches = [
+            Stretch(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
+            for i, (arranged, file) in enumerate(slices)
+            if arranged.each
+        ]
+        return _Placed(None, parts, [file for _, file in slices], partition, np.concatenate(each), stretches)
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -21,6 +21,7 @@ from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusa
 from ...protocol.values.log import Published, Unit
 from .arrow import Asked, Body
 from .placing import REFUSALS
+from .receipts import Receipts
 from .record import Records, check_callback
 
 log = logging.getLogger("lakemq.producer")
@@ -34,7 +35,8 @@ class RecordMetadata:
 
     offset: -1 where it is in the log, and the one answer that said where was lost (of a commit that was asked for
     again), and of one that waits for its time; timestamp_ms: the producer's, whatever the topic's
-    message.timestamp.type; deliver_at_ms: the time it waits for; None: it is not delayed.
+    message.timestamp.type; deliver_at_ms: the time it waits for, receipt: by which it is cancelled; None: it is not
+    delayed, or the answer that said so was lost.
     """
 
     topic: str
@@ -42,6 +44,7 @@ class RecordMetadata:
     offset: int
     timestamp_ms: int
     deliver_at_ms: int | None = None
+    receipt: str | None = None
 
 
 class Placement:
@@ -57,8 +60,10 @@ class Placement:
         timestamps_us: Any,
         units: Sequence[Unit],
         due_ms: npt.NDArray[np.int64] | list[int] | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
-        """partition, due_ms: of each row in the order given, as in Prepared."""
+        """partition, due_ms: of each row in the order given, as in Prepared; receipts: of those that wait."""
+        self._receipts = receipts
         self._due_ms = due_ms
         self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
@@ -70,7 +75,8 @@ class Placement:
             raise self._error(partition, 1)
         timestamp_ms = int(self._timestamps_us[row]) // 1000
         if self._due_ms is not None and self._due_ms[row] != NOT_DELAYED:
-            return RecordMetadata(self._topic, partition, -1, timestamp_ms, int(self._due_ms[row]))
+            receipt = None if self._receipts is None else self._receipts.of(row)
+            return RecordMetadata(self._topic, partition, -1, timestamp_ms, int(self._due_ms[row]), receipt)
         return RecordMetadata(self._topic, partition, int(self._offsets[row]), timestamp_ms)
 
     def first_refusal(self) -> LakeMQError | None:
@@ -258,6 +264,11 @@ class RecordFuture:
         """
         self._wait(timeout)
         return self._batch.metadata(self._index)
+
+    @property
+    def receipt(self) -> str | None:
+        """By which a delayed record is cancelled, waited for; None: it does not wait. Raises as `result`."""
+        return self.result().receipt
 
     def exception(self, timeout: float | None = None) -> LakeMQError | None:
         """What the record was refused with, waited for; None when it is in the log. Raises RequestTimedOut."""

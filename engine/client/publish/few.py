@@ -22,7 +22,7 @@ from lakemq.tables.specs.spec import TIME
 from ...protocol.codec.few_rows import FewRows, Header, headers_bytes, table_of
 from ...protocol.hashing import partitions_of_few
 from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE, NO_DUE, Wanted
-from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Run, refuse_bad_delays
+from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Placed, Run, refuse_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
 FEW_ROWS = 256
@@ -194,6 +194,7 @@ class ArrangedFew:
     runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
     partition: list[int]
     due_ms: list[int] | None = None
+    each: tuple[Placed, ...] = ()
 
 
 def arrange_few(copies: Sequence[Copy], body: FewBody, asked: Sequence[int] | None, start: int) -> ArrangedFew:
@@ -218,9 +219,14 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, asked: Sequence[int] | No
     rows = _copied(body, len(copies)).taken(order, placed)
     if body.due_us is None:
         return ArrangedFew(rows, tuple(runs), placed[: body.num_rows])
+    n = body.num_rows
+    each = [
+        Placed(np.array(placed[at : at + n], np.int32), np.array(due_ms[at : at + n], np.int64))
+        for at in range(0, len(placed), n)
+    ]
     deliver_at_us = [None if due_ms[row] == NOT_DELAYED else due_ms[row] * 1000 for row in order]
     rows = msgspec.structs.replace(rows, deliver_at_us=deliver_at_us)
-    return ArrangedFew(rows, tuple(runs), placed[: body.num_rows], due_ms[: body.num_rows])
+    return ArrangedFew(rows, tuple(runs), placed[:n], due_ms[:n], tuple(each))
 
 
 def _delayed(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list[int], list[int]]:

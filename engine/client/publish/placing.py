@@ -166,18 +166,26 @@ def _narrow(partition: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
     return narrow if np.array_equal(narrow, partition) else partition
 
 
+class Placed(NamedTuple):
+    """Of each row as it was given, in one copy: its partition, and when it is due."""
+
+    partition: npt.NDArray[np.int32]
+    due_ms: npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Arranged:
     """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
 
     partition, due_ms: of each row as it was given, in the first copy; negative for one that is refused, and None where
-    none is delayed.
+    none is delayed; each: the same of all copies, where some is.
     """
 
     rows: pa.Table
     runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
     partition: npt.NDArray[np.int32]
     due_ms: npt.NDArray[np.int64] | None = None
+    each: tuple[Placed, ...] = ()
 
 
 def arrange(
@@ -207,7 +215,8 @@ def arrange(
         runs.append((copy, found))
         placed.append(partition)
         dues.append(due)
-    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], None if dues[0] is None else dues[0].ms)
+    each = tuple(Placed(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
+    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], each[0].due_ms if each else None, each)
 
 
 def _wanted(body: pa.Table, timestamps_us: npt.NDArray[np.int64]) -> tuple[Wanted | None, pa.Table]:

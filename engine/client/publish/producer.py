@@ -340,6 +340,7 @@ class Producer:
             prepared.timestamps_us,
             published.units,
             prepared.due_ms,
+            self._publisher.receipts(prepared, published),
         )
         return Outcome(published, placement, placement.first_refusal() if self._options.on_error == "fail" else None)
 

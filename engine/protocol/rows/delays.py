@@ -12,6 +12,7 @@ from ..values.base import Record
 from ..values.delays import (
     Delayed,
     DelayedRange,
+    DelaysCancelled,
     DelaysDropped,
     DelaysReleased,
     DelaysSettled,
@@ -38,6 +39,8 @@ def _delayed(state: State, steps: Steps) -> pa.Table:
 def _ended(record: Record) -> Iterator[_Ended]:
     if isinstance(record, DelaysReleased):
         yield from ((told, DelayStatus.RELEASED) for told in record.done.rows())
+    elif isinstance(record, DelaysCancelled):
+        yield from ((told, DelayStatus.CANCELLED) for told in record.done.rows())
     elif isinstance(record, DelaysDropped):
         yield from ((told, DelayStatus.CANCELLED) for told in record.ranges.rows())
     elif isinstance(record, DelaysSettled):
@@ -47,7 +50,7 @@ def _ended(record: Record) -> Iterator[_Ended]:
 def _touched(record: Record) -> Iterator[RangeKey]:
     if isinstance(record, Delayed):
         yield from (told.key for told in record.ranges.rows())
-    elif isinstance(record, DelaysReleased | DelaysSettled):
+    elif isinstance(record, DelaysCancelled | DelaysReleased | DelaysSettled):
         yield from keys_of(record.topic_id, record.file_id, record.first_row)
     yield from (told.key for told, _ in _ended(record))
 
@@ -70,6 +73,7 @@ def _row(state: State, key: RangeKey, at_ms: int, ended: dict[RangeKey, _Ended])
         scheduled_step=live.step if live else None,
         position=live.position if live else None,
         released_count=released_count,
+        cancelled_rows=live.cancelled if live and live.cancelled else None,
         state=status.value,
         changed_at_ms=at_ms,
         removed=live is None,
@@ -84,6 +88,7 @@ def _restore(state: State, rows: pa.Table) -> None:
             raise ValueError(f"{DELAYED.name} has a range of {row.topic} that is not as it was written")
         is_open = row.state == DelayStatus.OPEN.value
         one = WaitingRange(told, row.scheduled_step, row.position, *author, is_open, row.released_count)
+        one.cancelled = list(row.cancelled_rows or ())
         state.delays.add(one)
 
 

@@ -6,6 +6,7 @@ always a number of its rows from the first on, and that number only grows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,13 @@ from ..errors import DelayQueueFull, InvalidRequest
 from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.delays import (
+    CancelDelays,
+    CancelOutcome,
     Delayed,
     DelayedRange,
+    DelaysCancelled,
     DelaysDropped,
+    DelaysJudged,
     DelaysReleased,
     DelaysSettled,
     RangeKey,
@@ -26,7 +31,7 @@ from ..values.delays import (
 )
 from ..values.journal import JournalEntry
 from ..values.log import DataFile, PendingFile, Produce
-from ..values.segments import Segments, segments
+from ..values.segments import NO_SEGMENTS, Segments, segments
 from ..values.state import State
 from ..values.topics import Topic
 from .ranges import RangeColumns
@@ -123,7 +128,43 @@ def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
 
 
 def _is_all(state: State, key: RangeKey, count: int) -> bool:
-    return count == state.delays.ranges[key].told.record_count
+    return not state.delays.ranges[key].left_after(count)
+
+
+def decide_cancel(state: State, request: CancelDelays, given: Given) -> Decision:
+    """Rows that wait will not be delivered. Of the others it is told what became of them. Raises InvalidRequest."""
+    columns = (request.topic_id, request.file_id, request.first_row, request.index)
+    if len({len(column) for column in columns}) != 1:
+        raise InvalidRequest("The columns differ in length.", found=[len(column) for column in columns])
+    outcomes: list[CancelOutcome] = []
+    fresh: dict[RangeKey, set[int]] = {}
+    for topic_id, file_id, first_row, index in zip(*columns, strict=True):
+        key = RangeKey(topic_id, file_id, first_row)
+        outcome = _outcome(state, key, index)
+        outcomes.append(outcome)
+        if outcome is CancelOutcome.CANCELLED and index not in state.delays.ranges[key].cancelled:
+            fresh.setdefault(key, set()).add(index)
+    if not fresh:
+        return Decision(DelaysJudged(outcomes))
+    done = [key for key, rows in fresh.items() if len(rows) == state.delays.ranges[key].left_count]
+    left = {key: sorted(rows) for key, rows in fresh.items() if key not in set(done)}
+    record = DelaysCancelled(
+        [key.topic_id for key in left],
+        [key.file_id for key in left],
+        [key.first_row for key in left],
+        list(left.values()),
+        columns_of([state.delays.ranges[key].told for key in done]),
+    )
+    return Decision(DelaysJudged(outcomes), (JournalEntry(record),))
+
+
+def _outcome(state: State, key: RangeKey, index: int) -> CancelOutcome:
+    one = state.delays.ranges.get(key)
+    if one is None or one.is_open or index >= one.told.record_count:
+        return CancelOutcome.NOT_FOUND
+    # what was cancelled is passed over, and stays cancelled
+    is_released = index < one.released_count and index not in one.cancelled
+    return CancelOutcome.RELEASED if is_released else CancelOutcome.CANCELLED
 
 
 class _Log:
@@ -136,7 +177,15 @@ class _Log:
         self._rows: list[dict[str, Any]] = []
 
     def append(self, one: WaitingRange, first: int, upto: int) -> None:
-        """Rows first .. upto of the range."""
+        """Rows first .. upto of the range, but for those that are cancelled."""
+        for index in one.cancelled[bisect_left(one.cancelled, first) : bisect_left(one.cancelled, upto)]:
+            self._append(one, first, index)
+            first = index + 1
+        self._append(one, first, upto)
+
+    def _append(self, one: WaitingRange, first: int, upto: int) -> None:
+        if first == upto:
+            return
         told, count = one.told, upto - first
         place, first_row = (told.topic_id, told.partition), told.first_row + first
         end = self._ends.get(place)
@@ -167,6 +216,8 @@ class _Log:
         self._rows.append(self._last[place])
 
     def segments(self) -> Segments:
+        if not self._rows:
+            return NO_SEGMENTS
         n, now_ms = len(self._rows), self._state.now_ms
         topics = [self._state.topics[row["topic_id"]] for row in self._rows]
         stamped = [topic.setting("message.timestamp.type") == "LogAppendTime" for topic in topics]
@@ -245,6 +296,14 @@ def evolve_released(state: State, record: DelaysReleased, segments: Segments) ->
         state.delays.release(told.key, told.record_count)
 
 
+def evolve_cancelled(state: State, record: DelaysCancelled, segments: Segments) -> None:
+    keys = keys_of(record.topic_id, record.file_id, record.first_row)
+    for key, rows in zip(keys, record.cancelled, strict=True):
+        state.delays.cancel(key, rows)
+    for told in record.done.rows():
+        state.delays.remove(told.key)
+
+
 def evolve_settled(state: State, record: DelaysSettled, segments: Segments) -> None:
     for told in record.aborted.rows():
         state.delays.remove(told.key)
@@ -258,9 +317,10 @@ def evolve_dropped(state: State, record: DelaysDropped, segments: Segments) -> N
         state.delays.remove(told.key)
 
 
-DECIDE: Rules = {RangesDue: decide_release}
+DECIDE: Rules = {RangesDue: decide_release, CancelDelays: decide_cancel}
 EVOLVE: Folds = {
     Delayed: evolve_delayed,
+    DelaysCancelled: evolve_cancelled,
     DelaysReleased: evolve_released,
     DelaysSettled: evolve_settled,
     DelaysDropped: evolve_dropped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .base import Record
+from .base import Count, FileId, Number, Record, Request, Result
 
 
 class DelayStatus(str, Enum):
@@ -99,6 +100,44 @@ class RangesDue(msgspec.Struct, frozen=True):
     pointer_ms: int
 
 
+class CancelOutcome(str, Enum):
+    """What became of a row that was to be cancelled."""
+
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+    NOT_FOUND = "not_found"
+    """It does not wait, or no more: it never did, or has been released or cancelled as a whole range before."""
+
+
+class CancelDelays(Request, frozen=True, tag="cancel_delays"):
+    """Rows that are not to be delivered, as columns: the range that each is in, and its number within that."""
+
+    topic_id: list[Number]
+    file_id: list[FileId]
+    first_row: list[Count]
+    index: list[Count]
+
+
+class DelaysJudged(Result, frozen=True, tag="delays_judged"):
+    """Per row what became of it."""
+
+    outcomes: list[CancelOutcome]
+
+
+class DelaysCancelled(Record, frozen=True, tag="delays_cancelled"):
+    """Rows that wait never will be delivered.
+
+    topic_id, file_id, first_row, cancelled: ranges of which others wait still, and the numbers of the rows within each;
+    done: those of which none does.
+    """
+
+    topic_id: list[int] = []
+    file_id: list[int] = []
+    first_row: list[int] = []
+    cancelled: list[list[int]] = []
+    done: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+
+
 class Delayed(Record, frozen=True, tag="delayed"):
     """Rows were published that wait. transactional_id: they are scheduled when its transaction is committed."""
 
@@ -161,7 +200,8 @@ class DelaysDropped(Record, frozen=True, tag="delays_dropped"):
 class WaitingRange:
     """A range as it is now. step, position: when it was published, and the place in that step.
 
-    released_count: of its rows, from the first on; is_open: its transaction has not ended.
+    released_count: of its rows, from the first on; is_open: its transaction has not ended; cancelled: numbers of rows
+    that are passed over, ascending.
     """
 
     told: DelayedRange
@@ -172,6 +212,7 @@ class WaitingRange:
     transactional_id: str | None
     is_open: bool
     released_count: int = 0
+    cancelled: list[int] = field(default_factory=list)
 
     @property
     def author(self) -> tuple[int | None, int | None]:
@@ -179,7 +220,12 @@ class WaitingRange:
 
     @property
     def left_count(self) -> int:
-        return self.told.record_count - self.released_count
+        return self.left_after(self.released_count)
+
+    def left_after(self, released_count: int) -> int:
+        """How many of its rows wait, once so many are released."""
+        passed_over = len(self.cancelled) - bisect_left(self.cancelled, released_count)
+        return self.told.record_count - released_count - passed_over
 
 
 @dataclass
@@ -230,10 +276,18 @@ class Delays:
         one = self.ranges.get(key)
         if one is None:
             return
-        self._count(one.told.topic_id, one.released_count - released_count)
+        self._count(one.told.topic_id, one.left_after(released_count) - one.left_count)
         one.released_count = released_count
         if not one.left_count:
             del self.ranges[key]
+
+    def cancel(self, key: RangeKey, rows: list[int]) -> None:
+        """These of its rows wait no more; others do."""
+        one = self.ranges.get(key)
+        if one is not None:
+            before = one.left_count
+            one.cancelled = sorted({*one.cancelled, *rows})
+            self._count(one.told.topic_id, one.left_count - before)
 
     def begin_step(self) -> None:
         self.ready.clear()
@@ -247,4 +301,6 @@ class Delays:
             self.pending.pop(topic_id, None)
 
 
-RECORDS = (Delayed, DelaysReleased, DelaysSettled, DelaysDropped)
+REQUESTS = (CancelDelays,)
+RESULTS = (DelaysJudged,)
+RECORDS = (Delayed, DelaysCancelled, DelaysReleased, DelaysSettled, DelaysDropped)

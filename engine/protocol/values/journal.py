@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Union
 
 import msgspec
 
-from . import clients, delays, leader
+from . import clients, leader
 from .base import Record
 from .kinds import SUBJECTS
 from .segments import NO_SEGMENTS, Segments
 
-RECORDS: tuple[type[Record], ...] = tuple(
-    kind for subject in (*SUBJECTS, delays, clients, leader) for kind in subject.RECORDS
-)
+RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)
 
 if TYPE_CHECKING:
     AnyRecord = Record

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Union
 
 from ..errors import Refusal
-from . import deliveries, groups, log, offsets, producers, topics, transactions
+from . import delays, deliveries, groups, log, offsets, producers, topics, transactions
 from .base import Done, Request, Result
 
-SUBJECTS = (topics, producers, log, offsets, groups, deliveries, transactions)
+SUBJECTS = (topics, producers, log, delays, offsets, groups, deliveries, transactions)
 
 _RESULTS: tuple[type[Result | Refusal], ...] = (
     Done,

@@ -1,0 +1,107 @@
+"""Receipts of delayed messages: text by which one is found again, in every topic that it will come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
+
+from ...protocol.errors import InvalidReceipt
+from ...protocol.names import shown
+from ...protocol.values.delays import CancelDelays
+from ...protocol.values.log import WaitingUnit
+from .placing import Placed
+
+_PLACE = r"(?:[0-9a-f]{1,16}\.){3}[0-9a-f]{1,16}"
+_RECEIPT = re.compile(rf"lmq1:([0-9a-zA-Z-]{{1,64}}):({_PLACE}(?:,{_PLACE})*)")
+_MOST_CHARACTERS = 1 << 20
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows that were arranged together, from row `first` of those given on. file_id: None where they ride."""
+
+    first: int
+    record_count: int
+    file_id: int | None
+    each: tuple[Placed, ...]
+
+    @cached_property
+    def ranks(self) -> list[Numbers]:
+        """Per copy where each row has come."""
+        ranks = []
+        for one in self.each:
+            rank = np.empty(self.record_count, np.int64)
+            rank[np.lexsort((one.due_ms, one.partition))] = np.arange(self.record_count)
+            ranks.append(rank)
+        return ranks
+
+
+class Receipts:
+    """Of one publish, worked out when somebody asks."""
+
+    def __init__(
+        self,
+        namespace_id: str,
+        topic_ids: Sequence[tuple[int, ...]],
+        stretches: Sequence[Stretch],
+        waiting: Sequence[WaitingUnit],
+    ) -> None:
+        """topic_ids: per copy; waiting: as it was answered."""
+        self._namespace_id, self._topic_ids, self._stretches = namespace_id, topic_ids, stretches
+        self._begins = {(unit.topic_id, unit.partition): unit for unit in waiting}
+
+    def of(self, row: int) -> str | None:
+        """The receipt of a row as it was given; None: it does not wait."""
+        for stretch in self._stretches:
+            if stretch.first <= row < stretch.first + stretch.record_count:
+                places = self._places(stretch, row - stretch.first)
+                said = ",".join(".".join(f"{number:x}" for number in place) for place in places)
+                return f"lmq1:{self._namespace_id}:{said}" if places else None
+        return None
+
+    def _places(self, stretch: Stretch, row: int) -> list[tuple[int, int, int, int]]:
+        """(topic_id, file_id, first row of its range, number within it), per topic."""
+        found: list[tuple[int, int, int, int]] = []
+        for number, (one, rank, topic_ids) in enumerate(zip(stretch.each, stretch.ranks, self._topic_ids, strict=True)):
+            partition, due_ms = int(one.partition[row]), int(one.due_ms[row])
+            if due_ms == NOT_DELAYED:
+                continue
+            unit = (one.partition == partition) & (one.due_ms != NOT_DELAYED)
+            together = one.due_ms == due_ms if stretch.file_id is None else one.due_ms // HOUR_MS == due_ms // HOUR_MS
+            first = int(rank[unit & together].min())
+            for topic_id in topic_ids:
+                begins = self._begins.get((topic_id, partition))
+                if stretch.file_id is not None:
+                    place = (stretch.file_id, number * stretch.record_count + first)
+                elif begins is None or begins.file_id is None:
+                    continue
+                else:
+                    place = (begins.file_id, begins.first_row + first - int(rank[unit].min()))
+                found.append((topic_id, *place, int(rank[row]) - first))
+        return found
+
+
+def cancel_request(receipts: Sequence[str], namespace_id: str) -> tuple[CancelDelays, list[int]]:
+    """The request for all of them, and of how many rows each tells. Raises InvalidReceipt."""
+    rows: list[list[int]] = []
+    counts: list[int] = []
+    for receipt in receipts:
+        found = _RECEIPT.fullmatch(receipt) if len(receipt) <= _MOST_CHARACTERS else None
+        if found is None:
+            raise InvalidReceipt("This is no receipt.", found=shown(receipt), expected="lmq1:...")
+        if found[1] != namespace_id:
+            raise InvalidReceipt("The receipt is of another namespace.", found=found[1], expected=namespace_id)
+        mine = [[int(number, 16) for number in place.split(".")] for place in found[2].split(",")]
+        rows += mine
+        counts.append(len(mine))
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    return CancelDelays(*columns), counts
