@@ -230,7 +230,8 @@ class Sequencer:
         attendance = Attendance(Beats(ns.files), self._clock, self._watchers)
         targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
         ahead_ms, most = ns.config.ms("delay.load.ahead.ms"), ns.config.number("release.max.ranges")
-        slots = Slots(state.delays, partial(read_runs, ns.files), self._watchers, self._clock, ahead_ms, most)
+        read = partial(read_runs, ns.files)
+        slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, ahead_ms, most)
         parts = (state, journal, pending, background, time, attendance, targets, slots)
         return _Term(*parts, steady_ms, steady_ms, steady_ms)
 
@@ -238,6 +239,7 @@ class Sequencer:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
+            term.slots.close()
             term.background.abandon()
 
     def resign(self) -> None:

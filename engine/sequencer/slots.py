@@ -58,13 +58,16 @@ class _Reading(NamedTuple):
 
 
 class Slots:
-    """Of one term of leadership; called by the sequencer's thread, and reads in one of `executor`."""
+    """Of one term of leadership; called by the sequencer's thread, and reads in another one."""
 
-    def __init__(self, delays: Delays, read: Read, executor: Executor, clock: Clock, ahead_ms: int, most: int) -> None:
-        """delays: those that wait now; ahead_ms: how long before the first of its rows is due a range is read; most:
-        ranges that a step releases.
+    def __init__(
+        self, delays: Delays, read: Read, executor: Callable[[], Executor], clock: Clock, ahead_ms: int, most: int
+    ) -> None:
+        """delays: those that wait now; executor: a new one, when one hangs with what it reads; ahead_ms: how long
+        before the first of its rows is due a range is read; most: ranges that a step releases.
         """
-        self._read, self._executor, self._clock = read, executor, clock
+        self._read, self._new_executor, self._clock = read, executor, clock
+        self._executor: Executor | None = None
         self._ahead_ms, self._most = ahead_ms, most
         self._next: list[_Next] = []
         self._unread: list[_Unread] = []
@@ -161,6 +164,7 @@ class Slots:
                 log.error("Due times of %d ranges could not be read in time", len(self._reading.keys))
                 self._stuck |= dict.fromkeys(self._reading.keys, steady_ms + RETRY_MS)
                 self._reading = None
+                self.close()
         for key in [key for key, again_ms in self._stuck.items() if again_ms <= steady_ms]:
             del self._stuck[key]
             if (one := delays.ranges.get(key)) is not None:
@@ -177,8 +181,15 @@ class Slots:
                 keys.append(key)
         if keys:
             told = [delays.ranges[key].told for key in keys]
+            self._executor = self._executor or self._new_executor()
             future = self._executor.submit(self._read, told)
             self._reading = _Reading(keys, due_ms, steady_ms + READ_TIMEOUT_MS, future)
+
+    def close(self) -> None:
+        """What still hangs is left to itself."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
 
     def _take(self, reading: _Reading, delays: Delays) -> None:
         failed = reading.future.exception()

@@ -1,0 +1,79 @@
+"""Sequencers die while messages wait and are released: each comes once, none early, and each cancel holds (I9)."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from faults.checks import check_projections
+from faults.processes import QUICK, Processes, assert_killed, kill_one, on_the_way_to, terminate, until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+
+POINTS = {
+    "sequencer.step_written": 8,
+    "sequencer.journal_appended": 9,
+    "sequencer.answered": 6,
+    "projector.rows_written": 3,
+    "projector.messages_registered": 3,
+    "projector.table_appended": 9,
+    "projector.watermark_written": 3,
+}
+WAVES, WAVE = 12, 6
+STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
+"""So that a message bears the time of its release."""
+
+
+@pytest.mark.parametrize("point", [*POINTS, "at random"])
+def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> None:
+    chance = random.Random(point)
+    crash_at = None if point == "at random" else f"{point}:{POINTS[point]}"
+    with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq:
+        serving = [family.serve(crash_at=crash_at, **on_the_way_to(point)), family.serve()]
+        mq.topics.create("later", 2, config=STAMPED)
+        sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance))
+        left = len(sent) - len(cancelled)
+        until(lambda: sum(mq.end_offsets("later").values()) >= left, 30, "the release of all")
+        time.sleep(0.3)
+        if crash_at is not None:
+            assert_killed(serving.pop(0))
+        for child in serving:
+            terminate(child)
+    with lakemq.connect(family.path) as mq:
+        mq.step_until_idle(wait_ms=20_000)
+        rows = mq.fetch("later").to_arrow().select(["value", "timestamp"]).to_pylist()
+        assert Counter(row["value"].decode() for row in rows) == Counter(sent.keys() - cancelled)
+        early = [row for row in rows if row["timestamp"].timestamp() * 1000 < sent[row["value"].decode()]]
+        assert not early
+        assert mq.delayed.all() == []
+        check_projections(mq)
+
+
+def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
+    """What was acknowledged, with when it is due; and what of it was cancelled."""
+    sent: dict[str, int] = {}
+    cancelled: set[str] = set()
+    with mq.producer() as producer:
+        for wave in range(WAVES):
+            futures = {
+                f"{wave}.{i}": producer.send("later", f"{wave}.{i}", delay_ms=chance.choice([0, 50, 300, 900]))
+                for i in range(WAVE)
+            }
+            for value, future in futures.items():
+                sent[value] = future.result().deliver_at_ms or 0
+            some = chance.choice(sorted(futures))
+            if mq.delayed.cancel(futures[some].receipt or "") == "cancelled":
+                cancelled.add(some)
+            each()
+    return sent, cancelled
+
+
+def kill_some(serving: list[subprocess.Popen[str]], family: Processes, point: str, chance: random.Random) -> None:
+    if point == "at random" and chance.random() < 0.4:
+        kill_one(serving, chance)
+        serving.append(family.serve())
