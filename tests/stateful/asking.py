@@ -116,7 +116,7 @@ def ranges_of(partition_counts: list[int], picks: list[int], file: int, long_run
             end = row + 1
             while long_runs and end < len(placed) and placed[end] == placed[row]:
                 end += 1
-            values = (topic, placed[row], file, row, end - row, 1000, 9000)
+            values = (topic, placed[row], file, row, end - row, 1000, 9000, -1, -1)
             for column, value in zip(ranges.__struct_fields__, values, strict=True):
                 getattr(ranges, column).append(value)
             row = end
