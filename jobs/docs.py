@@ -144,12 +144,16 @@ def _settings(declared: Mapping[str, Parameter]) -> str:
 def _default(parameter: Parameter) -> str:
     """As it may be given."""
     default = parameter.default
+    if isinstance(default, bool):
+        return str(default).lower()
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _range(parameter: Parameter) -> str:
     if parameter.choices:
         return ", ".join(f"`{choice}`" for choice in parameter.choices)
+    if isinstance(parameter.default, bool):
+        return parameter.expected
     return f"{parameter.low} to {parameter.high}"
 
 

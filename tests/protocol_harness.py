@@ -46,7 +46,7 @@ from lakemq.engine.protocol.values.producers import (
     waiting_unit,
 )
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
+from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, TopicRef
 from lakemq.engine.sequencer.assigning import PlugInThreads
 from lakemq.engine.sequencer.due_times import Run
 from lakemq.engine.sequencer.slots import Slots
@@ -145,7 +145,7 @@ class Harness:
         self.land(entries) if entries else None
         return [one.record.kind for one in entries]
 
-    def see(self, *seen: MemberSilent | TargetComputed) -> list[str]:
+    def see(self, *seen: MemberSilent | TargetComputed | LogOutgrown) -> list[str]:
         """A step with what the leader has seen or computed by itself; the kinds of what it decides."""
         machine.begin_step(self.state, self.now_ms)
         entries = machine.fold_seen(self.state, seen)

@@ -38,6 +38,7 @@ from ..protocol.projection import files_named
 from ..protocol.values.log import Produce
 from . import merging
 from .merging import Numbers
+from .trimming import Living, is_deleted
 from .writing import write_merged
 
 log = logging.getLogger("lakemq.serve")
@@ -105,20 +106,28 @@ class DataFiles:
         self._grace_ms = config.ms("merge.grace.ms")
         self._settled_ms = min(SETTLED_MS, self._grace_ms)
         self._looked_at_ms: int | None = None
+        self._counted_at_ms: int | None = None
+        self._count_every_ms = config.ms("retention.check.interval.ms")
+        self.wasted: frozenset[str] = frozenset()
+        """Files of `segments` of which so many rows were deleted that they are to be merged, whatever their size."""
 
     def is_due(self) -> bool:
         """Whether it is time to look at the files."""
         last_ms = self._looked_at_ms
         return last_ms is None or self._clock.steady_ms() - last_ms >= self._settled_ms
 
-    def maintain(self, handles: Handles, step: int, floor: int) -> bool:
+    def maintain(self, handles: Handles, step: int, floor: int, then: Living | None = None) -> bool:
         """Remove and merge what there is; whether segments up to the floor were put together.
 
         handles: of TABLES_LOOKED_AT. step: of the watermark just written. floor: nobody begins to read from an older
-        one. Raises CommitConflict.
+        one. then: what there was at some step from which nobody begins to read an older one. Raises CommitConflict.
         """
         self._looked_at_ms = self._clock.steady_ms()
         self._remove(handles, step)
+        last_ms = self._counted_at_ms
+        if then is not None and (last_ms is None or self._looked_at_ms - last_ms >= self._count_every_ms):
+            self._counted_at_ms = self._looked_at_ms
+            self._count(handles, then)
         chosen = self._chosen(handles[MESSAGES.name])
         try:
             return bool(chosen) and self._merge(handles, chosen, floor)
@@ -138,7 +147,7 @@ class DataFiles:
         small = [
             file
             for file in messages.files()
-            if file.size_bytes < SMALL_BYTES and _file_id(file.path) >= 0 and file.path not in seen.damaged
+            if file.size_bytes < SMALL_BYTES and file_id_of(file.path) >= 0 and file.path not in seen.damaged
         ]
         if len(small) < least:
             return []
@@ -149,10 +158,10 @@ class DataFiles:
         for file in small:
             if seen.written_ms[file.path] < 0:
                 seen.written_ms[file.path] = self._files.modified_ms(f"{MESSAGES.name}/{file.path}") or now_ms
-            if now_ms - seen.written_ms[file.path] > self._least_age_ms(_file_id(file.path)):
+            if now_ms - seen.written_ms[file.path] > self._least_age_ms(file_id_of(file.path)):
                 old.append(file)
         indexes = merging.files_to_merge(np.array([f.size_bytes for f in old], np.int64), least)
-        return sorted((old[i] for i in indexes.tolist()), key=lambda file: _file_id(file.path))
+        return sorted((old[i] for i in indexes.tolist()), key=lambda file: file_id_of(file.path))
 
     @property
     def _least(self) -> int:
@@ -163,7 +172,7 @@ class DataFiles:
         return self._settled_ms if file_id >= SEQUENCERS_FILES else self._config.ms("publish.max.duration.ms")
 
     def _merge(self, handles: Handles, chosen: Sequence[StoredFile], floor: int) -> bool:
-        ids = np.array([_file_id(file.path) for file in chosen], np.int64)
+        ids = np.array([file_id_of(file.path) for file in chosen], np.int64)
         elsewhere = [_named_by(handles[name]) for name in POINTING if name not in MOVED]
         pointing = {name: self._pointing(handles[name], ids) for name in MOVED}
         bodies = self._bodies(chosen, ids, pointing[SEGMENTS.name].rows, set().union(*elsewhere))
@@ -259,6 +268,25 @@ class DataFiles:
             handle.version, added, one.stored, handle.last_step() or None, max(floor, handle.floor()) or None
         )
 
+    # -- what was deleted ---------------------------------------------------------------------------------
+
+    def _count(self, handles: Handles, then: Living) -> None:
+        """Files of `segments` that hold mostly what is deleted, and data files that nothing points at, are found.
+
+        Those are announced, as if they had been replaced: they go when that was long enough ago.
+        """
+        wasted, named, segments = set(), set[int](), handles[SEGMENTS.name]
+        for file in segments.files():
+            rows = segments.read(["topic_id", "partition", "last_offset", "file_id"], files=[file])
+            named.update(rows.column("file_id").unique().drop_null().to_pylist())
+            if 2 * np.count_nonzero(is_deleted(rows, then)) > rows.num_rows:
+                wasted.add(file.path)
+        self.wasted = frozenset(wasted)
+        named = named.union(*(_named_by(handles[name]) for name in POINTING if name != SEGMENTS.name))
+        paths = {f.path for f in handles[MESSAGES.name].files() if (i := file_id_of(f.path)) >= 0 and i not in named}
+        if paths and (new := paths - self._leftovers.announced(MESSAGES.name)):
+            self._leftovers.announce(MESSAGES.name, sorted(new))
+
     # -- removing ---------------------------------------------------------------------------------------
 
     def _remove(self, handles: Handles, step: int) -> None:
@@ -279,14 +307,14 @@ class DataFiles:
 
     def _unnamed(self, due: Due, handles: Handles, step: int) -> set[str]:
         """In this order: what a letter names is in the journal before the letter is gone."""
-        is_publishers = any(_file_id(path) < SEQUENCERS_FILES for path in due.paths)
+        is_publishers = any(file_id_of(path) < SEQUENCERS_FILES for path in due.paths)
         named = {-1, *(self._named_in_letters() if is_publishers else ())}
         tail = self._store.open(JOURNAL).read(
             [name for name in JOURNAL.stored_schema.names if name != "rows"], step=(step + 1, None)
         )
         named |= files_named(decode_steps(tail))
         named = named.union(*(_named_by(handles[name]) for name in POINTING))
-        return {path for path in due.paths if _file_id(path) not in named}
+        return {path for path in due.paths if file_id_of(path) not in named}
 
     def _named_in_letters(self) -> Iterator[int]:
         """By publishers. What cannot be read has not been looked at: a file so old will be refused then."""
@@ -309,7 +337,7 @@ def _path(file_id: int) -> str:
     return f"{file_stem(file_id)}.parquet"
 
 
-def _file_id(path: str) -> int:
+def file_id_of(path: str) -> int:
     """Of a data file; -1 for what somebody else has put there, which nobody touches."""
     name = _NAME.fullmatch(path)
     return int(name[1], 16) if name else -1

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
@@ -27,7 +28,7 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from .data_files import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFiles, Handles
-from .trimming import Living, is_spent, trimmed
+from .trimming import Living, is_spent, trimmed, without_deleted
 from .writing import write_merged
 
 MANY_BIG_FILES = 8
@@ -95,8 +96,11 @@ class Housekeeping:
         now_ms: Callable[[], int],
         data_files: DataFiles,
         reached: crash.Reached = crash.nowhere,
+        then: Living | None = None,
     ) -> None:
-        """watermark: the newest one at the beginning of the term; now_ms: the time of the steps."""
+        """watermark: the newest one at the beginning of the term; now_ms: the time of the steps; then: what there was
+        at the watermark, where it is known.
+        """
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
         self._data_files = data_files
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
@@ -105,11 +109,18 @@ class Housekeeping:
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
         self._tables: dict[str, _Maintained] = {}
         self._living: Living | None = None
+        self._coming = None if then is None else (clock.steady_ms() - age_ms, watermark.step, then)
+        self._settled: tuple[int, Living] | None = None
+        """A step from which nobody begins to read an older one, and what there was then."""
 
     def projected(self, step: int, now: Living) -> None:
         """The watermark of this step was just written; `now`: what there was at that step."""
-        self._living = now
-        self._watermarks.append((self._clock.steady_ms(), step))
+        self._living, now_ms = now, self._clock.steady_ms()
+        self._watermarks.append((now_ms, step))
+        if self._coming is not None and now_ms - self._coming[0] >= LOAD_MS:
+            self._settled, self._coming = self._coming[1:], None
+        if self._coming is None:
+            self._coming = now_ms, step, now
 
     # -- projections ------------------------------------------------------------------------------------
 
@@ -118,6 +129,7 @@ class Housekeeping:
         maintained = self._maintained(handle.spec.name)
         is_quiet, since = self._is_quiet(handle, maintained), handle.version - maintained.checkpointed_version
         is_due = since >= self._config.number("checkpoint.interval") or (is_quiet and since > 0)
+        is_due |= bool(self._wasted(handle))
         if is_due:
             if handle.spec.shape != "data":
                 self._merge(handle, is_quiet)
@@ -136,7 +148,8 @@ class Housekeeping:
     def maintain_data_files(self, handles: Handles, step: int) -> None:
         """Merge data files, and remove what is of no use. step: of the watermark. Raises CommitConflict."""
         floor = self._settled_step()
-        if self._data_files.maintain(handles, step, floor):
+        then = self._settled[1] if self._settled is not None else None
+        if self._data_files.maintain(handles, step, floor, then):
             self.floor = max(self.floor, floor)
 
     def _is_quiet(self, handle: TableHandle, maintained: _Maintained) -> bool:
@@ -148,23 +161,34 @@ class Housekeeping:
     def _merge(self, handle: TableHandle, is_quiet: bool) -> None:
         files, least = handle.files(), self._config.number("compact.min.files")
         chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
-        if len(chosen) < (min(FEW_FILES, least) if is_quiet else least):
+        wasted = self._wasted(handle)
+        if len(chosen) < (min(FEW_FILES, least) if is_quiet else least) and not wasted:
             return
         is_changelog = handle.spec.shape == "changelog"
         if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
             chosen = files
         now, retention_ms = self._living, self._config.ms("transaction.log.retention.ms")
         if now is not None:
-            chosen = [f for f in files if f in chosen or is_spent(handle.spec, f, now, retention_ms)]
+            chosen = [f for f in files if f in chosen or f in wasted or is_spent(handle.spec, f, now, retention_ms)]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
         rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
         if now is not None:
             rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
+        if handle.spec.name == SEGMENTS.name and self._settled is not None:
+            step, then = self._settled
+            count, rows = rows.num_rows, without_deleted(rows, then)
+            if rows.num_rows < count:
+                floor = max(step, handle.floor())  # who reads as of before it would find a gap
         added = write_merged(self._files, self._leftovers, handle.spec, rows, chosen)
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
+
+    def _wasted(self, handle: TableHandle) -> list[StoredFile]:
+        """Its files of which most was deleted."""
+        wasted = self._data_files.wasted if handle.spec.name == SEGMENTS.name else frozenset()
+        return [file for file in handle.files() if file.path in wasted] if wasted else []
 
     def _settled_step(self) -> int:
         """The newest watermark that is LOAD_MS old; 0 where none is."""

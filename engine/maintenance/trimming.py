@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,6 +59,20 @@ def trimmed(spec: TableSpec, rows: pa.Table, now: Living, retention_ms: int, who
     return rows
 
 
+def without_deleted(segments: pa.Table, then: Living) -> pa.Table:
+    """Segments that reach beyond the log start there was then, and where that was told last."""
+    return segments.filter(pa.array(~is_deleted(segments, then)))
+
+
+def is_deleted(segments: pa.Table, then: Living) -> npt.NDArray[np.bool_]:
+    """Which of them lie below the log start there was then. Columns topic_id, partition, last_offset are looked at."""
+    rows = pc.and_(_is_there(segments, then), pc.greater_equal(segments.column("partition"), 0)).to_numpy()
+    deleted = np.zeros(segments.num_rows, np.bool_)
+    mine = segments.filter(pa.array(rows))
+    deleted[rows] = mine.column("last_offset").to_numpy() < _log_starts(mine, then)
+    return deleted
+
+
 def is_spent(spec: TableSpec, file: StoredFile, now: Living, retention_ms: int) -> bool:
     """Whether hardly a row of a file stays, by its statistics: then it is merged again, whatever its size."""
     if spec.name == TRANSACTIONS.name:
@@ -74,10 +89,12 @@ def _is_there(rows: pa.Table, now: Living) -> pa.ChunkedArray:
 
 
 def _log_starts(rows: pa.Table, now: Living) -> np.ndarray:
-    """Per row that of its partition."""
+    """Per row that of its partition; 0 of one that was added later."""
     topic_ids, partitions = rows.column("topic_id").to_numpy(), rows.column("partition").to_numpy()
     starts = np.zeros(rows.num_rows, np.int64)
     for topic_id in np.unique(topic_ids).tolist():
         mine = topic_ids == topic_id
-        starts[mine] = now.topics[topic_id].log_starts[partitions[mine]]
+        known = now.topics[topic_id].log_starts
+        mine &= partitions < len(known)
+        starts[mine] = known[partitions[mine]]
     return starts

@@ -97,6 +97,13 @@ ENGINE = Parameters(
             30 * _DAY_MS,
         ),
         Parameter(
+            "retention.check.interval.ms",
+            300_000,
+            "Time between two looks for messages that retention.ms or retention.bytes of their topic deletes.",
+            1000,
+            _DAY_MS,
+        ),
+        Parameter(
             "journal.retention.ms",
             3_600_000,
             "How long decisions stay in the journal once projected.",

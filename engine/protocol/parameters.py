@@ -113,13 +113,18 @@ _YEAR_MS = 365 * 86_400_000
 
 TOPIC = Parameters(
     [
-        Parameter("retention.ms", 604_800_000, "Age at which messages may be deleted; -1 keeps them.", -1, _MAX_MS),
+        Parameter("retention.ms", 604_800_000, "Age at which messages are deleted; -1 keeps them.", -1, _MAX_MS),
         Parameter(
             "retention.bytes",
             -1,
-            "Size of a partition above which its oldest messages may be deleted; -1: no bound.",
+            "Size of a partition above which its oldest messages are deleted; -1: no bound.",
             -1,
             _MAX_MS,
+        ),
+        Parameter(
+            "retention.waits.for.groups",
+            False,
+            "Whether neither age nor size deletes what a group with committed offsets has not come to.",
         ),
         Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
         Parameter("max.message.bytes", 1_048_588, "Largest message: key, value and headers together.", 1, 2**31 - 1),

@@ -24,6 +24,8 @@ from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_files import DataFiles
 from ..maintenance.housekeeping import Housekeeping
+from ..maintenance.retention import outgrown
+from ..maintenance.trimming import living
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import limits_of
@@ -44,6 +46,7 @@ from ..protocol.values.groups import MemberSilent, TargetComputed
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
+from ..protocol.values.topics import LogOutgrown
 from .aside import Aside
 from .assigning import PlugInThreads
 from .attendance import Attendance
@@ -55,6 +58,7 @@ from .pending import Pending
 from .preparing import PreparedStep, Preparing
 from .projector import Projector
 from .replies import Replies, Reply
+from .retention import Retention
 from .slots import Slots
 from .standby import Standby
 from .step_time import StepTime
@@ -63,6 +67,9 @@ from .targets import Targets
 log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
+
+Seen = MemberSilent | TargetComputed | LogOutgrown
+"""What the leader has found out by itself."""
 
 EXPIRY_INTERVAL_MS = 10_000
 MOST_FAILURES = 3
@@ -109,6 +116,7 @@ class _Term:
     attendance: Attendance
     targets: Targets
     slots: Slots
+    retention: Retention
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -117,7 +125,7 @@ class _Term:
 
 
 def _tell_of_seen(error: Exception) -> None:
-    log.error("What the leader has seen of a group met an error nobody foresaw: %s", error, exc_info=error)
+    log.error("What the leader has seen met an error nobody foresaw: %s", error, exc_info=error)
 
 
 def _tell_of_group(name: str, error: Exception) -> None:
@@ -217,11 +225,14 @@ class Sequencer:
         journal.sync()
         watermark = read_watermark(ns.store)
         state = load_state(ns.store, watermark)
+        then = living(state)
         tail = journal.steps_after(watermark.step)
         machine.replay(state, tail)
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
         data_files = DataFiles(ns.store, ns.config, self._clock, self._new_file_id, self._reached)
-        housekeeping = Housekeeping(ns.files, ns.config, self._clock, watermark, time.now_ms, data_files, self._reached)
+        housekeeping = Housekeeping(
+            ns.files, ns.config, self._clock, watermark, time.now_ms, data_files, self._reached, then
+        )
         projector = Projector(ns.store, housekeeping, self._reached)
         pending = Pending(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = Background(
@@ -232,7 +243,9 @@ class Sequencer:
         ahead_ms, most = ns.config.ms("delay.load.ahead.ms"), ns.config.number("release.max.ranges")
         read = partial(read_runs, ns.files)
         slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, ahead_ms, most)
-        parts = (state, journal, pending, background, time, attendance, targets, slots)
+        interval_ms = ns.config.ms("retention.check.interval.ms")
+        retention = Retention(partial(outgrown, ns.store), self._watchers, self._clock, interval_ms)
+        parts = (state, journal, pending, background, time, attendance, targets, slots, retention)
         return _Term(*parts, steady_ms, steady_ms, steady_ms)
 
     def _step_down(self) -> None:
@@ -267,6 +280,11 @@ class Sequencer:
         self._reached("sequencer.resigned")
         term.background.drain(term.state)
 
+    def look_for_old(self) -> None:
+        """Have the next step begin to look for messages that retention deletes, if this one leads."""
+        if self._term is not None:
+            self._term.retention.make_due()
+
     # -- the step ---------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
@@ -293,8 +311,9 @@ class Sequencer:
         self._reached("sequencer.letters_taken")
         due = self._due(term, letters)
         renewal = self._renewal(term)
-        seen: list[MemberSilent | TargetComputed] = [*term.targets.computed(), *term.attendance.silent(term.state)]
         now_ms = term.time.store_ms()
+        old = term.retention.outgrown(term.state, min(now_ms, term.time.now_ms()))
+        seen: list[Seen] = [*term.targets.computed(), *term.attendance.silent(term.state), *old]
         term.slots.read_ahead(term.state.delays, now_ms)
         is_due = bool(letters.taken or renewal or due or seen) or term.slots.is_due(now_ms)
         entries = self._decide(term, letters, renewal, due, seen) if is_due else []
@@ -303,7 +322,7 @@ class Sequencer:
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        working = term.targets.is_working or term.slots.is_working(term.time.store_ms())
+        working = term.targets.is_working or term.retention.is_working or term.slots.is_working(term.time.store_ms())
         due_in_ms = self._due_in_ms(term)
         return StepReport(
             term.state.step, len(letters.taken), len(entries), letters.backlog, patience, working, due_in_ms
@@ -313,7 +332,11 @@ class Sequencer:
         now_ms = term.time.now_ms()
         waiting = (term.state.groups[name] for name in term.state.waiting_groups)
         deadlines = (at_ms - now_ms for group in waiting for at_ms in group.deadlines())
-        looks = term.attendance.due_in_ms(term.state), term.slots.due_in_ms(term.time.store_ms())
+        looks = (
+            term.attendance.due_in_ms(term.state),
+            term.slots.due_in_ms(term.time.store_ms()),
+            term.retention.due_in_ms(),
+        )
         return min((one for one in (*looks, *deadlines) if one is not None), default=None)
 
     def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
@@ -345,7 +368,7 @@ class Sequencer:
         letters: StepLetters,
         lease: Sequence[JournalEntry],
         due: Sequence[machine.Due] = (),
-        seen: Sequence[MemberSilent | TargetComputed] = (),
+        seen: Sequence[Seen] = (),
     ) -> list[JournalEntry]:
         """One step: what was asked, in order, then what was seen, what time asks for, and what follows of it all.
 

@@ -137,7 +137,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
 
     Raises NotLeader when another sequencer leads for longer than `wait_ms`, and what the store fails with.
     """
-    deadline_ms, letters, pace = clock.steady_ms() + wait_ms, 0, _Pace(config)
+    deadline_ms, letters, pace, has_led = clock.steady_ms() + wait_ms, 0, _Pace(config), False
     try:
         while True:
             if not sequencer.try_lead():
@@ -145,6 +145,9 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
                     raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
                 clock.sleep(min(STANDBY_MS, wait_ms))
                 continue
+            if not has_led:
+                sequencer.look_for_old()
+                has_led = True
             begun_ms = clock.steady_ms()
             try:
                 report = sequencer.step()

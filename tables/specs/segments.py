@@ -43,6 +43,9 @@ class SegmentRow:
     append_time_ms: int | None = column(
         INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages.", nullable=True
     )
+    decided_at_ms: int | None = column(
+        INT64, "Where origin is not publish: the time of its step, by which its messages grow old.", nullable=True
+    )
     producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)

@@ -46,6 +46,8 @@ from lakemq.engine.protocol.values.topics import (
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
+    LogOutgrown,
+    RecordsDeleted,
     TopicDone,
     TopicRef,
 )
@@ -107,6 +109,8 @@ class Story(QueueWords):
             self.mq.release(self.due_times, given or 1000)
         elif word == "silent":
             self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
+        elif word == "outgrown":
+            self._outgrow(given, **dict(more))
         elif word == "assignor":
             self.mq.see(*self.asked) if given == "answers" and self.asked else None
             self.asked = self.mq.targets() if given == "asked" else []
@@ -125,6 +129,21 @@ class Story(QueueWords):
                 self._hear(producer, result, dict(more).get("group", "g"))
         if self.answers_at_once:
             self.mq.assign()
+
+    def _outgrow(
+        self,
+        of: str | int,
+        by_age: Mapping[str, int] | None = None,
+        by_size: Mapping[str, int] | None = None,
+        looked_by: Mapping[str, int] | None = None,
+    ) -> None:
+        """This was found. of: a topic, or the id of one that is gone; looked_by: settings other than its own."""
+        topic = None if isinstance(of, int) else self.mq.state.topic(of)
+        settings = looked_by or {
+            name: topic.setting(name) if topic else 0 for name in ("retention.ms", "retention.bytes")
+        }
+        cuts = ({place_of(place)[1]: at for place, at in (found or {}).items()} for found in (by_age, by_size))
+        self.mq.see(LogOutgrown(topic.topic_id if topic else int(of), *settings.values(), *cuts))
 
     def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
         if isinstance(gives, str):
@@ -385,6 +404,11 @@ class Story(QueueWords):
     def see_log_starts(self, expected: dict[str, int]) -> dict[str, int]:
         places = {text: place_of(text) for text in expected}
         return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in places.items()}
+
+    def see_deleted_by(self, _: Any) -> list[Any]:
+        """What the last step has deleted, and why."""
+        records = [one.record for one in self.mq.steps[-1].entries]
+        return [[one.reason, one.log_starts] for one in records if isinstance(one, RecordsDeleted)]
 
     def see_last_stable_offsets(self, expected: dict[str, int]) -> dict[str, int]:
         places = {text: place_of(text) for text in expected}

@@ -8,6 +8,7 @@ from protocol_reader import Reader
 from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.model import Model
 from stateful.model.namespace import Place
+from stateful.model.topics import outgrow
 from stateful.side_by_side import Shown, SideBySide
 
 from lakemq.engine.client.fetch.plan import Isolation
@@ -16,7 +17,7 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import Produce, RefusedRows
 from lakemq.engine.protocol.values.producers import TransactionRef
-from lakemq.engine.protocol.values.topics import CreateTopic, Topic, TopicRef
+from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, Topic, TopicRef
 from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
 
 FOREVER_MS = 10**12
@@ -79,6 +80,14 @@ class Core(SideBySide):
         self.mq.now_ms += ms
         self.model.pass_time(self.mq.now_ms, HOUR_MS)
         self.mq.expire(FOREVER_MS, FOREVER_MS, HOUR_MS)
+
+    def outgrow(self, place: Place, offset: int) -> None:
+        """A look has found that all before this offset is too old."""
+        topic_id, partition = place
+        setting = self.mq.state.topics[topic_id].setting
+        found = LogOutgrown(topic_id, setting("retention.ms"), setting("retention.bytes"), {partition: offset}, {})
+        self.mq.see(found)
+        outgrow(self.model, topic_id, found.by_age)
 
     def project(self) -> None:
         add_pass(self.tables, self.mq.state, self.mq.steps[self._projected_steps :])

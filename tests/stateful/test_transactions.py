@@ -244,6 +244,10 @@ class TransactionMachine(RuleBasedStateMachine):
         before = max(0, len(self.model.log(place)) - before_end)
         self.world.ask(DeleteRecords(self.model.topics[place[0]].topic, {place[1]: before}))
 
+    @rule(place=places, before_end=little)
+    def grow_old(self, place: Place, before_end: int) -> None:
+        self.world.outgrow(place, max(0, len(self.model.log(place)) - before_end))
+
     @rule()
     def project(self) -> None:
         self.world.project()

@@ -58,6 +58,7 @@ CONFIG = {
     "journal.retention.ms": 0,
     "reader.grace.ms": 1000,
     "merge.grace.ms": GRACE_MS,
+    "retention.check.interval.ms": 86_400_000,  # messages bear times of long ago
     "checkpoint.interval": 5,
     "compact.min.files": 2,
     "journal.rows.max.bytes": 400,

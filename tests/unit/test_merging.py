@@ -29,6 +29,7 @@ PLAIN: dict[str, Any] = {
     "footer_hash": 5,
     "file_partition": 0,
     "append_time_ms": None,
+    "decided_at_ms": None,
     "producer_id": None,
     "producer_epoch": None,
     "base_sequence": None,

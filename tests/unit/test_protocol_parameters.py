@@ -25,6 +25,7 @@ def test_the_topic_settings_and_their_defaults() -> None:
     assert TOPIC.defaults() == {
         "retention.ms": 604_800_000,
         "retention.bytes": -1,
+        "retention.waits.for.groups": False,
         "cleanup.policy": "delete",
         "max.message.bytes": 1_048_588,
         "message.timestamp.type": "CreateTime",

@@ -230,6 +230,7 @@ class _Log:
             topic=[topic.topic for topic in topics],
             file_partition=columns["partition"],
             append_time_ms=[now_ms if by_us else None for by_us in stamped],
+            decided_at_ms=[now_ms] * n,
             transactional=[False] * n,
             origin=["delay"] * n,
             **columns,

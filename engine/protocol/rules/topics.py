@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from ..values.topics import (
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
+    LogOutgrown,
     RecordsDeleted,
     Topic,
     TopicAltered,
@@ -164,6 +166,41 @@ def decide_delete_records(state: State, request: DeleteRecords, given: Given) ->
     return Decision(Done(), (JournalEntry(RecordsDeleted(topic.topic_id, topic.topic, log_starts)),))
 
 
+def decide_outgrown(state: State, found: LogOutgrown, given: Given) -> Decision:
+    """What is too old or too much is gone, but for what an open transaction or a group that is waited for holds.
+
+    What was found by settings that the topic does not have any more changes nothing.
+    """
+    topic = state.topics.get(found.topic_id)
+    if topic is None:
+        return Decision(Done())
+    looked_by = {"retention.ms": found.retention_ms, "retention.bytes": found.retention_bytes}
+    held = _held_by_groups(state, topic, {*found.by_age, *found.by_size})
+    stable = topic.last_stable_offsets
+    log_starts = topic.log_starts.copy()
+    entries = []
+    for reason, cuts in (("retention.ms", found.by_age), ("retention.bytes", found.by_size)):
+        moved: dict[int, int] = {}
+        for partition, offset in cuts.items() if topic.setting(reason) == looked_by[reason] else ():
+            start = min(offset, int(stable[partition]), held.get(partition, offset))
+            if start > log_starts[partition]:
+                log_starts[partition] = moved[partition] = start
+        if moved:
+            entries.append(JournalEntry(RecordsDeleted(topic.topic_id, topic.topic, moved, reason)))
+    return Decision(Done(), tuple(entries))
+
+
+def _held_by_groups(state: State, topic: Topic, partitions: Iterable[int]) -> dict[int, int]:
+    """Partition -> the lowest offset that a group has committed, if the topic waits for groups."""
+    held: dict[int, int] = {}
+    if topic.setting("retention.waits.for.groups"):
+        for committed in state.offsets.values():
+            for partition in partitions:
+                if (one := committed.get((topic.topic_id, partition))) is not None:
+                    held[partition] = min(one.offset, held.get(partition, one.offset))
+    return held
+
+
 def _check_partition_count(partitions: int) -> None:
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidPartitions(
@@ -212,6 +249,7 @@ DECIDE: Rules = {
     AlterTopic: decide_alter,
     DeleteTopic: decide_delete,
     DeleteRecords: decide_delete_records,
+    LogOutgrown: decide_outgrown,
 }
 EVOLVE: Folds = {
     TopicCreated: evolve_created,

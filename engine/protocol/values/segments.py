@@ -160,6 +160,7 @@ def joined(rows: pa.Table, goes: Mask) -> pa.Table:
         ("record_count", np.add),
         ("min_timestamp_ms", np.minimum),
         ("max_timestamp_ms", np.maximum),
+        ("decided_at_ms", np.maximum),
         ("step", np.maximum),
     ):
         if name in rows.column_names:

@@ -95,12 +95,26 @@ class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
         return self.topic
 
 
+class LogOutgrown(msgspec.Struct, frozen=True):
+    """What a look of the leader's at a topic has found: partition -> where the first segment begins that is to stay.
+
+    by_age: by the retention.ms that it had then; by_size: by its retention.bytes.
+    """
+
+    topic_id: int
+    retention_ms: int
+    retention_bytes: int
+    by_age: dict[int, int]
+    by_size: dict[int, int]
+
+
 class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
-    """Partition -> new log start offset."""
+    """Partition -> new log start offset. reason: the setting that asked for it; empty where somebody did."""
 
     topic_id: int
     topic: str
     log_starts: dict[int, int]
+    reason: str = ""
 
     @property
     def subject(self) -> str:

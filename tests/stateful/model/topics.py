@@ -42,6 +42,13 @@ def delete(model: Namespace, request: DeleteTopic) -> Done:
     return Done()
 
 
+def outgrow(model: Namespace, topic_id: int, cuts: dict[int, int]) -> None:
+    """A look has found that these logs are to begin there: they do, but for what is not stable."""
+    for partition, offset in cuts.items():
+        log = model.topics[topic_id].logs[partition]
+        log.start = max(log.start, min(offset, log.stable))
+
+
 def delete_records(model: Namespace, request: DeleteRecords) -> Done:
     topic = model.named(request.topic)
     for partition, before in request.before.items():

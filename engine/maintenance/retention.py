@@ -1,0 +1,207 @@
+"""What is too old or too much of each topic, as far as the tables tell: whole segments from the start of a log on.
+
+As Kafka does: a segment is as old as its newest message; the first that stays keeps all after it; and by size none goes
+without which the partition would hold less than its bound. A marker has no age, and goes with what is before it.
+Of the tables, only what may be told of is read, file by file; nothing here is held per message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.commits import StoredFile
+from lakemq.tables.storage.store import Store, TableHandle
+
+from ..protocol.values.topics import LogOutgrown, Topic
+from .data_files import file_id_of
+
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_NEVER = np.iinfo(np.int64).min
+"""Before any time of a message."""
+
+_FOUND_BY = ("kind", "topic_id", "partition", "base_offset", "last_offset")
+
+
+@dataclass(frozen=True)
+class _Logs:
+    """The partitions of some topics, numbered through. topic_ids: ascending; firsts: number of their partition 0."""
+
+    topics: Sequence[Topic]
+    topic_ids: Numbers
+    firsts: Numbers
+    log_starts: Numbers
+
+    @classmethod
+    def of(cls, topics: Sequence[Topic]) -> _Logs:
+        """topics: ascending by id."""
+        counts = np.array([topic.partition_count for topic in topics], np.int64)
+        starts = np.concatenate([np.zeros(0, np.int64), *(topic.log_starts for topic in topics)])
+        return cls(topics, np.array([t.topic_id for t in topics], np.int64), np.cumsum(counts) - counts, starts)
+
+    def index(self, topic_ids: Numbers) -> tuple[Numbers, Mask]:
+        """Of each which of the topics it is, and whether it is one of them."""
+        at = np.minimum(np.searchsorted(self.topic_ids, topic_ids), len(self.topic_ids) - 1)
+        return at, self.topic_ids[at] == topic_ids
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Segments: the number of the partition, first and last offset, and bytes."""
+
+    place: Numbers
+    base: Numbers
+    last: Numbers
+    size: Numbers
+
+    @classmethod
+    def of(cls, parts: Sequence[_Found]) -> _Found:
+        """All of them, by partition and offset."""
+        empty = np.zeros(0, np.int64)
+        columns = [np.concatenate([empty, *(getattr(p, n) for p in parts)]) for n in cls.__dataclass_fields__]
+        order = np.lexsort((columns[1], columns[0]))
+        return cls(*(column[order] for column in columns))
+
+
+def outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> list[LogOutgrown]:
+    """What retention.ms and retention.bytes of these topics no longer keep, of what is projected; by topic id.
+
+    topics: as of a step that the tables do not go beyond, or any before it. FileNotFoundError: a table was merged
+    meanwhile.
+    """
+    filled = [topics[i] for i in sorted(topics) if (topics[i].high_watermarks > topics[i].log_starts).any()]
+    aging = [topic for topic in filled if topic.setting("retention.ms") >= 0]
+    bounded = [topic for topic in filled if topic.setting("retention.bytes") >= 0]
+    if not aging and not bounded:
+        return []
+    segments = store.open(SEGMENTS)
+    files = segments.files()
+    by_age = _by_age(segments, files, _Logs.of(aging), now_ms) if aging else {}
+    # after those that name them: what these name is there still
+    by_size = _by_size(segments, files, _Logs.of(bounded), store.open(MESSAGES)) if bounded else {}
+    return [
+        LogOutgrown(
+            topic_id,
+            topics[topic_id].setting("retention.ms"),
+            topics[topic_id].setting("retention.bytes"),
+            by_age.get(topic_id, {}),
+            by_size.get(topic_id, {}),
+        )
+        for topic_id in sorted({*by_age, *by_size})
+    ]
+
+
+def _by_age(segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, now_ms: int) -> dict[int, dict[int, int]]:
+    # a bound of centuries is before all time
+    kept_ms = np.array([min(topic.setting("retention.ms"), now_ms) for topic in logs.topics], np.int64)
+    horizons = now_ms - kept_ms
+    latest = int(horizons.max())
+    ages = ("max_timestamp_ms", "decided_at_ms")
+    young = pc.field("max_timestamp_ms") >= latest
+    where = ~young | pc.field("max_timestamp_ms").is_null() | pc.field("decided_at_ms").is_valid()
+    found = []
+    for rows in _rows(segments, [file for file in files if _may_be_old(file, latest)], (*_FOUND_BY, *ages), where):
+        at, known = logs.index(rows.column("topic_id").to_numpy())
+        timestamp, decided = (rows.column(name).fill_null(_NEVER).to_numpy() for name in ages)
+        is_old = np.where(decided == _NEVER, timestamp, decided) < horizons[at]
+        found.append(_of_logs(rows, logs, at, known & is_old))
+    every = _Found.of(found)
+    return _cuts(logs, every, _is_first(logs, every))
+
+
+def _may_be_old(file: StoredFile, horizon_ms: int) -> bool:
+    """By its statistics. A marker has no age, and may lie between what is old."""
+    first_kind = file.statistics.get("min.kind")  # of all kinds those of markers come first
+    if first_kind is None or first_kind < "data":
+        return True
+    youngest = file.statistics.get("min.max_timestamp_ms")
+    decided = file.statistics.get("min.decided_at_ms")
+    return youngest is None or youngest < horizon_ms or (decided is not None and decided < horizon_ms)
+
+
+def _by_size(
+    segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
+) -> dict[int, dict[int, int]]:
+    stored = sorted((file_id_of(f.path), f.size_bytes, f.record_count) for f in messages.files() if f.record_count)
+    ids, sizes, counts = np.array(stored or [(-1, 0, 1)], np.int64).T
+    low, high = int(logs.topic_ids[0]), int(logs.topic_ids[-1])
+    near = [f for f in files if _overlaps(f, low, high)]
+    where = (pc.field("topic_id") >= low) & (pc.field("topic_id") <= high)
+    found = []
+    for rows in _rows(segments, near, (*_FOUND_BY, "file_id"), where):
+        at, known = logs.index(rows.column("topic_id").to_numpy())
+        file_ids = rows.column("file_id").fill_null(-1).to_numpy()
+        place = np.minimum(np.searchsorted(ids, file_ids), len(ids) - 1)
+        per_row = np.where(ids[place] == file_ids, sizes[place] / counts[place], 0.0)
+        found.append(_of_logs(rows, logs, at, known, per_row))
+    every = _Found.of(found)
+    limits = np.repeat(
+        np.array([topic.setting("retention.bytes") for topic in logs.topics], np.int64),
+        np.diff(logs.firsts, append=len(logs.log_starts)),
+    )
+    totals = np.zeros(len(logs.log_starts), np.int64)
+    np.add.at(totals, every.place, every.size)
+    up_to = np.cumsum(every.size)
+    before = np.concatenate([[0], up_to])[np.searchsorted(every.place, every.place)]
+    goes = _is_first(logs, every) & (totals[every.place] - (up_to - before) >= limits[every.place])
+    return _cuts(logs, every, goes)
+
+
+def _overlaps(file: StoredFile, low: int, high: int) -> bool:
+    least, most = file.statistics.get("min.topic_id"), file.statistics.get("max.topic_id")
+    return least is None or most is None or (least <= high and most >= low)
+
+
+def _rows(
+    segments: TableHandle, files: Sequence[StoredFile], columns: Sequence[str], where: pc.Expression
+) -> Iterator[pa.Table]:
+    """File by file: what is held at once does not grow with the table."""
+    of_log = pc.field("kind").isin(["data", "commit", "abort"])
+    for file in files:
+        yield segments.read(columns, where & of_log, files=[file])
+
+
+def _of_logs(
+    rows: pa.Table, logs: _Logs, at: Numbers, chosen: Mask, bytes_per_row: npt.NDArray[np.float64] | None = None
+) -> _Found:
+    """The segments chosen that reach beyond the log start. at: which topic each is of."""
+    partition, base, last = (rows.column(n).to_numpy() for n in ("partition", "base_offset", "last_offset"))
+    place = np.where(chosen, logs.firsts[at] + partition, 0)
+    counts = np.diff(logs.firsts, append=len(logs.log_starts))
+    chosen = chosen & (partition < counts[at])
+    start = logs.log_starts[np.where(chosen, place, 0)]
+    chosen &= last >= start
+    size = np.zeros(len(base)) if bytes_per_row is None else bytes_per_row * (last + 1 - np.maximum(base, start))
+    return _Found(place[chosen], base[chosen], last[chosen], np.ceil(size[chosen]).astype(np.int64))
+
+
+def _is_first(logs: _Logs, found: _Found) -> Mask:
+    """Which of them follow one another from the log start on."""
+    opens = np.ones(len(found.place), np.bool_)
+    opens[1:] = found.place[1:] != found.place[:-1]
+    follows = np.ones(len(opens), np.bool_)
+    follows[1:] = found.base[1:] == found.last[:-1] + 1
+    mask: Mask = np.where(opens, found.base <= logs.log_starts[found.place], follows)
+    return mask
+
+
+def _cuts(logs: _Logs, found: _Found, goes: Mask) -> dict[int, dict[int, int]]:
+    """topic_id -> partition -> the offset after the last of the first that all go."""
+    stays = np.concatenate([[0], np.cumsum(~goes)])
+    gone = stays[1:] == stays[np.searchsorted(found.place, found.place)]
+    ends = np.full(len(logs.log_starts), _NEVER)
+    np.maximum.at(ends, found.place[gone], found.last[gone] + 1)
+    cuts: dict[int, dict[int, int]] = {}
+    for number in np.flatnonzero(ends > logs.log_starts).tolist():
+        at = int(np.searchsorted(logs.firsts, number, side="right")) - 1
+        cuts.setdefault(int(logs.topic_ids[at]), {})[number - int(logs.firsts[at])] = int(ends[number])
+    return cuts

@@ -1,0 +1,347 @@
+"""What is too old or too much is deleted from the start of each log, in whole segments, and leaves the lake."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from clocks import ManualClock
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol_harness import AtOnce
+from unit.served import values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.maintenance import housekeeping
+from lakemq.engine.maintenance.retention import outgrown
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import LogOutgrown, Topic
+from lakemq.engine.sequencer.retention import LOOK_TIMEOUT_MS, Retention
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.storage.commits import NewFile
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.store import Store
+
+NOW_MS = 1_000
+FILE_BYTES, FILE_ROWS = 1_000, 100
+"""Ten bytes a row."""
+
+
+# -- what a look finds --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class One:
+    """A segment. decided_ms: of one that was delayed; None: of a marker."""
+
+    count: int
+    timestamp_ms: int | None
+    decided_ms: int | None = None
+
+    @property
+    def aged_ms(self) -> int | None:
+        return self.timestamp_ms if self.decided_ms is None else self.decided_ms
+
+
+def log_of(topic_id: int, partition: int, ones: list[One]) -> list[SegmentRow]:
+    rows, offset = [], 0
+    for one in ones:
+        is_marker = one.timestamp_ms is None
+        rows.append(
+            SegmentRow(
+                step=1,
+                kind="commit" if is_marker else "data",
+                topic_id=topic_id,
+                topic=f"t{topic_id}",
+                partition=partition,
+                base_offset=offset,
+                record_count=one.count,
+                last_offset=offset + one.count - 1,
+                file_id=None if is_marker else 1,
+                first_row=None if is_marker else 0,
+                min_timestamp_ms=None if is_marker else 0,
+                max_timestamp_ms=one.timestamp_ms,
+                decided_at_ms=one.decided_ms,
+                transactional=is_marker,
+                origin="publish" if one.decided_ms is None else "delay",
+            )
+        )
+        offset += one.count
+    return rows
+
+
+def topic_of(topic_id: int, ends: list[int], starts: list[int], **config: int) -> Topic:
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    return Topic(topic_id, f"t{topic_id}", settings, [], np.array(ends), np.array(starts))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path)
+
+
+def new_store(folder: Path) -> Store:
+    made = Store(LocalFiles(str(folder)))
+    for spec in (SEGMENTS, MESSAGES):
+        made.create(spec)
+    messages = made.open(MESSAGES)
+    made.files.put(f"{MESSAGES.name}/{1:016x}.parquet", b"")
+    messages.replace_at(0, [NewFile(f"{1:016x}.parquet", FILE_BYTES, 0, {"numRecords": FILE_ROWS})])
+    return made
+
+
+def found(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[int, int], dict[int, int]]:
+    """By age, by size."""
+    segments = store.open(SEGMENTS)
+    old = segments.files()
+    if old:
+        segments.replace_at(segments.version, [], old)
+    for rows in files:
+        if rows:
+            segments.append_at(segments.version, SEGMENTS.table(rows))
+    looked = outgrown(store, {topic.topic_id: topic}, NOW_MS)
+    return (looked[0].by_age, looked[0].by_size) if looked else ({}, {})
+
+
+def test_the_first_that_stays_keeps_all_after_it(store: Store) -> None:
+    rows = log_of(7, 0, [One(2, 100), One(3, 899), One(1, 900), One(2, 100)])
+    assert found(store, topic_of(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
+
+
+def test_a_time_in_the_future_keeps_its_segment_and_all_after_it(store: Store) -> None:
+    rows = log_of(7, 0, [One(2, 100), One(3, NOW_MS * 100), One(1, 100)])
+    assert found(store, topic_of(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
+
+
+def test_what_was_delayed_is_as_old_as_its_step(store: Store) -> None:
+    rows = log_of(7, 0, [One(1, 5_000, decided_ms=10), One(1, 10, decided_ms=950)])
+    assert found(store, topic_of(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
+
+
+def test_a_marker_goes_with_what_is_before_it(store: Store) -> None:
+    rows = log_of(7, 0, [One(2, 100), One(1, None), One(1, 950), One(1, None)])
+    assert found(store, topic_of(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
+
+
+def test_by_size_no_more_goes_than_leaves_the_bound(store: Store) -> None:
+    rows = log_of(7, 0, [One(2, 0), One(3, 0), One(1, 0)])
+    for bound, expected in ((0, 6), (10, 5), (11, 2), (40, 2), (41, 0), (60, 0), (1 << 62, 0)):
+        topic = topic_of(7, [6], [0], retention_ms=-1, retention_bytes=bound)
+        assert found(store, topic, rows) == ({}, {0: expected} if expected else {}), bound
+
+
+def test_of_a_segment_that_the_log_start_is_in_only_the_rest_counts(store: Store) -> None:
+    rows = log_of(7, 0, [One(4, 0), One(2, 0)])
+    topic = topic_of(7, [6], [3], retention_ms=-1, retention_bytes=20)
+    assert found(store, topic, rows) == ({}, {0: 4})
+
+
+def test_what_is_not_projected_yet_stays_and_so_does_what_follows_a_gap(store: Store) -> None:
+    rows = log_of(7, 0, [One(2, 0), One(2, 0), One(2, 0)])
+    assert found(store, topic_of(7, [9], [0], retention_ms=1), rows[1:]) == ({}, {})
+    assert found(store, topic_of(7, [9], [0], retention_ms=1), [rows[0], rows[2]]) == ({0: 2}, {})
+
+
+def test_topics_that_keep_all_and_those_that_are_empty_cost_no_look(store: Store, tmp_path: Path) -> None:
+    kept = topic_of(7, [9], [0], retention_ms=-1)
+    empty = topic_of(8, [9], [9], retention_ms=0, retention_bytes=0)
+    (tmp_path / SEGMENTS.name).rename(tmp_path / "away")
+    assert outgrown(store, {7: kept, 8: empty}, NOW_MS) == []
+
+
+times = st.none() | st.integers(0, 2 * NOW_MS)
+one_segment = st.builds(One, st.integers(1, 4), times) | st.builds(
+    One, st.integers(1, 4), st.integers(0, 2 * NOW_MS), st.integers(0, NOW_MS)
+)
+some_logs = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(0, 2)), st.lists(one_segment, max_size=8))
+
+
+def plainly(topic: Topic, partition: int, ones: list[One]) -> tuple[int, int]:
+    """Where the log begins then, by age and by size, segment by segment."""
+    start, (age, size) = int(topic.log_starts[partition]), (topic.setting(f"retention.{n}") for n in ("ms", "bytes"))
+    ends = np.cumsum([0, *(one.count for one in ones)]).tolist()
+    here = [(end, one) for end, one in zip(ends[1:], ones, strict=True) if end > start]
+    by_age = by_size = start
+    for end, one in here:
+        if age < 0 or (one.aged_ms is not None and NOW_MS - one.aged_ms <= age):
+            break
+        by_age = end
+    rows = {end: 0 if one.timestamp_ms is None else end - max(start, end - one.count) for end, one in here}
+    left = 10 * sum(rows.values())
+    for end, _ in here:
+        left -= 10 * rows[end]
+        if size < 0 or left < size:
+            break
+        by_size = end
+    return by_age, by_size
+
+
+@pytest.mark.slow
+@examples(60)
+@given(
+    some_logs,
+    st.lists(st.integers(0, 12), min_size=9, max_size=9),
+    st.lists(st.tuples(st.sampled_from([-1, 0, 100, 900, 2**63 - 1]), st.integers(-1, 120)), min_size=3, max_size=3),
+    st.integers(1, 4),
+)
+def test_a_look_finds_what_is_found_segment_by_segment(
+    tmp_path_factory: pytest.TempPathFactory,
+    logs: dict[tuple[int, int], list[One]],
+    starts: list[int],
+    settings: list[tuple[int, int]],
+    file_count: int,
+) -> None:
+    made = new_store(tmp_path_factory.mktemp("look"))
+    topics: dict[int, Topic] = {}
+    for topic_id, (age, size) in enumerate(settings, 1):
+        ends = [sum(one.count for one in logs.get((topic_id, p), [])) for p in range(3)]
+        begins = [min(starts[3 * topic_id - 3 + p], end) for p, end in enumerate(ends)]
+        topics[topic_id] = topic_of(topic_id, ends, begins, retention_ms=age, retention_bytes=size)
+    rows = [row for place, ones in logs.items() for row in log_of(*place, ones)]
+    segments = made.open(SEGMENTS)
+    for number in range(file_count):
+        if part := rows[number::file_count]:
+            segments.append_at(segments.version, SEGMENTS.table(part))
+    looked = {one.topic_id: one for one in outgrown(made, topics, NOW_MS)}
+    for topic_id, topic in topics.items():
+        nothing = LogOutgrown(topic_id, 0, 0, {}, {})
+        one = looked.get(topic_id, nothing)
+        for p in range(3):
+            start = int(topic.log_starts[p])
+            expected = plainly(topic, p, logs.get((topic_id, p), []))
+            assert (one.by_age.get(p, start), one.by_size.get(p, start)) == expected, (topic_id, p)
+
+
+# -- when it is looked --------------------------------------------------------------------------------------
+
+
+def test_looks_are_an_interval_apart_and_one_that_fails_deletes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock, looks = ManualClock(), list[int]()
+    some = LogOutgrown(1, 0, 0, {0: 1}, {})
+
+    def look(_: Any, now_ms: int) -> list[LogOutgrown]:
+        looks.append(now_ms)
+        if len(looks) == 2:
+            raise OSError("the store is away")
+        return [some] * 500
+
+    retention = Retention(look, AtOnce(), clock, 1_000)
+    assert (retention.outgrown(State(), 5), retention.due_in_ms()) == ([], 1_000)
+    clock.sleep(1_000)
+    assert (retention.outgrown(State(), 6), looks, retention.is_working) == ([], [6], True)
+    assert [len(retention.outgrown(State(), 7)) for _ in range(4)] == [200, 200, 100, 0]
+    assert not retention.is_working
+    clock.sleep(1_000)
+    with caplog.at_level(logging.WARNING):
+        assert [retention.outgrown(State(), 8) for _ in range(2)] == [[], []]
+    assert "the store is away" in caplog.text
+    retention.make_due()
+    retention.outgrown(State(), 9)
+    assert looks == [6, 8, 9]
+
+
+def test_nobody_waits_for_ever_for_a_look() -> None:
+    class Never(AtOnce):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            return Future()
+
+    clock = ManualClock()
+    retention = Retention(lambda *_: [], Never(), clock, 1_000)
+    retention.make_due()
+    retention.outgrown(State(), 1)
+    assert retention.is_working
+    clock.sleep(LOOK_TIMEOUT_MS)
+    assert not retention.is_working
+
+
+# -- as users see it ----------------------------------------------------------------------------------------
+
+CONFIG = {
+    "engine.idle.ms": 2,
+    "lease.ms": 500,
+    "project.interval.ms": 0,
+    "compact.min.files": 2,
+    "merge.grace.ms": 0,
+    "retention.check.interval.ms": 1_000,
+    "reader.grace.ms": 1_000,
+}
+LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
+    monkeypatch.setattr(housekeeping, "QUIET_MS", 0)
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as made:
+        yield made
+
+
+def serve(mq: Connection, *work: Any) -> None:
+    """Somebody leads while this is done, and until nothing is left to do."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            mq.step_until_idle(wait_ms=2_000)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for one in work:
+            one()
+    finally:
+        stop.set()
+        thread.join()
+    mq.step_until_idle(wait_ms=2_000)
+
+
+def send(mq: Connection, topic: str, *texts: str, at: datetime | None = LONG_AGO) -> None:
+    columns: dict[str, Any] = {"value": list(texts)}
+    if at is not None:
+        columns["timestamp"] = pa.array([at] * len(texts), pa.timestamp("us", "UTC"))
+    mq.publish(topic, pa.table(columns))
+
+
+@pytest.mark.slow
+def test_old_messages_go_and_their_files_leave_the_lake(mq: Connection) -> None:
+    folder = Path(mq.namespace.path) / MESSAGES.name
+    big = "x" * 200_000
+    serve(
+        mq,
+        lambda: mq.topics.create("t", 1, config={"retention.ms": -1}),
+        lambda: mq.topics.create("kept", 1, config={"retention.ms": -1}),
+        lambda: send(mq, "t", big, "old"),
+        lambda: send(mq, "t", "young", at=None),
+        lambda: send(mq, "kept", "old"),
+    )
+    mq.step_until_idle()
+    assert mq.beginning_offsets("t") == {0: 0}
+    before = {file.name for file in folder.glob("*.parquet") if file.stat().st_size > 1_000}
+    serve(mq, lambda: mq.topics.alter("t", config={"retention.ms": 3_600_000}))
+    assert mq.beginning_offsets("t") == {0: 2}
+    assert (values(mq, "t"), values(mq, "kept")) == (["young"], ["old"])
+    assert mq.topics.describe("t").beginning_offsets == [2]
+    deadline_s = time.monotonic() + 30
+    while before & {file.name for file in folder.glob("*.parquet")}:
+        assert time.monotonic() < deadline_s, "what held the messages is still there"
+        time.sleep(0.2)
+        serve(mq, lambda: send(mq, "kept", "more"))
+    assert values(mq, "t") == ["young"]
+    rows = mq.namespace.store.open(SEGMENTS).read().to_pylist()
+    assert [row["base_offset"] for row in rows if row["topic"] == "t" and row["kind"] == "data"] == [2]
+    assert [row["base_offset"] for row in rows if row["topic"] == "t" and row["kind"] == "log_start"] == [2]
+    with lakemq.connect(mq.namespace.path) as fresh:
+        assert (fresh.beginning_offsets("t"), values(fresh, "t")) == ({0: 2}, ["young"])
