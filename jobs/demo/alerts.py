@@ -27,7 +27,7 @@ WHERE = f"cast(get_json_object(cast(value AS string), '$.arr_delay') AS double) 
 
 def alert(mq: Connection, folder: Path, flights: int) -> tuple[int, ...]:
     """Run the copy job until it ends by itself, after so many kills; the exit codes. Raises CheckFailed."""
-    mq.topics.create(TARGET, partitions=4)
+    mq.topics.create(TARGET, partitions=4, config={"retention.ms": -1})  # as what is copied
     log = folder / "alerts.log"
     exits = tuple(_run(mq, log, max(1, flights // BATCHES), kill=number < KILLS) for number in range(KILLS + 1))
     if exits[-1] != 0:

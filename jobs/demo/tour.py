@@ -86,8 +86,9 @@ def run(tour: Tour, folder: Path, rows: int | None) -> Path:
     with mq:
         with mq.serving():
             flights = _flights(spark, source)
-            mq.topics.create("flights", partitions=PARTITIONS)
-            mq.topics.create("weather", partitions=4)
+            # they bear times of 2013
+            mq.topics.create("flights", partitions=PARTITIONS, config={"retention.ms": -1})
+            mq.topics.create("weather", partitions=4, config={"retention.ms": -1})
             _publish(tour, mq, flights)
             latency_ms = _send_weather(tour, mq, source.weather)
             values = _fetch(tour, mq, source)
