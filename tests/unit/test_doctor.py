@@ -73,7 +73,7 @@ def test_groups_that_are_about_to_be_forgotten(path: Path) -> None:
     with lakemq.connect(str(path)) as mq, mq.serving():
         for group, retention_ms in (("soon", 1), ("late", 86_400_000), ("never", -1)):
             mq.groups.create(group, {"offsets.retention.ms": retention_ms})
-            with mq.consumer(group, topics=["t"]) as consumer:
+            with mq.consumer(group, assign=["t"]) as consumer:
                 consumer.commit({("t", 0): 1})
     (finding,) = ill(path).values()
     assert (finding.check, finding.found.count(" at ")) == ("groups", 1)
