@@ -21,6 +21,7 @@ from ..values.assignments import Group, PartitionStatus, Place
 from ..values.base import Done, Record
 from ..values.deciding import Decision, Given
 from ..values.deliveries import (
+    MAX_RANGES,
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
@@ -47,9 +48,6 @@ from .reconciling import start_of
 from .registries import Folds, Rules
 from .timers import Timers
 from .transactions import joined, open_transaction
-
-MAX_RANGES = 100_000
-"""Of one request."""
 
 # -- acquiring ------------------------------------------------------------------------------------------
 
@@ -262,9 +260,12 @@ def evolve_settled(state: State, record: MessagesSettled, segments: Segments) ->
         if known is None:
             continue
         less = 1 if one.uncounted else 0
+        is_done = one.status is DeliveryStatus.ACKNOWLEDGED
 
-        def settled(part: Stretch, one: Settled = one, less: int = less) -> Stretch:
-            return Stretch(part.first, part.length, one.status, part.deliveries - less, one.not_before_ms)
+        def settled(part: Stretch, one: Settled = one, less: int = less, is_done: bool = is_done) -> Stretch:
+            # how often it took is of no use any more, and would keep apart what is done with
+            deliveries = 1 if is_done else part.deliveries - less
+            return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms)
 
         known.change(one.ranges, settled)
         _note(state, record.group, one.place)

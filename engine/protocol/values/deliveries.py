@@ -6,6 +6,7 @@ groups; here a partition has one owner, so that order per key holds.)
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +21,9 @@ from .transitions import Transitions
 
 MAX_STRETCHES = 1_000
 """Of a partition; with as many, nothing new is acquired."""
+
+MAX_RANGES = 100_000
+"""Of one request that acknowledges."""
 
 Range = tuple[int, int]
 """First offset, and how many."""
@@ -145,6 +149,10 @@ class Deliveries:
             return []
         return [one for one in self.stretches if one.status is DeliveryStatus.ACQUIRED]
 
+    def has_before(self, offset: int) -> bool:
+        """Whether messages before it are held."""
+        return self.held_count > 0 and any(one.first < offset for one in self.stretches if one.status in HELD)
+
     def copy(self) -> Deliveries:
         return Deliveries(self.start, list(self.stretches), self.held_count)
 
@@ -183,12 +191,26 @@ class Deliveries:
     def within(self, ranges: Sequence[Range]) -> list[Stretch]:
         """The stretches of these offsets, cut to them; offsets of which nothing is known are left out."""
         found: list[Stretch] = []
-        changed(self.stretches, ranges, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
+        touched = self.stretches[slice(*self._touched(ranges))]
+        changed(touched, ranges, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
         return found
 
     def change(self, ranges: Sequence[Range], change: Callable[[Stretch], Stretch]) -> None:
         """Change what is known of these offsets; what is done at the start needs no stretch any more."""
-        self._set(changed(self.stretches, ranges, change))
+        low, high = self._touched(ranges)
+        low, high = max(low - 1, 0), high + 1  # with their neighbours, which they may be like now
+        before = self.stretches[low:high]
+        after = changed(before, ranges, change)
+        self.stretches[low:high] = after
+        self.held_count += _held_count(after) - _held_count(before)
+        self._pass_done()
+
+    def _touched(self, ranges: Sequence[Range]) -> tuple[int, int]:
+        """Between which indexes the stretches of these offsets are: a change of a few does not go through all."""
+        if not ranges:
+            return 0, 0
+        low = bisect_right(self.stretches, ranges[0][0], key=lambda one: one.end)
+        return low, bisect_left(self.stretches, sum(ranges[-1]), lo=low, key=lambda one: one.first)
 
     def acquire(self, ranges: Sequence[Range]) -> None:
         """These are delivered; those that are new follow what is there."""
@@ -212,13 +234,20 @@ class Deliveries:
             self._set(list(cut))
 
     def _set(self, stretches: list[Stretch]) -> None:
+        self.stretches, self.held_count = stretches, _held_count(stretches)
+        self._pass_done()
+
+    def _pass_done(self) -> None:
         done = 0
-        for one in stretches:
+        for one in self.stretches:
             if one.status is not DeliveryStatus.ACKNOWLEDGED:
                 break
             self.start, done = one.end, done + 1
-        self.stretches = stretches[done:]
-        self.held_count = sum(one.length for one in self.stretches if one.status in HELD)
+        del self.stretches[:done]
+
+
+def _held_count(stretches: Iterable[Stretch]) -> int:
+    return sum(one.length for one in stretches if one.status in HELD)
 
 
 def changed(
