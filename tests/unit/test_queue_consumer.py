@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,14 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.teller import shared
+from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
+from lakemq.engine.protocol.values.groups import LeaveGroup
 from lakemq.engine.protocol.values.offsets import CommitOffsets
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
+    FencedInstanceId,
     FencedMemberEpoch,
     IllegalState,
     InconsistentGroupProtocol,
@@ -24,6 +31,7 @@ from lakemq.errors import (
     InvalidRecordState,
     InvalidRequest,
     NoOffsetForPartition,
+    RequestTimedOut,
     TransactionAbortable,
     UnknownMemberId,
 )
@@ -327,6 +335,13 @@ def test_a_poll_that_is_interrupted_has_shown_nothing(mq: Connection, monkeypatc
         assert [(message.offset, message.delivery_count) for message in polled(one, 3)] == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_a_poll_rests_no_longer_than_it_may_wait(mq: Connection) -> None:
+    with member(mq, new_name("g"), new_topic(mq)) as one:
+        begin_s = time.monotonic()
+        assert not one.poll(timeout_ms=20, poll_ms=2**62)
+        assert time.monotonic() - begin_s < 5
+
+
 # -- saying what became of it ---------------------------------------------------------------------------------
 
 
@@ -438,6 +453,76 @@ def test_a_transaction_with_messages_of_a_partition_that_has_moved_is_refused(mq
             with pytest.raises(TransactionAbortable):
                 producer.commit_transaction()
             producer.abort_transaction()
+
+
+def test_one_bad_object_takes_no_other_acknowledgement_with_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    with member(mq, group, topic) as one:
+        messages = polled(one, 4)
+        for bad in ("x", 2**70, None, 1.5, [1]):
+            one.ack(messages[0])
+            with pytest.raises(InvalidRequest):
+                one.ack(messages[1]._replace(offset=bad))
+            with pytest.raises(InvalidRequest):
+                one.nack([messages[2], messages[1]._replace(offset=bad)])
+        one.ack(messages[1]._replace(offset=2**63 - 1))
+        one.ack(messages[3])
+        with pytest.raises(InvalidRecordState):
+            one.flush(2**62)
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: [(1, 2, "acquired", 1), (3, 1, "acknowledged", 1)]}
+
+
+def test_what_was_right_in_words_that_were_refused_can_be_said_again(mq: Connection) -> None:
+    """Words of a partition travel together; a transaction that was aborted meanwhile has given back some of it."""
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    with member(mq, group, topic) as one:
+        first, second = one.poll(max_records=2, timeout_ms=5_000), one.poll(max_records=2, timeout_ms=5_000)
+        done = mq.requester.ask(InitProducer(name := new_name("tx"), 60_000))
+        ref = TransactionRef(name, done.producer_id, done.producer_epoch)  # type: ignore[union-attr]
+        mq.requester.ask(Acknowledge(group, one.member_id, first.offsets.messages, ref))  # type: ignore[attr-defined]
+        mq.requester.ask(EndTransaction(ref, False))
+        one.ack([*first, *second])
+        with pytest.raises(InvalidRecordState):
+            one.flush()
+        one.ack(second)
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: [(0, 2, "available", 1), (2, 2, "acknowledged", 1)]}
+        assert [(message.offset, message.delivery_count) for message in polled(one, 2)] == [(0, 2), (1, 2)]
+
+
+def test_an_interrupt_loses_nothing_that_was_said_before(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 3})
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with member(mq, group, topic) as one:
+        messages = polled(one, 3)
+        places = (one._membership, "submit"), (one._flows[topic, 0], "say"), (one._teller, "_judge")
+        for message, (place, name) in zip(messages, places, strict=True):
+            one._teller._told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
+            one.ack(message)
+            monkeypatch.setattr(place, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.flush()
+            monkeypatch.undo()
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: []}
+
+
+def test_more_words_than_a_request_bears_travel_in_several() -> None:
+    ranges = [(2 * i, 1) for i in range(MAX_RANGES + 10)]
+    parts = [Acknowledgement(1, p, 5, Outcome.ACCEPT, ranges, 7) for p in range(2)]
+    shares = shared(parts)
+    assert [sum(len(part.ranges) for part in share) <= MAX_RANGES for share in shares] == [True] * len(shares)
+    for part in parts:
+        again = [one for share in shares for one in share if one.partition == part.partition]
+        assert [pair for one in again for pair in one.ranges] == ranges
+        assert {(one.topic_id, one.epoch, one.outcome, one.delay_ms) for one in again} == {(1, 5, Outcome.ACCEPT, 7)}
 
 
 # -- changing hands -------------------------------------------------------------------------------------------
@@ -573,3 +658,94 @@ def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connec
         thread.join(30)
     assert not errors
     assert sorted(done) == sorted({f"{i} {p}.{n}" for i in range(total // 40) for p in range(4) for n in range(10)})
+
+
+def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = new_topic(mq), configured(mq, rebalance_delay_ms=60_000)
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one:
+        messages = polled(one, 2)
+        mq.requester.ask(LeaveGroup(group, [one.member_id]))
+        one.ack(messages[0])
+        with pytest.raises(UnknownMemberId):
+            one.flush()
+        join = one._membership.join
+
+        def late(*given: Any) -> None:
+            join(*given)
+            raise RequestTimedOut("No answer; the outcome is unknown.")
+
+        monkeypatch.setattr(one._membership, "join", late)
+        with pytest.raises(RequestTimedOut):
+            one.poll()
+        monkeypatch.undo()
+        again = polled(one, 2)
+        one.ack(again)
+        with suppress(FencedMemberEpoch):  # of what was said before it was lost
+            one.flush()
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: []}
+
+
+def test_who_is_fenced_is_told_that_its_words_do_not_count(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 1})
+    one = member(mq, group, topic, instance_id="i")
+    (message,) = polled(one, 1)
+    one._teller._told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
+    one.ack(message)
+    with lakemq.connect(mq.namespace.path) as other, member(other, group, topic, instance_id="i") as two:
+        with pytest.raises(FencedInstanceId):
+            one.poll()
+        with pytest.raises(FencedMemberEpoch):
+            one.flush()
+        assert [(again.offset, again.delivery_count) for again in polled(two, 1)] == [(0, 2)]
+
+
+def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> None:
+    topic, group = new_topic(mq), configured(mq, max_redelivery_count=0)
+    add(mq, topic, {0: 5})
+    for offset in range(5):
+        with member(mq, group, topic) as one:
+            batch = list(one.poll(max_records=1, timeout_ms=5_000))  # and asks for the next one
+            one.ack(batch)
+        assert [(message.offset, message.delivery_count) for message in batch] == [(offset, 1)]
+    assert deliveries(mq, group, topic) == {0: []}
+
+
+def test_what_was_deleted_ahead_of_a_member_does_not_hold_up_a_last_delivery(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), configured(mq, max_redelivery_count=1)
+    add(mq, topic, {0: 1, 1: 3})
+    with member(mq, group, topic) as one:
+        first = polled(one, 2, max_records=2)
+        flow = one._flows[topic, 1]
+        mq.requester.ask(Acquire(group, one.member_id, [Wanted(flow.topic_id, 1, flow.epoch, 2)]))  # if it has not yet
+        assert deliveries(mq, group, topic)[1] == [(0, 3, "acquired", 1)]
+        one.nack(first[0])
+        one.ack(first[1])
+        one.flush()
+        mq.topics.delete_records(topic, {1: 3})
+        add(mq, topic, {1: 1}, "new ")
+        (last,) = polled(one, 1)
+        assert (last.partition, last.delivery_count) == (0, 2)
+        one.ack(last)
+        assert read(polled(one, 1)) == ["new 1.0"]
+
+
+def test_the_group_says_what_its_members_see_of_open_transactions(mq: Connection) -> None:
+    topic, group = new_topic(mq), configured(mq, isolation_level="read_uncommitted")
+    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        producer.begin_transaction()
+        producer.send(topic, value=b"open")
+        producer.flush()
+        assert read(polled(one, 1)) == ["open"]
+        mq.groups.alter(group, {"isolation.level": "read_committed"})
+        producer.send(topic, value=b"later")
+        producer.flush()
+        assert not one.poll()
+        sent = mq.requester._number
+        assert not one.poll(timeout_ms=100)
+        assert mq.requester._number == sent
+        producer.abort_transaction()

@@ -114,7 +114,7 @@ class Consumer:
                 if self._clock.steady_ms() >= deadline_ms and not self._is_coming(deadline_ms):
                     return self._nothing_came(batch)
                 if not moved:
-                    self._rest(poll_ms)
+                    self._rest(min(poll_ms, max(1, deadline_ms - self._clock.steady_ms())))
         except BaseException:  # a signal's, too: nobody has seen what was passed
             with self._lock.own:
                 self._go_back(moves)

@@ -28,6 +28,8 @@ class Flow:
         self._accepted = Spans()
         self._said: dict[Said, Spans] = {}
         """Not sent yet."""
+        self._refused = Spans()
+        """What was said of these does not count."""
 
     @property
     def open_count(self) -> int:
@@ -37,6 +39,11 @@ class Flow:
     def is_told(self) -> bool:
         """Whether all that was said is sent."""
         return not self._said and not self.singles
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether some of what was said does not count, and we have not looked since."""
+        return bool(self._refused)
 
     def open_spans(self) -> list[Span]:
         return list(self._open)
@@ -93,19 +100,18 @@ class Flow:
         count = len(self.singles)  # others may be added meanwhile
         if not count:
             return
-        offsets, wrong = self.singles[:count], None
-        del self.singles[:count]
-        for span in spans_of(offsets):
+        wrong: InvalidRecordState | None = None
+        for span in spans_of(self.singles[:count]):
             try:
                 self.say(Outcome.ACCEPT, [span])
             except InvalidRecordState as error:
                 wrong = error
+        del self.singles[:count]  # not before all is said: an interrupt would lose it
         if wrong is not None:
             raise wrong
 
-    def taken(self) -> list[Acknowledgement]:
-        """What was said since the last call."""
-        said, self._said = self._said, {}
+    def said(self) -> list[Acknowledgement]:
+        """What was said and is not sent yet."""
         return [
             Acknowledgement(
                 self.topic_id,
@@ -115,13 +121,23 @@ class Flow:
                 [(first, end - first) for first, end in spans],
                 delay_ms,
             )
-            for (outcome, delay_ms), spans in said.items()
+            for (outcome, delay_ms), spans in self._said.items()
         ]
+
+    def sent(self) -> None:
+        """All that was said is on its way."""
+        self._said = {}
 
     def put_back(self, one: Acknowledgement) -> None:
         """Nobody has heard this: it is to be said again."""
         for first, count in one.ranges:
             self._note((one.outcome, one.delay_ms), first, first + count)
+
+    def reopen(self, one: Acknowledgement) -> None:
+        """This was refused: of what the member still has of it something may be said again, after the next look."""
+        for first, count in one.ranges:
+            self._accepted.remove(first, first + count)
+            self._refused.add(first, first + count)
 
     def follow(self, known: Deliveries) -> None:
         """Learn what the group knows: of what is done with, or is not the member's any more, nothing is open."""
@@ -134,3 +150,9 @@ class Flow:
                 self._open.remove(one.first, one.end)
             if one.status is DeliveryStatus.ACKNOWLEDGED:
                 self._accepted.add(one.first, one.end)
+        for one in known.held() if self._refused else ():
+            shown = self._shown.get(one.deliveries, Spans())
+            for span in self._refused.within(one.first, one.end):
+                for part in shown.within(*span):
+                    self._open.add(*part)
+        self._refused = Spans()

@@ -61,13 +61,15 @@ class Held:
 @dataclass(frozen=True)
 class QueueTerms:
     """How a queue group delivers. bound: messages that a member may have and not have acknowledged; acks_itself: a poll
-    acknowledges what the one before it brought; hands_out_paused: messages that it has of partitions which are to move.
+    acknowledges what the one before it brought; hands_out_paused: messages that it has of partitions which are to move;
+    isolation: up to where it delivers.
     """
 
     policy: Policy
     bound: int
     acks_itself: bool
     hands_out_paused: bool
+    isolation: Isolation
 
     @classmethod
     def of(cls, group: Group) -> QueueTerms | None:
@@ -78,6 +80,7 @@ class QueueTerms:
             group.setting("max.delivered.unacked.msgs.per.flow"),
             group.setting("ack.mode") == "auto",
             group.setting("max.handoff.ms") > 0,
+            group.setting("isolation.level"),
         )
 
 
@@ -202,11 +205,9 @@ class Membership:
         ]
         self._releasing = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
 
-    def submit(self, acknowledged: Sequence[Acknowledgement], wanted: Sequence[Wanted]) -> list[Future[Any]]:
-        """Say what became of messages, and ask for more, in one letter; without waiting."""
-        requests: list[Acknowledge | Acquire] = []
-        if acknowledged:
-            requests.append(Acknowledge(self.group, self.member_id, list(acknowledged)))
+    def submit(self, shares: Sequence[Sequence[Acknowledgement]], wanted: Sequence[Wanted]) -> list[Future[Any]]:
+        """Say what became of messages, each share in a request, and ask for more after them; without waiting."""
+        requests: list[Acknowledge | Acquire] = [Acknowledge(self.group, self.member_id, list(one)) for one in shares]
         if wanted:
             requests.append(Acquire(self.group, self.member_id, list(wanted)))
         return self._requester.submit_all([(one, None) for one in requests])
@@ -232,6 +233,8 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
     if group is None or member_id not in group.members:
         other = group is not None and instance_id is not None and instance_id in group.instances
         return Standing(replaced=other)
+    terms = QueueTerms.of(group)
+    isolation = isolation if terms is None else terms.isolation
     committed = state.offsets.get(name, {})
     bounds: dict[int, list[Bounds]] = {}
     held = {}
@@ -249,7 +252,8 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
             committed.get((topic_id, partition)),
             _deliveries(state, group, (topic_id, partition)),
         )
-    return Standing(True, False, group.members[member_id].topics, held, state.step, state.now_ms, QueueTerms.of(group))
+    topics = group.members[member_id].topics
+    return Standing(True, False, topics, held, state.step, state.now_ms, terms)
 
 
 def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:

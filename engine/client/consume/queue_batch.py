@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.values.deliveries import Stretch
-from ..arguments import refused
+from ..arguments import partition_number, refused, topic_name
 from ..fetch.fetched import Fetched, Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch
@@ -91,8 +91,17 @@ def spans_in(what: Messages) -> dict[TopicPartition, list[Span]]:
     for one in listed:
         if not isinstance(one, Message):
             raise refused("what", one, "a message, a batch, or messages")
-        offsets.setdefault((one.topic, one.partition), []).append(one.offset)
-    return {place: spans_of(found) for place, found in offsets.items()}
+        try:
+            offsets.setdefault((one.topic, one.partition), []).append(one.offset)
+        except TypeError:
+            raise refused("what", one, "a message of a topic and a partition") from None
+    for topic, partition in offsets:
+        topic_name("topic", topic)
+        partition_number(partition)
+    try:
+        return {place: spans_of(found) for place, found in offsets.items()}
+    except ValueError:
+        raise InvalidRequest("Messages are not valid.", expected="offsets that are whole numbers of 64 bits") from None
 
 
 def cut(stretches: Sequence[Stretch], size: int) -> list[Stretch]:

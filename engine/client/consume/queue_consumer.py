@@ -45,6 +45,8 @@ _TELL_AT = 10_000
 """Or how many of them do."""
 _ANSWER_MS = 1_000
 """How long a poll waits for what it knows to be there, whatever its timeout."""
+_LONGEST_WAIT_MS = 60_000
+"""At a time: the system takes no number of ms that it is given."""
 _PAUSE_MS = 5
 """Before what was not heard is said again."""
 
@@ -90,6 +92,8 @@ class QueueConsumer(GroupConsumer):
 
     def _follow(self, standing: Standing) -> None:
         """Tell the user what has changed, in the order lost, to be given up, new; tell the group what was said."""
+        if self._teller.is_lost:  # it is a member: its joining was decided, though that was not answered
+            self._teller.joined_again()
         held = standing.held
         gone = [place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch]
         for place in gone:
@@ -125,7 +129,7 @@ class QueueConsumer(GroupConsumer):
 
     def _lose(self, places: Sequence[TopicPartition]) -> None:
         for place in places:
-            self._flows.pop(place, None)
+            self._drop(place)
         super()._lose(places)
 
     def _look(self) -> dict[TopicPartition, Bounds]:
@@ -138,7 +142,7 @@ class QueueConsumer(GroupConsumer):
         if standing.step != self._step[0]:
             self._step = standing.step, standing.now_ms, self._clock.steady_ms()
         if standing.terms is not None:
-            self._terms = standing.terms
+            self._terms, self._isolation = standing.terms, standing.terms.isolation
         flows = self._flows
         return {p: one for p, one in standing.held.items() if p in flows and flows[p].epoch == one.epoch}
 
@@ -181,7 +185,7 @@ class QueueConsumer(GroupConsumer):
         if (asked := self._teller.asked) is None:
             self._clock.sleep(ms)
         else:
-            wait([asked], max(ms, 1) / 1000)
+            wait([asked], min(max(ms, 1), _LONGEST_WAIT_MS) / 1000)
 
     def _next(self, max_records: int, moves: dict[TopicPartition, Any]) -> QueueBatch | None:
         known = self._known()
@@ -277,10 +281,13 @@ class QueueConsumer(GroupConsumer):
             there[place] = sum(count for _, count in ranges)
         if lasts:  # it comes alone
             there = {} if has else {lasts[0]: 1}
+        counts = poll_sizes(there, max(room, 0))
+        # what was deleted while the member had it is passed by who asks, even for nothing
+        passed = [p for p, one in mine.items() if one.deliveries and one.deliveries.has_before(one.bounds.first)]
         return [
-            Wanted(known[place].bounds.topic_id, place[1], known[place].epoch, count)
-            for place, count in poll_sizes(there, max(room, 0)).items()
-            if count
+            Wanted(known[place].bounds.topic_id, place[1], known[place].epoch, counts.get(place, 0))
+            for place in mine
+            if counts.get(place) or place in passed
         ]
 
     # -- saying what became of them ---------------------------------------------------------------------
@@ -292,7 +299,7 @@ class QueueConsumer(GroupConsumer):
         more; InvalidRecordState: it was not given this message, or has given it back. Of single messages this may be
         raised by a later call.
         """
-        if type(what) is Message:
+        if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63:
             flow = self._flows.get((what[0], what[1]))
             if flow is None:
                 self._raise_fenced([(what[0], what[1])])
@@ -364,11 +371,16 @@ class QueueConsumer(GroupConsumer):
     def _check_mine(self, places: Iterable[TopicPartition], read: ConsumedOffsets | None = None) -> None:
         """read: under which assignments. Raises FencedMemberEpoch."""
         epochs = read.epochs if read is not None else {}
+        places = list(places)
         others = [
             p for p in places if p not in self._flows or epochs.get(p, self._flows[p].epoch) != self._flows[p].epoch
         ]
         if others:
             self._raise_fenced(others)
+        if any(self._flows[place].is_refused for place in places):
+            for place, one in self._known().items():
+                if one.deliveries is not None:
+                    self._flows[place].follow(one.deliveries)
 
     def _raise_fenced(self, places: Iterable[TopicPartition]) -> NoReturn:
         raise FencedMemberEpoch(found=[f"{topic}-{partition}" for topic, partition in sorted(places)])
@@ -390,7 +402,7 @@ class QueueConsumer(GroupConsumer):
             left_ms = deadline_ms - self._clock.steady_ms()
             if not waiting or left_ms <= 0:
                 break
-            wait(waiting, left_ms / 1000)
+            wait(waiting, min(left_ms, _LONGEST_WAIT_MS) / 1000)
             with self._lock.own:
                 self._teller.hear()
             if not all(flow.is_told for flow in self._flows.values()):
@@ -451,6 +463,8 @@ class QueueConsumer(GroupConsumer):
 
     def _let_go(self) -> None:
         """What was said is told; what nobody has looked at was not delivered."""
+        if (asked := self._teller.asked) is not None:
+            wait([asked], _ANSWER_MS / 1000)  # it would be given to who has gone, and count
         known = self._known()
         unseen = [
             Acknowledgement(flow.topic_id, flow.partition, flow.epoch, Outcome.UNSEEN, ranges)

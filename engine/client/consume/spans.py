@@ -62,11 +62,18 @@ class Spans:
 
 
 def spans_of(offsets: Iterable[int]) -> list[Span]:
-    """Of offsets in any order."""
-    known = np.unique(np.fromiter(offsets, np.int64))
-    if not len(known):
+    """Of offsets in any order. Raises ValueError: one is no whole number of 64 bits."""
+    listed = list(offsets)
+    if not listed:
         return []
+    try:
+        array = np.array(listed)
+    except (TypeError, OverflowError) as error:
+        raise ValueError("not a whole number") from error
+    if array.dtype.kind != "i" or array.ndim != 1:
+        raise ValueError("not a whole number of 64 bits")
+    known = np.unique(array)
     cuts = np.flatnonzero(np.diff(known) != 1)
     firsts = known[np.concatenate([[0], cuts + 1])]
     lasts = known[np.concatenate([cuts, [len(known) - 1]])]
-    return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+    return [(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...namespace.clock import Clock
 from ...protocol.errors import (
     ClientEnded,
@@ -16,7 +18,7 @@ from ...protocol.errors import (
     RequestTimedOut,
     UnknownMemberId,
 )
-from ...protocol.values.deliveries import Acknowledgement, AcknowledgementsJudged, Wanted
+from ...protocol.values.deliveries import MAX_RANGES, Acknowledgement, AcknowledgementsJudged, Wanted
 from ..offsets import TopicPartition
 from .flow import Flow
 from .membership import Membership
@@ -68,33 +70,31 @@ class Teller:
                 self._tell_all(wanted, unseen)
 
     def _tell_all(self, wanted: Sequence[Wanted], unseen: Sequence[Acknowledgement]) -> None:
-        parts = [*(part for flow in self._flows.values() for part in flow.taken()), *unseen]
-        if parts or wanted:
-            self._send(parts, wanted)
-
-    def _send(self, parts: list[Acknowledgement], wanted: Sequence[Wanted]) -> None:
+        """What was said stands as said until it is on its way: who interrupts this, or refuses it, loses none of it."""
+        parts = [*(part for flow in self._flows.values() for part in flow.said()), *unseen]
+        if not parts and not wanted:
+            return
         self.told_at_ms = self._clock.steady_ms()
-        try:
-            futures = self._membership.submit(parts, wanted)
-        except BaseException as error:
-            self._say_again(parts, error)
-            raise
-        if parts:
-            self._told.append((futures[0], parts, self._joined_count))
+        shares = shared(parts)
+        futures = self._membership.submit(shares, wanted)
+        self._told += [(future, share, self._joined_count) for future, share in zip(futures, shares, strict=False)]
+        for flow in self._flows.values():
+            flow.sent()
         if wanted:
             self._asked = futures[-1]
 
     def hear(self) -> None:
         """Look at what was answered. Raises NoOffsetForPartition: nobody has said where the group begins."""
-        waiting, self._told = self._told, []
-        for future, parts, joined_count in waiting:
+        for told in list(self._told):
+            future, parts, joined_count = told
             if not future.done():
-                self._told.append((future, parts, joined_count))
-            elif (error := future.exception()) is not None:
+                continue
+            if (error := future.exception()) is not None:
                 self.is_lost |= isinstance(error, UnknownMemberId) and joined_count == self._joined_count
                 self._say_again(parts, error)
             else:
                 self._judge(future.result(), parts)
+            self._told.remove(told)  # not before: an interrupt would lose it
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             if isinstance(error := asked.exception(), NoOffsetForPartition):
@@ -119,15 +119,24 @@ class Teller:
         may_be_heard = isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(
             error, "retriable", False
         )
-        by_assignment = {(one.topic_id, one.partition, one.epoch): one for one in self._flows.values()}
         for part in parts:
-            flow = by_assignment.get((part.topic_id, part.partition, part.epoch))
+            flow = self._flow_of(part)
             if flow is not None and may_be_heard:
                 flow.put_back(part)
             elif isinstance(error, LakeMQError):
                 self._late.append(error)
+                if flow is not None:
+                    flow.reopen(part)
+
+    def _flow_of(self, part: Acknowledgement) -> Flow | None:
+        key = part.topic_id, part.partition, part.epoch
+        return next((one for one in self._flows.values() if (one.topic_id, one.partition, one.epoch) == key), None)
 
     def _judge(self, judged: AcknowledgementsJudged, parts: Sequence[Acknowledgement]) -> None:
+        for i in judged.invalid:
+            flow = self._flow_of(parts[i])
+            if flow is not None:
+                flow.reopen(parts[i])
         topics = {flow.topic_id: topic for (topic, _), flow in self._flows.items()}
         for listed, kind in ((judged.fenced, FencedMemberEpoch), (judged.invalid, InvalidRecordState)):
             if listed:
@@ -135,3 +144,18 @@ class Teller:
                     (topics.get(parts[i].topic_id, f"topic {parts[i].topic_id}"), parts[i].partition) for i in listed
                 ]
                 self._late.append(kind(found=[f"{topic}-{partition}" for topic, partition in named]))
+
+
+def shared(parts: Sequence[Acknowledgement]) -> list[list[Acknowledgement]]:
+    """Parts as requests may bear them, of which each has at most so many ranges."""
+    shares: list[list[Acknowledgement]] = []
+    room = 0
+    for part in parts:
+        for at in range(0, len(part.ranges), MAX_RANGES):
+            piece = replace(part, ranges=part.ranges[at : at + MAX_RANGES])
+            if len(piece.ranges) > room:
+                shares.append([])
+                room = MAX_RANGES
+            shares[-1].append(piece)
+            room -= len(piece.ranges)
+    return shares
