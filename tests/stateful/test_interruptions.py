@@ -202,7 +202,8 @@ def test_a_file_stays_that_a_step_names_which_is_not_projected(play: Player) -> 
     store, files = play.world.namespace.store, play.world.namespace.files
     file = play.world.write_file(["of a file"])
     name = f"{MESSAGES.name}/{file_stem(file.file_id)}.parquet"
-    ranges = Ranges([0], [0], [0], [0], [1], [0], [0])
+    now_ms = files.time_ms()  # too young to be deleted for its age
+    ranges = Ranges([0], [0], [0], [0], [1], [now_ms], [now_ms])
 
     def name_it() -> None:
         play.ask(Produce([TopicRef("t", 1, 1)], ranges, play.leader.state.step, [file]))

@@ -24,7 +24,7 @@ class NotLookedThrough(dict[str, Group]):
 
 
 def _join(group: str, member: str) -> JoinGroup:
-    return JoinGroup(group, member, ["t"], None, None, 6_000, 10_000, "earliest")
+    return JoinGroup(group, member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": "cooperative"})
 
 
 def test_no_step_looks_through_all_groups() -> None:

@@ -270,6 +270,19 @@ def test_a_poll_acknowledges_the_one_before_where_the_group_says_so(mq: Connecti
         until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
 
 
+def test_a_poll_that_acknowledges_leaves_nothing_to_a_transaction(mq: Connection) -> None:
+    """The next poll inside it would, though it may be aborted."""
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 1})
+    with member(mq, group, topic, ack_mode="auto") as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = one.poll(timeout_ms=5_000)
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(batch.offsets, batch.group)
+        with pytest.raises(TransactionAbortable, match="acknowledges messages"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+
+
 def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 2})

@@ -218,6 +218,8 @@ class QueueConsumer(GroupConsumer):
             Acknowledgement(one.topic_id, partition, one.epoch, Outcome.ACCEPT, ranges_of(one.stretches))
             for (_, partition), one in shown.items()
         ]
+        if self._terms is not None and self._terms.acks_itself:
+            return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction
         return QueueBatch(self.group, parts, ConsumedMessages(offsets, messages), shown)
 
     def _hands_out(self, place: TopicPartition, one: Held) -> bool:
