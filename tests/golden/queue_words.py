@@ -54,6 +54,7 @@ class QueueWords:
         group: str = "g",
         epoch: int = 0,
         delay_ms: int | None = None,
+        delivery: int | None = None,
     ) -> AnyRequest:
         """epoch: left out, that of the partition's assignment now."""
         parts = []
@@ -61,7 +62,7 @@ class QueueWords:
             ranges = [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
             place = self._of(text)
             known = epoch or self._assigned(group, place)
-            parts.append(Acknowledgement(*place, known, outcome, ranges, delay_ms))
+            parts.append(Acknowledgement(*place, known, outcome, ranges, delay_ms, delivery))
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:

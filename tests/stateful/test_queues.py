@@ -131,14 +131,18 @@ class Queues(RuleBasedStateMachine):
         (place, first), told = data.draw(st.sampled_from(held))
         count = data.draw(st.integers(1, 3))
         member = data.draw(st.sampled_from([told.owner, told.owner, told.owner, "C1"]))
-        part = Acknowledgement(*place, told.epoch, outcome, [(first, count)], delay_ms)
+        which = data.draw(st.sampled_from([None, told.deliveries, told.deliveries, max(0, told.deliveries - 1)]))
+        part = Acknowledgement(*place, told.epoch, outcome, [(first, count)], delay_ms, which)
         ref = self.mq.current("tx") if inside and outcome is Outcome.ACCEPT else None
         mine = [self.messages.get((place, offset)) for offset in range(first, first + count)]
         group = self.mq.state.groups[GROUP]
         is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, told.epoch)
         fine = all(
             one is not None
-            and ((one.owner == member and not one.pending) or (one.is_done and outcome is Outcome.ACCEPT))
+            and (
+                (one.owner == member and not one.pending and which in (None, one.deliveries))
+                or (one.is_done and outcome is Outcome.ACCEPT)
+            )
             for one in mine
         )
         result = self.ask(Acknowledge(GROUP, str(member), [part], ref))

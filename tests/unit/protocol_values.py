@@ -267,6 +267,7 @@ REQUESTS: Kinds = {
                 st.sampled_from(Outcome),
                 st.lists(st.tuples(small | counts, small | counts), max_size=3),
                 st.none() | counts,
+                st.none() | small,
             ),
             max_size=3,
         ),

@@ -384,6 +384,26 @@ def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
             one.nack(first, delay_ms=-1)
 
 
+def test_a_word_about_an_earlier_delivery_says_nothing_of_a_later_one(mq: Connection) -> None:
+    """As of a thread that was slow, or as one that is said again because its answer came too late."""
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 1})
+    with member(mq, group, topic) as one:
+        (first,) = polled(one, 1)
+        one.nack(first)
+        (second,) = polled(one, 1)
+        assert second.delivery_count == 2
+        with pytest.raises(InvalidRecordState):
+            one.ack([first])
+        flow = one._flows[topic, 0]
+        flow.put_back(Acknowledgement(flow.topic_id, 0, flow.epoch, Outcome.RELEASE, [(0, 1)], None, 1))
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: [(0, 1, "acquired", 2)]}
+        one.ack(second)
+        one.flush()
+        assert deliveries(mq, group, topic) == {0: []}
+
+
 def test_a_commit_acknowledges_all_up_to_there_and_waits(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 6})

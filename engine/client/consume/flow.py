@@ -8,8 +8,13 @@ from ...protocol.errors import InvalidRecordState
 from ...protocol.values.deliveries import Acknowledgement, Deliveries, DeliveryStatus, Outcome, Stretch
 from .spans import Span, Spans, spans_of
 
-Said = tuple[Outcome, int | None]
-"""What became of messages, and of those that are given back how long they wait; None: as the group says."""
+Meant = tuple[int, int, int | None]
+"""First offset, the one after the last, and which delivery of them is meant; None: the last."""
+
+Said = tuple[Outcome, int | None, int, bool]
+"""What became of messages; of those that are given back how long they wait, None: as the group says; which delivery it
+is about; whether it is said once more, because nobody answered.
+"""
 
 
 class Flow:
@@ -20,9 +25,9 @@ class Flow:
         self.name, self.topic_id, self.partition, self.epoch = name, topic_id, partition, epoch
         self.is_paused = False
         self.singles: list[int] = []
-        """Offsets that were accepted one by one, and not looked at yet. Appended to by any thread."""
+        """Offsets accepted by themselves, of a first delivery, and not looked at yet; any thread adds some."""
         self._shown: dict[int, Spans] = {}
-        """By how often they were delivered then."""
+        """By how often they were delivered then; an offset stands under its last delivery."""
         self._open = Spans()
         """Shown, and nothing was said of them."""
         self._accepted = Spans()
@@ -30,6 +35,8 @@ class Flow:
         """Not sent yet."""
         self._refused = Spans()
         """What was said of these does not count."""
+        self._doubtful = Spans()
+        """What was said of these may have counted, though nobody answered."""
 
     @property
     def open_count(self) -> int:
@@ -60,12 +67,15 @@ class Flow:
     def show(self, stretches: Iterable[Stretch], messages: Spans) -> None:
         """These are shown; offsets among them that hold no message for this reader are done with."""
         for one in stretches:
+            for shown in self._shown.values():
+                shown.remove(one.first, one.end)
             self._shown.setdefault(one.deliveries, Spans()).add(one.first, one.end)
             self._accepted.remove(one.first, one.end)
+            self._doubtful.remove(one.first, one.end)
             for first, end in messages.within(one.first, one.end):
                 self._open.add(first, end)
             for first, end in messages.missing(one.first, one.end):
-                self._note((Outcome.ACCEPT, None), first, end)
+                self._note((Outcome.ACCEPT, None, one.deliveries, False), first, end)
 
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Nobody has seen these after all."""
@@ -74,21 +84,36 @@ class Flow:
             if shown := self._shown.get(one.deliveries):
                 shown.remove(one.first, one.end)
 
-    def say(self, outcome: Outcome, spans: Sequence[Span], delay_ms: int | None = None) -> None:
+    def open_of(self, meant: Iterable[Meant]) -> list[tuple[int, int, int]]:
+        """What of these is open, and under which delivery."""
+        return [
+            (*piece, count)
+            for first, end, deliveries in meant
+            for part in self._open.within(first, end)
+            for count, shown in self._shown.items()
+            if deliveries in (None, count)
+            for piece in shown.within(*part)
+        ]
+
+    def say(self, outcome: Outcome, meant: Sequence[Meant], delay_ms: int | None = None) -> None:
         """What became of messages. Raises InvalidRecordState: it has them not, and nothing is said of any."""
-        for first, end in spans:
-            if not self._may_say(outcome, first, end):
-                raise InvalidRecordState(found=f"{self.name}, offsets {first} to {end - 1}")
-        for first, end in spans:
-            for part in self._open.within(first, end):
-                self._note((outcome, delay_ms), *part)
-        for first, end in spans:
+        for one in meant:
+            if not self._may_say(outcome, *one):
+                raise InvalidRecordState(found=f"{self.name}, offsets {one[0]} to {one[1] - 1}")
+        for first, end, deliveries in self.open_of(meant):
+            self._note((outcome, delay_ms, deliveries, False), first, end)
+        for first, end, _ in meant:
             self._open.remove(first, end)
 
-    def _may_say(self, outcome: Outcome, first: int, end: int) -> bool:
+    def _may_say(self, outcome: Outcome, first: int, end: int, deliveries: int | None) -> bool:
         """What is accepted already may be again."""
-        gaps = self._open.missing(first, end)
-        return all(outcome is Outcome.ACCEPT and self._accepted.has_all(*gap) for gap in gaps)
+        is_accepted = (
+            outcome is Outcome.ACCEPT and self._accepted.has_all(*gap) for gap in self._open.missing(first, end)
+        )
+        if not all(is_accepted):
+            return False
+        shown = None if deliveries is None else self._shown.get(deliveries, Spans())
+        return shown is None or all(shown.has_all(*part) for part in self._open.within(first, end))
 
     def _note(self, said: Said, first: int, end: int) -> None:
         self._said.setdefault(said, Spans()).add(first, end)
@@ -103,7 +128,7 @@ class Flow:
         wrong: InvalidRecordState | None = None
         for span in spans_of(self.singles[:count]):
             try:
-                self.say(Outcome.ACCEPT, [span])
+                self.say(Outcome.ACCEPT, [(*span, 1)])
             except InvalidRecordState as error:
                 wrong = error
         del self.singles[:count]  # not before all is said: an interrupt would lose it
@@ -120,8 +145,9 @@ class Flow:
                 outcome,
                 [(first, end - first) for first, end in spans],
                 delay_ms,
+                deliveries,
             )
-            for (outcome, delay_ms), spans in self._said.items()
+            for (outcome, delay_ms, deliveries, _), spans in self._said.items()
         ]
 
     def sent(self) -> None:
@@ -131,7 +157,12 @@ class Flow:
     def put_back(self, one: Acknowledgement) -> None:
         """Nobody has heard this: it is to be said again."""
         for first, count in one.ranges:
-            self._note((one.outcome, one.delay_ms), first, first + count)
+            self._note((one.outcome, one.delay_ms, one.deliveries or 1, True), first, first + count)
+            self._doubtful.add(first, first + count)
+
+    def is_doubtful(self, one: Acknowledgement) -> bool:
+        """Whether this was said before, and may have counted then."""
+        return all(self._doubtful.has_all(first, first + count) for first, count in one.ranges)
 
     def reopen(self, one: Acknowledgement) -> None:
         """This was refused: of what the member still has of it something may be said again, after the next look."""

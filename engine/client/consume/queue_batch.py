@@ -15,7 +15,8 @@ from ..arguments import partition_number, refused, topic_name
 from ..fetch.fetched import Fetched, Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch
-from .spans import Span, Spans, spans_of
+from .flow import Meant
+from .spans import Spans, spans_of
 
 Messages = Message | ConsumerBatch | Iterable[Message]
 """As a user names them: one, those of a batch, some."""
@@ -78,28 +79,32 @@ def _again(shown: Shown) -> list[Stretch]:
     return [one for one in shown.stretches if one.deliveries > 1]
 
 
-def spans_in(what: Messages) -> dict[TopicPartition, list[Span]]:
+def meant_by(what: Messages) -> dict[TopicPartition, list[Meant]]:
     """Raises InvalidRequest: these are no messages."""
     if isinstance(what, ConsumerBatch):
         if not isinstance(what, QueueBatch):
             raise InvalidRequest("The batch is none of a queue group.")
-        return {p: [(one.first, one.end) for one in shown.stretches] for p, shown in what.shown.items()}
+        return {p: [(one.first, one.end, one.deliveries) for one in shown.stretches] for p, shown in what.shown.items()}
     listed = [what] if isinstance(what, Message) else what
-    offsets: dict[TopicPartition, list[int]] = {}
+    offsets: dict[TopicPartition, dict[int, list[int]]] = {}
     if not isinstance(listed, Iterable):
         raise refused("what", what, "a message, a batch, or messages")
     for one in listed:
         if not isinstance(one, Message):
             raise refused("what", one, "a message, a batch, or messages")
         try:
-            offsets.setdefault((one.topic, one.partition), []).append(one.offset)
+            of_place = offsets.setdefault((one.topic, one.partition), {})
+            of_place.setdefault(one.delivery_count, []).append(one.offset)
         except TypeError:
             raise refused("what", one, "a message of a topic and a partition") from None
     for topic, partition in offsets:
         topic_name("topic", topic)
         partition_number(partition)
     try:
-        return {place: spans_of(found) for place, found in offsets.items()}
+        return {
+            place: [(*span, count) for count, found in by_count.items() for span in spans_of(found)]
+            for place, by_count in offsets.items()
+        }
     except ValueError:
         raise InvalidRequest("Messages are not valid.", expected="offsets that are whole numbers of 64 bits") from None
 

@@ -22,7 +22,6 @@ from ...protocol.values.deliveries import (
     Outcome,
     Stretch,
     Wanted,
-    ranges_of,
 )
 from ...protocol.values.groups import Assigned
 from ..arguments import place_offsets, whole_number
@@ -35,8 +34,7 @@ from .flow import Flow
 from .group_consumer import GroupConsumer, RebalanceListener
 from .membership import Held, Membership, QueueTerms, Standing
 from .poll_sizes import poll_sizes
-from .queue_batch import Messages, QueueBatch, Shown, cut, messages_of, spans_in
-from .spans import Spans
+from .queue_batch import Messages, QueueBatch, Shown, cut, meant_by, messages_of
 from .teller import Teller
 
 _TELL_EVERY_MS = 50
@@ -192,7 +190,7 @@ class QueueConsumer(GroupConsumer):
         self._teller.hear()
         if self._acks_first and self._terms is not None and self._terms.acks_itself:
             for flow in self._flows.values():
-                flow.say(Outcome.ACCEPT, flow.open_spans())
+                flow.say(Outcome.ACCEPT, [(*span, None) for span in flow.open_spans()])
         self._acks_first = False
         fresh = {place: self._fresh(place, one) for place, one in known.items() if self._hands_out(place, one)}
         sizes = {place: sum(one.length for one in listed) for place, listed in fresh.items()}
@@ -215,8 +213,9 @@ class QueueConsumer(GroupConsumer):
         ends = {place: stretches[-1].end for place, stretches in taken.items()}
         offsets = self._read(ends, {topic: known[topic, p].bounds.topic_id for topic, p in known})
         messages = [
-            Acknowledgement(one.topic_id, partition, one.epoch, Outcome.ACCEPT, ranges_of(one.stretches))
-            for (_, partition), one in shown.items()
+            _acknowledgement(self._flows[place], Outcome.ACCEPT, stretch)
+            for place, one in shown.items()
+            for stretch in one.stretches
         ]
         if self._terms is not None and self._terms.acks_itself:
             return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction
@@ -301,7 +300,7 @@ class QueueConsumer(GroupConsumer):
         more; InvalidRecordState: it was not given this message, or has given it back. Of single messages this may be
         raised by a later call.
         """
-        if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63:
+        if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63 and what[7] == 1:
             flow = self._flows.get((what[0], what[1]))
             if flow is None:
                 self._raise_fenced([(what[0], what[1])])
@@ -326,8 +325,8 @@ class QueueConsumer(GroupConsumer):
             self._teller.hear_singles()
             for place, end in ends.items():
                 flow = self._flows[place]
-                spans = [(first, min(until, end)) for first, until in flow.open_spans() if first < end]
-                flow.say(Outcome.ACCEPT, spans)
+                meant = [(first, min(until, end), None) for first, until in flow.open_spans() if first < end]
+                flow.say(Outcome.ACCEPT, meant)
             self._teller.tell()
 
     def nack(self, what: Messages, delay_ms: int | None = None) -> None:
@@ -348,26 +347,24 @@ class QueueConsumer(GroupConsumer):
         with self._lock.own:
             known, epochs = self._known(), batch.offsets.epochs
             mine = {place for place in batch.offsets if place in known and known[place].epoch == epochs.get(place)}
-            for place, spans in spans_in(batch).items():
+            for place, meant in meant_by(batch).items():
                 deliveries = known[place].deliveries if place in mine else None
                 if deliveries is not None:
                     flow = self._flows[place]
                     flow.follow(deliveries)  # an abort has given them back already
-                    still_open = Spans(flow.open_spans())
-                    flow.say(Outcome.RELEASE, [part for span in spans for part in still_open.within(*span)])
+                    flow.say(Outcome.RELEASE, flow.open_of(meant))
             self._teller.tell()
             return len(mine) == len(batch.offsets)
 
     def _say(self, outcome: Outcome, what: Messages, delay_ms: int | None = None) -> None:
-        spans, batch = spans_in(what), what if isinstance(what, ConsumerBatch) else None
+        meant, batch = meant_by(what), what if isinstance(what, ConsumerBatch) else None
         with self._lock.own:
-            self._check_mine(spans, batch.offsets if batch else None)
+            self._check_mine(meant, batch.offsets if batch else None)
             self._teller.hear_singles()
-            for place, listed in spans.items():
+            for place, listed in meant.items():
                 flow = self._flows[place]
-                if batch is not None:  # what of it was dealt with by itself is not meant
-                    listed = [part for span in listed for part in Spans(flow.open_spans()).within(*span)]
-                flow.say(outcome, listed, delay_ms)
+                # of a batch, what was dealt with by itself is not meant
+                flow.say(outcome, listed if batch is None else flow.open_of(listed), delay_ms)
             self._teller.tell()
 
     def _check_mine(self, places: Iterable[TopicPartition], read: ConsumedOffsets | None = None) -> None:
@@ -469,14 +466,18 @@ class QueueConsumer(GroupConsumer):
             wait([asked], _ANSWER_MS / 1000)  # it would be given to who has gone, and count
         known = self._known()
         unseen = [
-            Acknowledgement(flow.topic_id, flow.partition, flow.epoch, Outcome.UNSEEN, ranges)
+            _acknowledgement(flow, Outcome.UNSEEN, one)
             for place, flow in self._flows.items()
-            if place in known
-            and (deliveries := known[place].deliveries) is not None
-            and (ranges := ranges_of(flow.fresh(deliveries.held())))
+            if place in known and (deliveries := known[place].deliveries) is not None
+            for one in flow.fresh(deliveries.held())
         ]
         for step in self._teller.hear, partial(self._teller.tell, unseen=unseen):
             with suppress(LakeMQError):  # who closes it asks for nothing any more
                 step()
         self._flows.clear()
         super()._let_go()
+
+
+def _acknowledgement(flow: Flow, outcome: Outcome, one: Stretch) -> Acknowledgement:
+    ranges = [(one.first, one.length)]
+    return Acknowledgement(flow.topic_id, flow.partition, flow.epoch, outcome, ranges, None, one.deliveries)

@@ -132,13 +132,19 @@ class Teller:
         key = part.topic_id, part.partition, part.epoch
         return next((one for one in self._flows.values() if (one.topic_id, one.partition, one.epoch) == key), None)
 
+    def _counted_before(self, part: Acknowledgement) -> bool:
+        """What is said once more and refused was heard the first time: since then it was delivered again."""
+        flow = self._flow_of(part)
+        return flow is not None and flow.is_doubtful(part)
+
     def _judge(self, judged: AcknowledgementsJudged, parts: Sequence[Acknowledgement]) -> None:
         for i in judged.invalid:
             flow = self._flow_of(parts[i])
             if flow is not None:
                 flow.reopen(parts[i])
         topics = {flow.topic_id: topic for (topic, _), flow in self._flows.items()}
-        for listed, kind in ((judged.fenced, FencedMemberEpoch), (judged.invalid, InvalidRecordState)):
+        invalid = [i for i in judged.invalid if not self._counted_before(parts[i])]
+        for listed, kind in ((judged.fenced, FencedMemberEpoch), (invalid, InvalidRecordState)):
             if listed:
                 named = [
                     (topics.get(parts[i].topic_id, f"topic {parts[i].topic_id}"), parts[i].partition) for i in listed

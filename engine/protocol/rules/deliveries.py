@@ -201,20 +201,24 @@ def _has_all(state: State, group: Group, place: Place, one: Acknowledgement) -> 
     known = state.deliveries_of(group.group, place)
     if known is None:
         return False
-    allowed = {DeliveryStatus.ACQUIRED}
-    done_count = 0
-    if one.outcome is Outcome.ACCEPT:
-        allowed.add(DeliveryStatus.ACKNOWLEDGED)
-        done_count = sum(max(0, min(first + count, known.start) - first) for first, count in one.ranges)
     found = known.within(one.ranges)
-    return done_count + sum(part.length for part in found if part.status in allowed) == sum(c for _, c in one.ranges)
+    fine = sum(part.length for part in found if _is_meant(part, one))
+    if one.outcome is Outcome.ACCEPT:
+        fine += sum(part.length for part in found if part.status is DeliveryStatus.ACKNOWLEDGED)
+        fine += sum(max(0, min(first + count, known.start) - first) for first, count in one.ranges)
+    return fine == sum(count for _, count in one.ranges)
+
+
+def _is_meant(part: Stretch, one: Acknowledgement) -> bool:
+    """Whether the owner has these, by the delivery that it speaks of."""
+    return part.status is DeliveryStatus.ACQUIRED and one.deliveries in (None, part.deliveries)
 
 
 def _settled(state: State, group: Group, one: Acknowledgement, pending: bool) -> list[Settled]:
     place = (one.topic_id, one.partition)
     known = state.deliveries_of(group.group, place)
     assert known is not None
-    parts = [part for part in known.within(one.ranges) if part.status is DeliveryStatus.ACQUIRED]
+    parts = [part for part in known.within(one.ranges) if _is_meant(part, one)]
     if not parts:
         return []
     if one.outcome is Outcome.ACCEPT:

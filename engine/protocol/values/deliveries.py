@@ -328,7 +328,9 @@ class Acquire(Request, frozen=True, tag="acquire"):
 class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
     """What became of messages of a partition, as it was assigned in the step `epoch`.
 
-    ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says.
+    ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says;
+    deliveries: which delivery of them it is about, the first being 1: after another one it comes too late. None: the
+    last.
     """
 
     topic_id: Number
@@ -337,6 +339,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
     outcome: Outcome
     ranges: list[tuple[Number, Count]]
     delay_ms: Count | None = None
+    deliveries: Count | None = None
 
 
 class Acknowledge(Request, frozen=True, tag="acknowledge"):
