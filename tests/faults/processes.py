@@ -256,6 +256,12 @@ def stands_by(family: Processes, pid: int) -> bool:
     )
 
 
+def until_it_stands_by(family: Processes, pid: int, timeout_s: float) -> None:
+    """And its first look at the namespace is over: who cannot read from the beginning ends, and does not try again."""
+    until(lambda: stands_by(family, pid), timeout_s, "standby")
+    time.sleep(2)
+
+
 def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:
     """The process has killed itself with SIGKILL: it has reached its crash point."""
     assert child.wait(timeout_s) == -signal.SIGKILL

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults.ageing import HOUR_S, age_data, age_log
 from faults.checks import assert_whole, check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until, until_it_stands_by
 from faults.shims import ShiftedClock
 
 from lakemq.tables.specs.registry import TABLES
@@ -67,7 +67,7 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
             age_data(Path(family.path, spec.name))
             age_log(Path(family.path, spec.name))
         os.kill(stopped.pid, signal.SIGCONT)
-        until(lambda: stands_by(family, stopped.pid), WAIT_S, "standby")
+        until_it_stands_by(family, stopped.pid, WAIT_S)
         assert_whole(family.path)
         publishing.wait_for(20, WAIT_S)
         terminate(successor)

@@ -11,7 +11,7 @@ import pytest
 from faults.ageing import newest_version, until_expired
 from faults.checks import check_all
 from faults.messages import Acknowledged
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, stands_by, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until, until_it_stands_by
 from faults.shims import ShiftedClock
 
 import lakemq
@@ -96,7 +96,7 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_the_log_keeps_entries(
         leading = family.serve()
         publishing.wait_for(5, WAIT_S)
         standby = family.serve()
-        until(lambda: stands_by(family, standby.pid), WAIT_S, "standby")
+        until_it_stands_by(family, standby.pid, WAIT_S)
         os.kill(standby.pid, signal.SIGSTOP)
         seen = newest_version(journal)
         publishing.wait_for(30, WAIT_S)
@@ -124,7 +124,7 @@ def test_a_leader_stopped_until_the_entry_it_would_write_was_there_and_is_gone(
         publishing.wait_for(30, WAIT_S)
         until_expired(journal, seen + 1)
         os.kill(stopped.pid, signal.SIGCONT)
-        until(lambda: stands_by(family, stopped.pid), WAIT_S, "standby")
+        until_it_stands_by(family, stopped.pid, WAIT_S)
         publishing.wait_for(20, WAIT_S)
         assert successor.poll() is None
         terminate(successor)
