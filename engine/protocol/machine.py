@@ -52,15 +52,7 @@ def _raised(error: Exception) -> None:
     raise error
 
 
-def _not_foreseen(_: Due, error: Exception) -> None:
-    raise error
-
-
-def _not_settled(_: str, error: Exception) -> None:
-    raise error
-
-
-def _not_released(_: RangeKey, error: Exception) -> None:
+def _raised_for(_: Any, error: Exception) -> None:
     raise error
 
 
@@ -125,7 +117,7 @@ def due(state: State, time: Time, forget: bool = True) -> list[Due]:
 
 
 def fold_time(
-    state: State, due: Iterable[Due], time: Time, unforeseen: Callable[[Due, Exception], None] = _not_foreseen
+    state: State, due: Iterable[Due], time: Time, unforeseen: Callable[[Due, Exception], None] = _raised_for
 ) -> list[JournalEntry]:
     """Decide and fold what is due, after the letters of the step: who did something in it is due no more.
 
@@ -152,7 +144,7 @@ def fold_seen(state: State, seen: Iterable[Any], unforeseen: Unforeseen = _raise
 
 
 def release(
-    state: State, due: RangesDue, unforeseen: Callable[[RangeKey, Exception], None] = _not_released
+    state: State, due: RangesDue, unforeseen: Callable[[RangeKey, Exception], None] = _raised_for
 ) -> list[JournalEntry]:
     """Decide and fold the release of what the leader has found to be due.
 
@@ -176,7 +168,7 @@ def release(
     return entries
 
 
-def settle(state: State, unforeseen: Callable[[str, Exception], None] = _not_settled) -> list[JournalEntry]:
+def settle(state: State, unforeseen: Callable[[str, Exception], None] = _raised_for) -> list[JournalEntry]:
     """Decide and fold what follows for the groups that this step has touched, at its end.
 
     unforeseen: told of an exception nobody foresaw, for which this group stays as it is, and no other does.

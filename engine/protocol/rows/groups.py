@@ -92,7 +92,7 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
         if isinstance(record, PartitionsGone):
             changed |= {(record.group, (record.topic_id, p)): record.topic for p in range(record.partitions)}
         elif isinstance(record, PartitionsMoved):
-            changed |= {(record.group, (move.topic_id, move.partition)): "" for move in record.moves}
+            changed |= {(record.group, move.place): "" for move in record.moves}
         elif isinstance(record, TargetSet):
             targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
             changed |= {(record.group, place): "" for place in targets if place in _places_of(state, record.group)}

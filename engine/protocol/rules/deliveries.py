@@ -7,6 +7,7 @@ says what became of it, or until its assignment ends; then it is delivered again
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..errors import (
     FencedMemberEpoch,
@@ -61,8 +62,8 @@ def decide_acquire(state: State, request: Acquire, given: Given) -> Decision:
     bound = 2 * int(group.setting("max.delivered.unacked.msgs.per.flow"))  # a batch ahead is as much again
     has = _held_count(state, group, request.member_id)
     passed: list[Record] = []
-    known = {_place(one): _known(state, group, one, passed) for one in _owned(state, group, request)}
-    wanted = {_place(one): one.count for one in request.wanted if _place(one) in known}
+    known = {one.place: _known(state, group, one, passed) for one in _owned(state, group, request)}
+    wanted = {one.place: one.count for one in request.wanted if one.place in known}
     # a message that stops its consumer is not to take others with it: for the last time it comes alone
     policy = Policy.of(group)
     lasts = [place for place in wanted if known[place].next_is_last(policy, state.now_ms)]
@@ -79,13 +80,9 @@ def decide_acquire(state: State, request: Acquire, given: Given) -> Decision:
     return Decision(Done(), tuple(map(JournalEntry, passed)))
 
 
-def _place(one: Wanted) -> Place:
-    return one.topic_id, one.partition
-
-
 def _owned(state: State, group: Group, request: Acquire) -> list[Wanted]:
     """What is wanted of partitions that the member has and is not to give up."""
-    known = ((one, group.assignments.get(_place(one))) for one in request.wanted if one.topic_id in state.topics)
+    known = ((one, group.assignments.get(one.place)) for one in request.wanted if one.topic_id in state.topics)
     return [
         one
         for one, assigned in known
@@ -114,7 +111,7 @@ def _held_count(state: State, group: Group, member_id: str) -> int:
 
 def _known(state: State, group: Group, one: Wanted, entries: list[Record]) -> Deliveries:
     """What is known of the partition, as of its log start: what was deleted before the group came to it is passed."""
-    place = _place(one)
+    place = one.place
     known = state.deliveries_of(group.group, place)
     if known is None:
         start = start_of(state, group, place, group.assignments[place].owner)
@@ -124,7 +121,7 @@ def _known(state: State, group: Group, one: Wanted, entries: list[Record]) -> De
     log_start = int(state.topics[place[0]].log_starts[place[1]])
     if known.start < log_start:
         entries.append(MessagesPassed(group.group, *place, log_start))
-        known = Deliveries(known.start, list(known.stretches))
+        known = known.copy()
         known.cut_off(log_start)
     return known
 
@@ -155,11 +152,10 @@ def decide_acknowledge(state: State, request: Acknowledge, given: Given) -> Deci
     invalid: list[int] = []
     parts: list[Settled] = []
     for number, one in enumerate(request.parts):
-        place = (one.topic_id, one.partition)
-        assigned = group.assignments.get(place)
+        assigned = group.assignments.get(one.place)
         if assigned is None or (assigned.owner, assigned.epoch) != (request.member_id, one.epoch):
             fenced.append(number)
-        elif not _has_all(state, group, place, one):
+        elif not _has_all(state, group, one):
             invalid.append(number)
         else:
             parts += _settled(state, group, one, pending=ref is not None)
@@ -192,13 +188,13 @@ def _check_parts(request: Acknowledge) -> None:
 
 
 def _shown(group: Group, one: Acknowledgement) -> str:
-    known = group.assignments.get((one.topic_id, one.partition))
+    known = group.assignments.get(one.place)
     return f"{known.topic if known else one.topic_id}-{one.partition}"
 
 
-def _has_all(state: State, group: Group, place: Place, one: Acknowledgement) -> bool:
+def _has_all(state: State, group: Group, one: Acknowledgement) -> bool:
     """Whether the owner of the partition has all of these messages; or, of those it accepts, has accepted them."""
-    known = state.deliveries_of(group.group, place)
+    known = state.deliveries_of(group.group, one.place)
     if known is None:
         return False
     found = known.within(one.ranges)
@@ -215,7 +211,7 @@ def _is_meant(part: Stretch, one: Acknowledgement) -> bool:
 
 
 def _settled(state: State, group: Group, one: Acknowledgement, pending: bool) -> list[Settled]:
-    place = (one.topic_id, one.partition)
+    place = one.place
     known = state.deliveries_of(group.group, place)
     assert known is not None
     parts = [part for part in known.within(one.ranges) if _is_meant(part, one)]
@@ -263,22 +259,19 @@ def evolve_settled(state: State, record: MessagesSettled, segments: Segments) ->
         known = state.deliveries_of(record.group, one.place)
         if known is None:
             continue
-        less = 1 if one.uncounted else 0
-        is_done = one.status is DeliveryStatus.ACKNOWLEDGED
-
-        def settled(part: Stretch, one: Settled = one, less: int = less, is_done: bool = is_done) -> Stretch:
-            # how often it took is of no use any more, and would keep apart what is done with
-            deliveries = 1 if is_done else part.deliveries - less
-            return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms)
-
-        known.change(one.ranges, settled)
+        known.change(one.ranges, partial(_become, one))
         _note(state, record.group, one.place)
     if record.transactional_id is not None and (transaction := state.transactions.get(record.transactional_id)):
-        taken = transaction.acknowledged.get(record.group, [])
+        taken = transaction.acknowledged.setdefault(record.group, [])
         # a group counts once, as with its offsets
         transaction.part_count += not taken and not transaction.offsets.get(record.group)
-        more = [Taken(*one.place, one.ranges) for one in record.parts]
-        transaction.acknowledged[record.group] = [*taken, *more]
+        taken += [Taken(*one.place, one.ranges) for one in record.parts]
+
+
+def _become(one: Settled, part: Stretch) -> Stretch:
+    # how often it took is of no use any more, and would keep apart what is done with
+    deliveries = 1 if one.status is DeliveryStatus.ACKNOWLEDGED else part.deliveries - one.uncounted
+    return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms)
 
 
 def evolve_passed(state: State, record: MessagesPassed, segments: Segments) -> None:

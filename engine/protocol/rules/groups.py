@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import (
@@ -59,17 +60,15 @@ def decide_leave(state: State, request: LeaveGroup, given: Given) -> Decision:
         leaving.append(group.instances[instance])
     for member_id in leaving:
         _member(group, member_id)
+    if group.is_queue and group.members.keys() - set(leaving):
+        # who takes their place may come within the delay; they themselves cannot be back: what they had is free
+        places = [place for member_id in set(leaving) for place in group.owned(member_id)]
+        back = returned(state, group, sorted(places), "left")
+        return Decision(Done(), (*map(JournalEntry, back), *_lost(state, group, leaving, "left")))
     entries: list[JournalEntry] = []
-    others = group.members.keys() - set(leaving)
     for member_id in dict.fromkeys(leaving):
-        places = group.owned(member_id)
-        if group.is_queue and others:
-            # who takes its place may come within the delay; it itself cannot be back: what it had is free
-            entries += map(JournalEntry, returned(state, group, places, "left"))
-            entries += _lost(state, group, member_id, "left")
-        else:
-            entries += gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
-    return Decision(Done(), tuple(_delayed_once(entries)))
+        entries += gone(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+    return Decision(Done(), tuple(entries))
 
 
 def decide_silent(state: State, seen: MemberSilent, given: Given) -> Decision:
@@ -77,25 +76,21 @@ def decide_silent(state: State, seen: MemberSilent, given: Given) -> Decision:
     group = state.groups.get(seen.group)
     if group is None or seen.member_id not in group.members:
         return Decision(Done())
-    return Decision(Done(), tuple(_lost(state, group, seen.member_id, seen.reason)))
+    return Decision(Done(), tuple(_lost(state, group, [seen.member_id], seen.reason)))
 
 
-def _lost(state: State, group: Group, member_id: str, reason: str) -> list[JournalEntry]:
-    delay_ms = group.setting("rebalance.delay.ms" if group.is_queue else "scheduled.rebalance.max.delay.ms")
+def _lost(state: State, group: Group, members: Sequence[str], reason: str) -> list[JournalEntry]:
+    delay_ms, owns = group.rebalance_delay_ms, any(group.owned(member_id) for member_id in members)
     # in a queue group it itself may be back, with what it had
     somebody_waits = len(group.members) > 1 or group.is_queue
-    waits = bool(group.not_before_ms) or (delay_ms > 0 and bool(group.owned(member_id)) and somebody_waits)
+    waits = bool(group.not_before_ms) or (delay_ms > 0 and owns and somebody_waits)
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
-    entries = gone(state, group, member_id, reason, status)
+    entries: list[JournalEntry] = []
+    for member_id in dict.fromkeys(members):
+        entries += gone(state, group, member_id, reason, status)
     if waits and not group.not_before_ms:
         entries.append(JournalEntry(RebalanceDelayed(group.group, state.now_ms + delay_ms)))
     return entries
-
-
-def _delayed_once(entries: list[JournalEntry]) -> list[JournalEntry]:
-    """Several who leave together begin one delay."""
-    delays = [one for one in entries if isinstance(one.record, RebalanceDelayed)]
-    return [*(one for one in entries if not isinstance(one.record, RebalanceDelayed)), *delays[:1]]
 
 
 def decide_release(state: State, request: ReleasePartitions, given: Given) -> Decision:
@@ -108,7 +103,7 @@ def decide_release(state: State, request: ReleasePartitions, given: Given) -> De
     done = [
         place
         for one in request.partitions
-        if (place := (one.topic_id, one.partition)) in group.paused
+        if (place := one.place) in group.paused
         and (known := group.assignments[place]).owner == request.member_id
         and known.epoch == one.epoch
     ]
@@ -247,7 +242,7 @@ def evolve_target(state: State, record: TargetSet, segments: Segments) -> None:
 def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> None:
     group = _touched(state, record.group)
     for move in record.moves:
-        _move(state, group, (move.topic_id, move.partition), move, record.reason)
+        _move(state, group, move.place, move, record.reason)
 
 
 def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> None:

@@ -17,7 +17,11 @@ from ..values.assignments import Group, PartitionStatus
 from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.groups import (
+    MAX_PATTERN,
+    MAX_POLL_MS,
     MAX_TOPICS,
+    OFFSET_RESETS,
+    SESSION_MS,
     GroupConfigured,
     JoinGroup,
     MemberJoined,
@@ -28,11 +32,6 @@ from ..values.groups import (
 from ..values.journal import JournalEntry
 from ..values.state import State
 from .reconciling import ended, start_of, starts_of
-
-SESSION_MS = (6_000, 1_800_000)
-MAX_POLL_MS = 2**40
-MAX_PATTERN = 1_000
-OFFSET_RESETS = ("earliest", "latest", "none")
 
 
 def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
@@ -158,10 +157,9 @@ def _bound_again(group: Group, request: JoinGroup) -> list[Move]:
     """Partitions that the member lost and nobody else has: they are its own as before, with what it had of them."""
     moves = []
     for told in request.bound:
-        place = (told.topic_id, told.partition)
-        one = group.assignments.get(place)
+        one = group.assignments.get(told.place)
         if one is not None and (one.lost_by, one.epoch) == (request.member_id, told.epoch):
-            moves.append(Move(*place, PartitionStatus.READY, request.member_id, one.start_offset, one.epoch))
+            moves.append(Move(*told.place, PartitionStatus.READY, request.member_id, one.start_offset, one.epoch))
     return moves
 
 

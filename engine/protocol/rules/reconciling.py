@@ -118,14 +118,13 @@ def _name(group: Group, topic_id: int) -> str:
 
 def decide_delay(state: State, group: Group) -> list[Record]:
     """A delay is over when there is nobody who could be preferred, and no longer than the group's setting says now."""
-    delay_ms = group.setting("rebalance.delay.ms" if group.is_queue else "scheduled.rebalance.max.delay.ms")
     if not group.not_before_ms:
         return []
     if group.is_queue:  # who is lost may be back; once all that was lost is somebody's, nobody is waited for
         waits = any(one.status is PartitionStatus.UNBOUND for one in group.assignments.values())
     else:
         waits = bool(group.members)
-    until_ms = min(group.not_before_ms, state.now_ms + delay_ms) if waits else 0
+    until_ms = min(group.not_before_ms, state.now_ms + group.rebalance_delay_ms) if waits else 0
     if until_ms == group.not_before_ms:
         return []
     return [RebalanceDelayed(group.group, until_ms if until_ms > state.now_ms else 0)]

@@ -7,11 +7,25 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from ..parameters import GROUP
+from .base import Count, Number
 from .transitions import Transitions
 
 Place = tuple[int, int]
 """topic_id and partition."""
+
+
+class InPartition(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what is said of a partition."""
+
+    topic_id: Number
+    partition: Count
+
+    @property
+    def place(self) -> Place:
+        return self.topic_id, self.partition
 
 
 class PartitionStatus(str, Enum):
@@ -131,6 +145,11 @@ class Group:
     def is_queue(self) -> bool:
         """Whether a partition changes hands when what its owner has of it is acknowledged."""
         return bool(self.setting("group.protocol") == "queue")
+
+    @property
+    def rebalance_delay_ms(self) -> int:
+        """How long partitions of a member that is lost wait."""
+        return int(self.setting("rebalance.delay.ms" if self.is_queue else "scheduled.rebalance.max.delay.ms"))
 
     @property
     def leader(self) -> Member | None:

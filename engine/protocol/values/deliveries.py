@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import msgspec
-
-from .assignments import Group, Place
+from .assignments import Group, InPartition, Place
 from .base import Count, Number, Record, Request, Result
+from .groups import Assigned
 from .producers import TransactionRef
 from .transitions import Transitions
 
@@ -308,12 +307,9 @@ class Outcome(str, Enum):
     """Nobody has looked at them: their delivery does not count."""
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """At most so many messages of a partition, as it was assigned in the step `epoch`."""
+class Wanted(Assigned, frozen=True, array_like=True):
+    """At most so many messages of a partition."""
 
-    topic_id: Number
-    partition: Count
-    epoch: Number
     count: Count
 
 
@@ -325,17 +321,14 @@ class Acquire(Request, frozen=True, tag="acquire"):
     wanted: list[Wanted]
 
 
-class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
-    """What became of messages of a partition, as it was assigned in the step `epoch`.
+class Acknowledgement(Assigned, frozen=True, array_like=True):
+    """What became of messages of a partition.
 
     ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says;
     deliveries: which delivery of them it is about, the first being 1: after another one it comes too late. None: the
     last.
     """
 
-    topic_id: Number
-    partition: Count
-    epoch: Number
     outcome: Outcome
     ranges: list[tuple[Number, Count]]
     delay_ms: Count | None = None
@@ -363,16 +356,10 @@ class AcknowledgementsJudged(Result, frozen=True, tag="acknowledgements_judged")
 # -- what is decided ------------------------------------------------------------------------------------
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True):
+class Taken(InPartition, frozen=True, array_like=True):
     """Messages of a partition."""
 
-    topic_id: int
-    partition: int
     ranges: list[Range]
-
-    @property
-    def place(self) -> Place:
-        return self.topic_id, self.partition
 
 
 class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
@@ -387,19 +374,13 @@ class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
         return self.group
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True):
+class Settled(InPartition, frozen=True, array_like=True):
     """Messages of a partition and what they are from now on. uncounted: their last delivery was none."""
 
-    topic_id: int
-    partition: int
     status: DeliveryStatus
     ranges: list[Range]
     not_before_ms: int = 0
     uncounted: bool = False
-
-    @property
-    def place(self) -> Place:
-        return self.topic_id, self.partition
 
 
 class MessagesSettled(Record, frozen=True, tag="messages_settled"):

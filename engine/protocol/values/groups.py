@@ -6,18 +6,24 @@ from typing import Any
 
 import msgspec
 
-from .assignments import PartitionStatus, Place
-from .base import Count, Number, Record, Request
+from .assignments import InPartition, PartitionStatus, Place
+from .base import Number, Record, Request
+
+# -- what a member may say of itself
 
 MAX_TOPICS = 100_000
 """That a member asks for."""
+MAX_PATTERN = 1_000
+"""Characters."""
+SESSION_MS = (6_000, 1_800_000)
+"""The least and the most."""
+MAX_POLL_MS = 2**40
+OFFSET_RESETS = ("earliest", "latest", "none")
 
 
-class Assigned(msgspec.Struct, frozen=True, array_like=True):
+class Assigned(InPartition, frozen=True, array_like=True):
     """A partition, as it was assigned in the step `epoch`."""
 
-    topic_id: Number
-    partition: Count
     epoch: Number
 
 
@@ -187,13 +193,11 @@ class TargetSet(Record, frozen=True, tag="target_set"):
         return self.group
 
 
-class Move(msgspec.Struct, frozen=True, array_like=True):
+class Move(InPartition, frozen=True, array_like=True):
     """start_offset: where a new owner begins; null: as it sees fit. epoch: of the assignment that goes on; null: it is
     a new one.
     """
 
-    topic_id: int
-    partition: int
     status: PartitionStatus
     owner: str | None = None
     start_offset: int | None = None
