@@ -134,11 +134,15 @@ def topic_partitions(name: str, value: Any) -> list[tuple[str, int]]:
     return [(topic_name(name, topic), partition_number(number)) for topic, number in pairs]
 
 
-def topics_and_partitions(name: str, value: Any) -> tuple[list[str], list[tuple[str, int]]]:
-    """Of an iterable of topics and of (topic, partition), both. Raises also InvalidTopic."""
-    given = listed(name, value)
-    topics = [one for one in given if isinstance(one, str)]
-    return topic_names(name, topics), topic_partitions(name, [one for one in given if not isinstance(one, str)])
+def topics_and_partitions(name: str, value: Any) -> list[tuple[str, int | None]]:
+    """A topic, or topics and (topic, partition) pairs; None is all of the topic. Raises also InvalidTopic."""
+    chosen: list[tuple[str, int | None]] = []
+    for one in [value] if isinstance(value, str) else listed(name, value):
+        if isinstance(one, tuple | list):
+            chosen += topic_partitions(name, [one])
+        else:
+            chosen.append((topic_name(name, one), None))
+    return chosen
 
 
 def place_offsets(name: str, value: Any) -> dict[tuple[str, int], int]:

@@ -44,11 +44,11 @@ from .consume.group_consumer import GroupConsumer
 from .consume.group_stream import GroupStream
 from .consume.groups import Groups
 from .consume.resets import Resets
-from .delays import DelayedMessages
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position
 from .publish.arrow import ArrowPublisher, Spread
+from .publish.delayed import DelayedMessages
 from .publish.few import few_of_table
 from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options

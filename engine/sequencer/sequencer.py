@@ -245,8 +245,20 @@ class Sequencer:
         slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, ahead_ms, most)
         interval_ms = ns.config.ms("retention.check.interval.ms")
         retention = Retention(partial(outgrown, ns.store), self._watchers, self._clock, interval_ms)
-        parts = (state, journal, pending, background, time, attendance, targets, slots, retention)
-        return _Term(*parts, steady_ms, steady_ms, steady_ms)
+        return _Term(
+            state,
+            journal,
+            pending,
+            background,
+            time,
+            attendance,
+            targets,
+            slots,
+            retention,
+            current_at_ms=steady_ms,
+            expire_at_ms=steady_ms,
+            all_seen_at_ms=steady_ms,
+        )
 
     def _step_down(self) -> None:
         term, self._term = self._term, None

@@ -11,7 +11,7 @@ from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.delays import DelayedInfo
+    from lakemq.engine.client.publish.delayed import DelayedInfo
 
 delayed = typer.Typer(no_args_is_help=True, help="List and cancel delayed messages.")
 

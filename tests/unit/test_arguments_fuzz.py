@@ -24,7 +24,7 @@ from unit.served import served, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.groups import Groups
-from lakemq.engine.client.delays import DelayedMessages
+from lakemq.engine.client.publish.delayed import DelayedMessages
 from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError

@@ -139,6 +139,9 @@ class Consumer:
 
     def _begin_poll(self) -> None:
         """What comes before each look for messages. Raises IllegalState: it is closed."""
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise IllegalState("The consumer is closed.")
 
@@ -264,8 +267,12 @@ class Consumer:
         with self._lock.own:
             places = topic_partitions("partitions", partitions)
             for place in places:
-                self._check_assigned(place, self._positions)
+                self._check_assigned(place, self._places())
             self._halted.update(places)
+
+    def _places(self) -> Container[TopicPartition]:
+        """Those that it reads."""
+        return self._positions
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Polls bring messages of these again."""

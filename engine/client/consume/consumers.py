@@ -44,10 +44,10 @@ class Consumers:
 
     def assigned(self, group: Any, assign: Any, options: dict[str, Any]) -> Consumer:
         """One that reads these partitions, and all of these topics. Raises what `mq.consumer` raises."""
-        group, (topics, places) = group_name(group), topics_and_partitions("assign", assign)
+        group, given = group_name(group), topics_and_partitions("assign", assign)
         known_options(options, OPTIONS)
-        if not topics and not places:
-            raise InvalidRequest("A consumer without partitions.", expected="topics, or assign")
+        topics = [topic for topic, partition in given if partition is None]
+        places = [(topic, partition) for topic, partition in given if partition is not None]
         if self._fetching.of_groups(lambda state: group in state.manned_groups):
             raise InvalidRequest(
                 "The group has members, who are given its partitions.",

@@ -97,13 +97,13 @@ class GroupConsumer(Consumer):
     def _join_again(self) -> None:
         """It was lost, and what it had is others'."""
         self._lose(list(self._held))
-        super()._begin_poll()  # a listener may have closed it
+        self._check_open()  # a listener may have closed it
         self._membership.join()
 
     def _follow(self, standing: Standing) -> None:
         """Tell the user what has changed, in the order lost, to be given up, new."""
         held = standing.held
-        self._lose([place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch])
+        self._lose(self._gone(held))
         given_up = {place: one for place, one in held.items() if one.is_paused}
         told = sorted(given_up.keys() & self._held.keys())
         try:
@@ -114,12 +114,16 @@ class GroupConsumer(Consumer):
                 self._forget(place)
             if given_up and not self._closed:
                 self._membership.release(given_up.values(), given_up.keys())
-        super()._begin_poll()
+        self._check_open()
         new = {place: one for place, one in held.items() if not one.is_paused and place not in self._held}
         if new:
             self._held.update(new)
             self._look()
             self._listener.on_assigned(sorted(new))
+
+    def _gone(self, held: Mapping[TopicPartition, Held]) -> list[TopicPartition]:
+        """What the user was told of, and is not its own any more, or was given to it anew."""
+        return [place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch]
 
     def _lose(self, places: Sequence[TopicPartition]) -> None:
         for place in places:
@@ -186,12 +190,15 @@ class GroupConsumer(Consumer):
         As after a transaction that was aborted. What is another member's by now is that one's to read.
         """
         with self._lock.own:
-            known = self._membership.look().held
-            mine = [p for p in batch.offsets if p in known and known[p].epoch == batch.offsets.epochs.get(p)]
+            mine = self._still_mine(batch, self._membership.look().held)
             for place in mine:
                 if place in self._positions and place in batch.starts:
                     self._positions[place] = replace(self._positions[place], offset=batch.starts[place])
             return len(mine) == len(batch.offsets)
+
+    def _still_mine(self, batch: ConsumerBatch, held: Mapping[TopicPartition, Held]) -> list[TopicPartition]:
+        """Partitions of the batch that are one's own by the assignment under which it was read."""
+        return [p for p in batch.offsets if p in held and held[p].epoch == batch.offsets.epochs.get(p)]
 
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
         """What the group has committed of the partitions that the consumer has."""

@@ -54,10 +54,11 @@ class GroupStream:
     ) -> int:
         """Call the function with the rows of one batch after the other, until `stop`; returns how many rows there were.
 
-        When it returns, the batch is done with; when it raises, this ends with that, and the batch is another member's.
-        With a transactional id it is called with (rows, transaction), and the batch is done with by the commit of that
-        transaction, together with all that was published in it. A batch of which a partition was given to another
-        member meanwhile is not done with, and what is left of it comes again.
+        When it returns, the batch is done with, but for what was given to another member meanwhile, to whom that comes
+        again; when it raises, this ends with that, and the batch is another member's. With a transactional id it is
+        called with (rows, transaction), and the batch is done with by the commit of that transaction, together with all
+        that was published in it; if a part of it was given to another member meanwhile, nothing of it is, and what is
+        left comes again.
 
         transactional_id: each process that runs at the same time needs its own; max_records: of a batch; every_ms: the
         least time from one batch to the next; available_now: end when nothing is left of its partitions. Raises what
@@ -94,15 +95,18 @@ class GroupStream:
     def _done(
         self, consumer: GroupConsumer, batch: ConsumerBatch, function: Callable[..., object], name: str | None
     ) -> int:
-        """How many rows are done with."""
-        try:
-            if name is None:
-                function(self._rows(batch))
+        """How many rows the function has worked on, and that count."""
+        if name is None:
+            function(self._rows(batch))
+            try:
                 consumer.commit(batch)
-            else:
-                with self._transaction(name) as txn:
-                    function(self._rows(batch), txn)
-                    txn.send_offsets(batch)
+            except _TAKEN as error:  # the rest is noted
+                log.warning("A part of a batch comes again, to the member that has it now: %s", error)
+            return batch.record_count
+        try:
+            with self._transaction(name) as txn:
+                function(self._rows(batch), txn)
+                txn.send_offsets(batch)
         except _TAKEN as error:
             if consumer.go_back(batch):
                 raise  # nobody has taken anything: it would fail again

@@ -17,9 +17,9 @@ from ...protocol.values.deliveries import DELIVERY_TRANSITIONS
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
-from ..arguments import flag, group_name, listed, mapped, one_of, texts
+from ..arguments import flag, group_name, listed, mapped, one_of, texts, topics_and_partitions
 from ..requester import Requester
-from .resets import Resets, partitions_given
+from .resets import Resets
 
 __all__ = [
     "DELIVERY_TRANSITIONS",
@@ -169,7 +169,7 @@ class Groups:
         UnstableOffsetCommit.
         """
         group = group_name(group)
-        return self._changed(group, DeleteOffsets(group, partitions_given("topics", topics)))
+        return self._changed(group, DeleteOffsets(group, topics_and_partitions("topics", topics)))
 
     def reset_offsets(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout
+from ...protocol.values.groups import MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
 from ..arguments import one_of, text, whole_number
 from .membership import MemberOptions
 from .subscription import Pattern
@@ -43,7 +44,7 @@ def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Ma
             settings[key] = text(keyword, value)
     instance_id = options.get("instance_id")
     session_ms = whole_number(
-        "session_timeout_ms", options.get("session_timeout_ms", 45_000), 6_000, 1_800_000, InvalidSessionTimeout
+        "session_timeout_ms", options.get("session_timeout_ms", 45_000), *SESSION_MS, InvalidSessionTimeout
     )
     beat_ms = whole_number("heartbeat_interval_ms", options.get("heartbeat_interval_ms", 3_000), 1, _HOUR_MS)
     if beat_ms >= session_ms:
@@ -52,12 +53,12 @@ def member_options(topics: Sequence[str], config: Mapping[str, Any], options: Ma
         )
     if 3 * beat_ms > session_ms:
         log.warning("heartbeat_interval_ms is %d: more than a third of the session, %d ms", beat_ms, session_ms)
-    poll_ms = whole_number("max_poll_interval_ms", options.get("max_poll_interval_ms", 300_000), 1, 2**40)
+    poll_ms = whole_number("max_poll_interval_ms", options.get("max_poll_interval_ms", 300_000), 1, MAX_POLL_MS)
     if poll_ms < beat_ms:
         raise InvalidRequest(
             "Polls are told with beats.", found=f"max_poll_interval_ms {poll_ms}", expected=f"at least {beat_ms}"
         )
-    reset = one_of("auto_offset_reset", options.get("auto_offset_reset", "latest"), ("earliest", "latest", "none"))
+    reset = one_of("auto_offset_reset", options.get("auto_offset_reset", "latest"), OFFSET_RESETS)
     pattern = options.get("pattern")
     return MemberOptions(
         topics,

@@ -93,7 +93,7 @@ class QueueConsumer(GroupConsumer):
         if self._teller.is_lost:  # it is a member: its joining was decided, though that was not answered
             self._teller.joined_again()
         held = standing.held
-        gone = [place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch]
+        gone = self._gone(held)
         for place in gone:
             self._forget(place)
         # of what was given up with all that it had, the user was told that it would be
@@ -111,10 +111,6 @@ class QueueConsumer(GroupConsumer):
             self._held.update(new)
             self._listener.on_assigned(sorted(new))
         self._check_open()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise IllegalState("The consumer is closed.")
 
     def _drop(self, place: TopicPartition) -> bool:
         """Whether that was a loss: it was not told of before, or had messages of which nothing was said."""
@@ -314,10 +310,10 @@ class QueueConsumer(GroupConsumer):
     def ack_through(self, what: Message | ConsumerBatch | Mapping[TopicPartition, int]) -> None:
         """All that it was given up to this message, to the end of this batch, or before these offsets, is done with.
 
-        Raises FencedMemberEpoch.
+        Raises FencedMemberEpoch, InvalidRequest.
         """
         if isinstance(what, Message):
-            ends = {(what.topic, what.partition): what.offset + 1}
+            ends = {(what.topic, what.partition): whole_number("offset", what.offset, 0) + 1}
         else:
             ends = dict(what.offsets if isinstance(what, ConsumerBatch) else place_offsets("what", what))
         with self._lock.own:
@@ -345,8 +341,8 @@ class QueueConsumer(GroupConsumer):
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Give back what is still one's own of a batch of which nothing is done with; whether that is all of it."""
         with self._lock.own:
-            known, epochs = self._known(), batch.offsets.epochs
-            mine = {place for place in batch.offsets if place in known and known[place].epoch == epochs.get(place)}
+            known = self._known()
+            mine = self._still_mine(batch, known)
             for place, meant in meant_by(batch).items():
                 deliveries = known[place].deliveries if place in mine else None
                 if deliveries is not None:
@@ -447,13 +443,8 @@ class QueueConsumer(GroupConsumer):
             assert deliveries is not None
             return deliveries.next_offset
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Polls bring nothing of these until they are resumed. Raises IllegalState: one is not the member's."""
-        with self._lock.own:
-            places = list(partitions)
-            for place in places:
-                self._check_assigned(place, self._flows)
-            self._halted.update(places)
+    def _places(self) -> Mapping[TopicPartition, Flow]:
+        return self._flows
 
     def lag(self) -> dict[TopicPartition, int]:
         """(topic, partition) -> offsets that are not done with, before the end of what this isolation sees."""

@@ -10,7 +10,7 @@ from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shown
 from ...protocol.values.offsets import ResetOffsets, ResetPlace
 from ...protocol.values.state import State
-from ..arguments import listed, moment, one_of, place_offsets, refused, topic_name, topic_partitions, whole_number
+from ..arguments import moment, one_of, place_offsets, refused, topics_and_partitions, whole_number
 
 OffsetsForTimes = Callable[[str, Mapping[int, datetime]], Mapping[int, tuple[int, int] | None]]
 """Topic and partition -> time to partition -> its first (offset, timestamp) not before it."""
@@ -19,17 +19,6 @@ _MOST_BACK = timedelta(days=100_000)
 
 Given = list[tuple[str, int | None]] | None
 """Topics and partitions, None: all of the topic; or all that the group has."""
-
-
-def partitions_given(name: str, value: Any) -> list[tuple[str, int | None]]:
-    """A topic, or a list of topics and (topic, partition) pairs."""
-    chosen: list[tuple[str, int | None]] = []
-    for one in [value] if isinstance(value, str) else listed(name, value):
-        if isinstance(one, tuple | list):
-            chosen += topic_partitions(name, [one])
-        else:
-            chosen.append((topic_name(name, one), None))
-    return chosen
 
 
 class Resets:
@@ -50,7 +39,7 @@ class Resets:
                 raise refused("topics", topics, "None, as `to` names the partitions")
             named = place_offsets("to", to).items()
             return ResetOffsets(group, "offset", 0, [ResetPlace(*place, at) for place, at in named], dry_run)
-        given: Given = None if topics is None else partitions_given("topics", topics)
+        given: Given = None if topics is None else topics_and_partitions("topics", topics)
         if isinstance(to, timedelta):
             if not timedelta() <= to <= _MOST_BACK:
                 raise refused("to", to, f"a duration of 0 to {_MOST_BACK.days} days")

@@ -8,11 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import InvalidRegularExpression
+from ...protocol.values.groups import MAX_PATTERN
 from ...protocol.values.state import State
 from ..arguments import repeated, text
-
-MAX_PATTERN = 1_000
-"""Characters, as the sequencer takes them."""
 
 
 class Pattern:

@@ -29,7 +29,7 @@ from ..requester import Requester
 from .few import FewBody, arrange_few
 from .placing import Arranged, Copy, Run, arrange
 from .publication import Publication
-from .receipts import Receipts, Stretch
+from .receipts import Receipts, Slice
 from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
 
@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
     """Of each row as it was given, as what numpy makes an array of."""
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
     """Of each row as it was given, in that topic: when it is due, NOT_DELAYED; None: none waits."""
-    stretches: Sequence[Stretch] = ()
+    stretches: Sequence[Slice] = ()
     """By which it is told where rows wait."""
 
 
@@ -72,7 +72,7 @@ class _Placed(NamedTuple):
     written: list[WrittenFile]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
-    stretches: Sequence[Stretch] = ()
+    stretches: Sequence[Slice] = ()
 
 
 class Spread:
@@ -189,7 +189,7 @@ class ArrowPublisher:
         rides = body.nbytes <= self._inline_max_bytes
         if isinstance(body, FewBody) and rides:
             few = arrange_few(route.copies, body, asked if asked is None else list(asked), start)
-            stretches = [Stretch(0, body.num_rows, None, few.each)] if few.each else []
+            stretches = [Slice(0, body.num_rows, None, few.each)] if few.each else []
             parts: list[Part] = [(-1, copy, runs) for copy, runs in few.runs]
             return _Placed(few.rows, parts, [], few.partition, few.due_ms, stretches)
         table = body.table() if isinstance(body, FewBody) else body
@@ -197,7 +197,7 @@ class ArrowPublisher:
         if rides:
             arranged = arrange(route.copies, table, wanted, start, by_slot=True)
             parts = [(-1, copy, runs) for copy, runs in arranged.runs]
-            stretches = [Stretch(0, table.num_rows, None, arranged.each)] if arranged.each else []
+            stretches = [Slice(0, table.num_rows, None, arranged.each)] if arranged.each else []
             return _Placed(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches)
         return self._stored(route, table, wanted, start)
 
@@ -217,7 +217,7 @@ class ArrowPublisher:
             return _Placed(None, parts, [file for _, file in slices], partition)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
         stretches = [
-            Stretch(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
+            Slice(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
             for i, (arranged, file) in enumerate(slices)
             if arranged.each
         ]

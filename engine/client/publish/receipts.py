@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Slice:
     """Rows that were arranged together, from row `first` of those given on. file_id: None where they ride."""
 
     first: int
@@ -52,36 +52,36 @@ class Receipts:
         self,
         namespace_id: str,
         topic_ids: Sequence[tuple[int, ...]],
-        stretches: Sequence[Stretch],
+        slices: Sequence[Slice],
         waiting: Sequence[WaitingUnit],
     ) -> None:
         """topic_ids: per copy; waiting: as it was answered."""
-        self._namespace_id, self._topic_ids, self._stretches = namespace_id, topic_ids, stretches
+        self._namespace_id, self._topic_ids, self._slices = namespace_id, topic_ids, slices
         self._begins = {(unit.topic_id, unit.partition): unit for unit in waiting}
 
     def of(self, row: int) -> str | None:
         """The receipt of a row as it was given; None: it does not wait."""
-        for stretch in self._stretches:
-            if stretch.first <= row < stretch.first + stretch.record_count:
-                places = self._places(stretch, row - stretch.first)
+        for part in self._slices:
+            if part.first <= row < part.first + part.record_count:
+                places = self._places(part, row - part.first)
                 said = ",".join(".".join(f"{number:x}" for number in place) for place in places)
                 return f"lmq1:{self._namespace_id}:{said}" if places else None
         return None
 
-    def _places(self, stretch: Stretch, row: int) -> list[tuple[int, int, int, int]]:
+    def _places(self, part: Slice, row: int) -> list[tuple[int, int, int, int]]:
         """(topic_id, file_id, first row of its range, number within it), per topic."""
         found: list[tuple[int, int, int, int]] = []
-        for number, (one, rank, topic_ids) in enumerate(zip(stretch.each, stretch.ranks, self._topic_ids, strict=True)):
+        for number, (one, rank, topic_ids) in enumerate(zip(part.each, part.ranks, self._topic_ids, strict=True)):
             partition, due_ms = int(one.partition[row]), int(one.due_ms[row])
             if due_ms == NOT_DELAYED:
                 continue
             unit = (one.partition == partition) & (one.due_ms != NOT_DELAYED)
-            together = one.due_ms == due_ms if stretch.file_id is None else one.due_ms // HOUR_MS == due_ms // HOUR_MS
+            together = one.due_ms == due_ms if part.file_id is None else one.due_ms // HOUR_MS == due_ms // HOUR_MS
             first = int(rank[unit & together].min())
             for topic_id in topic_ids:
                 begins = self._begins.get((topic_id, partition))
-                if stretch.file_id is not None:
-                    place = (stretch.file_id, number * stretch.record_count + first)
+                if part.file_id is not None:
+                    place = (part.file_id, number * part.record_count + first)
                 elif begins is None or begins.file_id is None:
                     continue
                 else:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..namespace.clock import Clock
-from ..protocol.errors import InvalidRequest
-from ..protocol.values.delays import CancelOutcome, DelaysJudged
-from ..protocol.values.state import State
-from .arguments import text, texts, topic_name
-from .publish.arrow import ArrowPublisher
-from .publish.publication import Publication
-from .publish.receipts import cancel_request
-from .publish.record import Records, checked_bytes, checked_destination, checked_extras
-from .requester import Requester
+from ...namespace.clock import Clock
+from ...protocol.errors import InvalidRequest
+from ...protocol.values.delays import CancelOutcome, DelaysJudged
+from ...protocol.values.state import State
+from ..arguments import text, texts, topic_name
+from ..requester import Requester
+from .arrow import ArrowPublisher
+from .publication import Publication
+from .receipts import cancel_request
+from .record import Records, checked_bytes, checked_destination, checked_extras
 
 _SERIOUS = (CancelOutcome.RELEASED, CancelOutcome.NOT_FOUND)
 """Of a message in several topics the outcome is the first of these that there is."""
