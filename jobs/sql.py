@@ -38,6 +38,7 @@ _TAKEN = ("memory", "temp", "system", "main", "pg_catalog", "information_schema"
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
     "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
+    "CREATE MACRO get_json_object(json, path) AS json_extract_string(json, path)",
 )
 
 

@@ -24,6 +24,7 @@ from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.patience import Patience
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
 from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
 from lakemq.engine.protocol.values.delays import DelayedRange
 from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
@@ -52,6 +53,7 @@ from lakemq.engine.sequencer.due_times import Run
 from lakemq.engine.sequencer.slots import Slots
 from lakemq.engine.sequencer.targets import Targets
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 HOUR_MS = 3_600_000
 
@@ -145,7 +147,34 @@ class Harness:
         self.land(entries) if entries else None
         return [one.record.kind for one in entries]
 
-    def see(self, *seen: MemberSilent | TargetComputed | LogOutgrown) -> list[str]:
+    def dying(self, group: str, place: tuple[int, int], ranges: Sequence[tuple[int, int]] | None = None) -> DyingFound:
+        """Where the group's dying messages of a partition are, by the journal, or these; a marker holds none."""
+        known = self.state.deliveries_of(group, place)
+        if ranges is None:
+            ranges = [(one.first, one.length) for one in known.dying()] if known else []
+        rows: list[Located] = []
+        empty: list[tuple[int, int]] = []
+        for segment in sorted(self.segments(), key=lambda one: one["base_offset"]):
+            if (segment["topic_id"], segment["partition"]) != place:
+                continue
+            for begin, count in ranges:
+                first, until = max(begin, segment["base_offset"]), min(begin + count, segment["last_offset"] + 1)
+                if first < until and segment["kind"] == "data":
+                    told = {name: segment[name] for name in Located.__struct_fields__[2:-1]}
+                    told["first_row"] += first - segment["base_offset"]
+                    rows.append(
+                        Located(first, until - first, **told, is_dead_letter=segment["origin"] == "dead_letter")
+                    )
+                elif first < until:
+                    empty.append((first, until - first))
+        return DyingFound(group, *place, rows, empty)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """All of the journal."""
+        found = [one.segments for step in self.steps for one in step.entries]
+        return [dict(zip(SEGMENT_SCHEMA.names, row, strict=True)) for one in found for row in one.rows()]
+
+    def see(self, *seen: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
         """A step with what the leader has seen or computed by itself; the kinds of what it decides."""
         machine.begin_step(self.state, self.now_ms)
         entries = machine.fold_seen(self.state, seen)

@@ -33,8 +33,9 @@ _AGREE = (
     "transactional",
     "origin",
     "append_time_ms",
+    "dead_letter",
 )
-_RUN_ON = ("base_offset", "first_row", "base_sequence")
+_RUN_ON = ("base_offset", "first_row", "base_sequence", "source_offset")
 
 
 def files_to_merge(size_bytes: Numbers, least: int) -> Numbers:
@@ -114,7 +115,8 @@ def moved(ranges: pa.Table, rows: Rows, place: Numbers, file_id: int) -> pa.Tabl
     if "base_offset" in cut.column_names:
         changed["base_offset"] = pc.add(cut.column("base_offset"), skipped)
         changed["last_offset"] = pc.add(changed["base_offset"], pa.array(counts - 1))
-        changed["base_sequence"] = pc.add(cut.column("base_sequence"), skipped)
+        for name in ("base_sequence", "source_offset"):
+            changed[name] = pc.add(cut.column(name), skipped)
     return _changed(cut, changed)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from .errors import ClientEnded, LakeMQError, UnknownServerError
 from .rules import (
     clients,
+    dead_letters,
     delays,
     deliveries,
     groups,
@@ -36,7 +37,7 @@ from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
 # those of time in this order: who ends does so before anybody is forgotten
-SUBJECTS = (topics, log, delays, transactions, offsets, groups, deliveries, clients, producers, leader)
+SUBJECTS = (topics, log, delays, transactions, offsets, groups, deliveries, dead_letters, clients, producers, leader)
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}

@@ -170,6 +170,11 @@ TOPIC = Parameters(
         Parameter(
             "delay.max.pending", -1, "Messages that may wait at once; above it publishes are refused.", -1, _MAX_MS
         ),
+        Parameter(
+            "dead.letter.topic",
+            "",
+            "Where messages go that a queue group gives up; empty: to the topic's name with .dlq, made when needed.",
+        ),
         Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]
 )

@@ -23,6 +23,7 @@ from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_files import DataFiles
+from ..maintenance.dying import find_dying
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.retention import outgrown
 from ..maintenance.trimming import living
@@ -40,6 +41,7 @@ from ..protocol.rules.ending import waits_for_patience
 from ..protocol.rules.patience import Patience
 from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
+from ..protocol.values.dead_letters import DyingFound
 from ..protocol.values.deciding import Given, InlineRows
 from ..protocol.values.delays import RangeKey
 from ..protocol.values.groups import MemberSilent, TargetComputed
@@ -51,6 +53,7 @@ from .aside import Aside
 from .assigning import PlugInThreads
 from .attendance import Attendance
 from .background import Background
+from .dead_letters import DeadLetters
 from .due_times import read_runs
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
@@ -68,7 +71,7 @@ log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
 
-Seen = MemberSilent | TargetComputed | LogOutgrown
+Seen = MemberSilent | TargetComputed | LogOutgrown | DyingFound
 """What the leader has found out by itself."""
 
 EXPIRY_INTERVAL_MS = 10_000
@@ -117,6 +120,7 @@ class _Term:
     targets: Targets
     slots: Slots
     retention: Retention
+    dead_letters: DeadLetters
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -255,6 +259,7 @@ class Sequencer:
             targets,
             slots,
             retention,
+            DeadLetters(partial(find_dying, ns.store), self._watchers, self._clock),
             current_at_ms=steady_ms,
             expire_at_ms=steady_ms,
             all_seen_at_ms=steady_ms,
@@ -325,7 +330,8 @@ class Sequencer:
         renewal = self._renewal(term)
         now_ms = term.time.store_ms()
         old = term.retention.outgrown(term.state, min(now_ms, term.time.now_ms()))
-        seen: list[Seen] = [*term.targets.computed(), *term.attendance.silent(term.state), *old]
+        dying = term.dead_letters.found(term.state)
+        seen: list[Seen] = [*term.targets.computed(), *term.attendance.silent(term.state), *old, *dying]
         term.slots.read_ahead(term.state.delays, now_ms)
         is_due = bool(letters.taken or renewal or due or seen) or term.slots.is_due(now_ms)
         entries = self._decide(term, letters, renewal, due, seen) if is_due else []
@@ -334,7 +340,8 @@ class Sequencer:
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        working = term.targets.is_working or term.retention.is_working or term.slots.is_working(term.time.store_ms())
+        is_looking = term.retention.is_working or term.dead_letters.is_working(term.state)
+        working = term.targets.is_working or is_looking or term.slots.is_working(term.time.store_ms())
         due_in_ms = self._due_in_ms(term)
         return StepReport(
             term.state.step, len(letters.taken), len(entries), letters.backlog, patience, working, due_in_ms
@@ -348,6 +355,7 @@ class Sequencer:
             term.attendance.due_in_ms(term.state),
             term.slots.due_in_ms(term.time.store_ms()),
             term.retention.due_in_ms(),
+            term.dead_letters.due_in_ms(term.state),
         )
         return min((one for one in (*looks, *deadlines) if one is not None), default=None)
 

@@ -17,6 +17,8 @@ RANGES = pa.list_(
             pa.field("state", TEXT),
             pa.field("deliveries", INT32),
             pa.field("not_before_ms", INT64),
+            pa.field("reason", TEXT),
+            pa.field("error", TEXT),
         ]
     )
 )

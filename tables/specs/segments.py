@@ -50,10 +50,17 @@ class SegmentRow:
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
     transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
-    origin: str = column(TEXT, "publish, delay, redelivery or dead_letter.")
+    origin: str = column(TEXT, "publish, delay or dead_letter.")
     first_offset: int | None = column(
         INT64, "Markers: first offset of the transaction in this partition.", nullable=True
     )
+    dead_letter: str | None = column(
+        TEXT,
+        "Of dead letters, as JSON: topic and partition they come from, group that gave them up, reason, error and"
+        " delivery_count.",
+        nullable=True,
+    )
+    source_offset: int | None = column(INT64, "Of dead letters: offset of the first row there.", nullable=True)
 
 
 SEGMENTS = TableSpec(

@@ -12,7 +12,8 @@ SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
        m.key, m.value, m.headers,
        s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
-       s.transactional, s.origin
+       s.transactional, s.origin, s.dead_letter, s.source_offset + (m.row - s.first_row) AS source_offset,
+       timestamp_millis(s.decided_at_ms) AS decided_at
 FROM (
 {segments}
 ) s
@@ -106,11 +107,23 @@ FROM (
 WHERE d.age = 1 AND NOT d.removed
 GROUP BY d.topic, d.due_hour, d.state"""
 
+_DEAD_LETTERED = f"""\
+SELECT l.topic, l.partition, l.offset, get_json_object(dead_letter, '$.group') AS consumer_group,
+       get_json_object(dead_letter, '$.reason') AS reason, get_json_object(dead_letter, '$.error') AS error,
+       CAST(get_json_object(dead_letter, '$.delivery_count') AS INT) AS delivery_count,
+       get_json_object(dead_letter, '$.topic') AS source_topic,
+       CAST(get_json_object(dead_letter, '$.partition') AS INT) AS source_partition, source_offset,
+       decided_at AS dead_at, timestamp, key, value, headers
+FROM (
+{_LOG.replace("{segments}", _SEGMENTS)} AND s.origin = 'dead_letter'
+) l"""
+
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
     "log_committed": _LOG_COMMITTED,
     "open_transactions": _OPEN_TRANSACTIONS,
     "transaction_history": _TRANSACTION_HISTORY,
+    "dead_lettered": _DEAD_LETTERED,
     "consumer_lag": _CONSUMER_LAG,
     "group_members": _GROUP_MEMBERS,
     "group_assignments": _GROUP_ASSIGNMENTS,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from protocol_harness import Harness
 
 from lakemq.engine.protocol.values.assignments import Place
+from lakemq.engine.protocol.values.dead_letters import Cause
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Stretch, Wanted
 from lakemq.engine.protocol.values.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
@@ -55,6 +57,7 @@ class QueueWords:
         epoch: int = 0,
         delay_ms: int | None = None,
         delivery: int | None = None,
+        error: str = "",
     ) -> AnyRequest:
         """epoch: left out, that of the partition's assignment now."""
         parts = []
@@ -62,7 +65,7 @@ class QueueWords:
             ranges = [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
             place = self._of(text)
             known = epoch or self._assigned(group, place)
-            parts.append(Acknowledgement(*place, known, outcome, ranges, delay_ms, delivery))
+            parts.append(Acknowledgement(*place, known, outcome, ranges, delay_ms, delivery, error))
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
@@ -98,6 +101,27 @@ class QueueWords:
         """How many there are, of the group g."""
         known = {text: self.mq.state.deliveries_of("g", self._of(text)) for text in expected}
         return {text: len(one.stretches) if one else 0 for text, one in known.items()}
+
+    def bury(self, place: str, group: str = "g", stale: str | None = None) -> None:
+        """The leader has found where the messages are that are dying; or those that were when it looked."""
+        ranges = None if stale is None else [range_of(stale)]
+        self.mq.see(self.mq.dying(group, self._of(place), ranges))
+
+    def see_topics(self, expected: dict[str, int]) -> dict[str, int]:
+        """How many partitions they have."""
+        return {topic.topic: topic.partition_count for topic in self.mq.state.topics.values()}
+
+    def see_dead_letters(self, expected: dict[str, Any]) -> dict[str, list[str]]:
+        """By partition of a dead-letter topic: `t-0 4-5 rejected, 1 times, by g: error`."""
+        found: dict[str, list[str]] = {text: [] for text in expected}
+        for segment in self.mq.segments():
+            text = f"{segment['topic']}-{segment['partition']}"
+            if segment["dead_letter"] is not None and text in found:
+                cause = msgspec.json.decode(segment["dead_letter"], type=Cause)
+                offsets = shown(segment["source_offset"], segment["record_count"])
+                told = f"{cause.topic}-{cause.partition} {offsets} {cause.reason}, {cause.delivery_count} times"
+                found[text].append(f"{told}, by {cause.group}" + (f": {cause.error}" if cause.error else ""))
+        return found
 
 
 def _told(one: Stretch) -> str:

@@ -109,6 +109,8 @@ class Story(QueueWords):
             self.mq.release(self.due_times, given or 1000)
         elif word == "silent":
             self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
+        elif word == "bury":
+            self.bury(given, **dict(more))
         elif word == "outgrown":
             self._outgrow(given, **dict(more))
         elif word == "assignor":

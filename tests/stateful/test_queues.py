@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 from protocol_harness import Harness, plain
 from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
@@ -68,6 +70,7 @@ class Queues(RuleBasedStateMachine):
         self.messages: dict[tuple[Place, int], Message] = {}
         self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
         self.seen_steps = len(self.mq.steps)
+        self.dead: dict[Place, list[int]] = {}
         self.known: dict[str, list[Assigned]] = {}
         """What members that were lost know that they had."""
 
@@ -174,6 +177,31 @@ class Queues(RuleBasedStateMachine):
         one.owner, one.pending = None, False
         one.is_dying = one.deliveries > MAX_REDELIVERIES
 
+    @rule(partition=st.integers(0, 2), most=st.integers(1, 9))
+    def find_dying(self, partition: int, most: int) -> None:
+        """The leader has found where some of the dying messages are, if not all are found yet."""
+        place = self.mq.state.topic_ids["t"], partition
+        found = self.mq.dying(GROUP, place)
+        self.mq.see(replace(found, rows=found.rows[:most]))
+        dead = [at for one in found.rows[:most] for at in range(one.first, one.first + one.length)]
+        for offset in dead:
+            told = self.messages[place, offset]
+            assert told.is_dying
+            told.is_dying, told.is_done = False, True
+        self.dead[place] = self.dead.get(place, []) + dead
+
+    @invariant()
+    def each_message_that_died_is_one_dead_letter(self) -> None:
+        found: dict[Place, list[int]] = {}
+        for segment in self.mq.segments():
+            if segment["origin"] == "dead_letter":
+                place = self.mq.state.topic_ids["t"], msgspec.json.decode(segment["dead_letter"])["partition"]
+                first = segment["source_offset"]
+                found.setdefault(place, []).extend(range(first, first + segment["record_count"]))
+        assert {place: sorted(at) for place, at in found.items()} == {
+            p: sorted(at) for p, at in self.dead.items() if at
+        }
+
     @rule(commit=st.booleans())
     def end_transaction(self, commit: bool) -> None:
         known = self.mq.state.transactions["tx"]
@@ -193,7 +221,7 @@ class Queues(RuleBasedStateMachine):
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
         again = restored(mark_of(self.mq.state), tables)
-        for what in ("groups", "offsets", "deliveries", "transactions"):
+        for what in ("groups", "offsets", "deliveries", "dying", "transactions"):
             assert plain(again)[what] == plain(self.mq.state)[what]
             setattr(self.mq.state, what, getattr(again, what))
 

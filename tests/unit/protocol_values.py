@@ -12,6 +12,7 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
+from lakemq.engine.protocol.values.dead_letters import MessagesDeadLettered
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
     CancelOutcome,
@@ -28,6 +29,7 @@ from lakemq.engine.protocol.values.deliveries import (
     Acknowledgement,
     AcknowledgementsJudged,
     Acquire,
+    DeathReason,
     DeliveryStatus,
     MessagesAcquired,
     MessagesPassed,
@@ -152,6 +154,8 @@ segment_rows = st.fixed_dictionaries(
         "transactional": st.booleans(),
         "origin": st.just("publish"),
         "first_offset": st.none() | st.integers(0, 2**62),
+        "dead_letter": st.none() | texts,
+        "source_offset": st.none() | st.integers(0, 2**62),
     }
 )
 segments = st.lists(segment_rows, max_size=4).map(
@@ -165,6 +169,17 @@ def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 dues = st.just(-1) | st.integers(-1, 3) | st.integers(-1, 2**54)
 RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis, dues, dues)
+settled = st.builds(
+    Settled,
+    small,
+    small,
+    st.sampled_from(DeliveryStatus),
+    st.lists(st.tuples(small, counts), max_size=3),
+    counts,
+    st.booleans(),
+    st.none() | st.sampled_from(DeathReason),
+    texts,
+)
 delayed_ranges = st.integers(0, 3).flatmap(
     lambda n: st.builds(
         DelayedRanges,
@@ -268,6 +283,7 @@ REQUESTS: Kinds = {
                 st.lists(st.tuples(small | counts, small | counts), max_size=3),
                 st.none() | counts,
                 st.none() | small,
+                st.text(max_size=1_000),
             ),
             max_size=3,
         ),
@@ -401,11 +417,10 @@ RECORDS: Kinds = {
         MessagesSettled,
         texts,
         texts,
-        columns(
-            st.builds(Settled, small, small, st.sampled_from(DeliveryStatus), message_ranges, counts, st.booleans())
-        ),
+        columns(settled),
         st.none() | texts,
     ),
+    MessagesDeadLettered: st.builds(MessagesDeadLettered, texts, texts, texts, columns(settled)),
     MessagesPassed: st.builds(MessagesPassed, texts, small, small, counts),
     RebalanceDelayed: st.builds(RebalanceDelayed, texts, counts),
     RebalanceCompleted: st.builds(RebalanceCompleted, texts, counts, counts),

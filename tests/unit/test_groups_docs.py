@@ -1,4 +1,4 @@
-"""What docs/groups.md and docs/queues.md show runs as it stands and prints what the pages say."""
+"""What docs/groups.md, docs/queues.md and docs/dead-letters.md show runs as it stands and prints what the pages say."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def block(language: str, page: str = "groups") -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the examples have run; their output is in `groups.txt` and `queues.txt`."""
+    """A working folder in which the examples have run; their output is in `groups.txt` and so on."""
     folder = tmp_path_factory.mktemp("groups")
-    for page in ("groups", "queues"):
+    for page in ("groups", "queues", "dead-letters"):
         code = "\n".join([block("python", page), "mq.close()"])
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["groups", "queues"])
+@pytest.mark.parametrize("page", ["groups", "queues", "dead-letters"])
 def test_the_example_prints_what_the_page_says(folder: Path, page: str) -> None:
     assert (folder / f"{page}.txt").read_text() == block("text", page)
 
@@ -55,6 +55,19 @@ def test_the_commands_show_the_queue(folder: Path) -> None:
         ["ship", "orders", str(partition), "unassigned"] for partition in range(4)
     ]
     assert sum(int(line.split()[1]) for line in said["sql"][1:]) == 40
+
+
+def test_the_commands_show_dead_letters(folder: Path) -> None:
+    said = {}
+    for line in block("sh", "dead-letters").splitlines():
+        _, *arguments = shlex.split(line)
+        result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+        assert result.exit_code == 0, (line, result.stderr)
+        said[arguments[2]] = result.stdout
+    assert "order without a customer" in said["consume"]
+    (row,) = said["sql"].splitlines()[1:]
+    assert row.split()[:2] == ["ship", "rejected"]
+    assert "no such customer" in row
 
 
 def test_the_commands_show_the_group(folder: Path) -> None:

@@ -35,6 +35,8 @@ PLAIN: dict[str, Any] = {
     "base_sequence": None,
     "transactional": False,
     "origin": "publish",
+    "dead_letter": None,
+    "source_offset": None,
 }
 SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
 """By a producer."""
@@ -121,6 +123,8 @@ def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
         {"base_sequence": None},
         {"transactional": True},
         {"origin": "delay"},
+        {"dead_letter": "{}"},
+        {"source_offset": 7},
         {"base_offset": 10, "last_offset": 10},
         {"first_row": 3},
         {"step": FLOOR + 1},

@@ -88,6 +88,8 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "transactional": False,
         "origin": "publish",
         "first_offset": None,
+        "dead_letter": None,
+        "source_offset": None,
     }
 
 

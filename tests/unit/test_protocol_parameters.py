@@ -29,6 +29,7 @@ def test_the_topic_settings_and_their_defaults() -> None:
         "cleanup.policy": "delete",
         "max.message.bytes": 1_048_588,
         "message.timestamp.type": "CreateTime",
+        "dead.letter.topic": "",
         "delay.mode": "exact",
         "delay.slot.ms": 1000,
         "delay.levels": tuple(s * 1000 for s in (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 2700, 3600, 7200)),

@@ -141,6 +141,10 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
 
 
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
+    if kind >= 47 and mq.state.dying:
+        group, *dying = chance.choice(sorted(mq.state.dying))
+        mq.see(mq.dying(group, (dying[0], dying[1])))
+        return
     known = mq.state.groups.get("q")
     owned = [(place, one) for place, one in sorted(known.assignments.items()) if one.owner] if known else []
     if not owned:
@@ -236,7 +240,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
-    of_groups = ("groups", "manned_groups", "waiting_groups", "offsets", "deliveries")
+    of_groups = ("groups", "manned_groups", "waiting_groups", "offsets", "deliveries", "dying")
     for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "delays", *of_groups):
         del found[left_out], expected[left_out]
     assert found == expected

@@ -537,7 +537,7 @@ def test_an_interrupt_loses_nothing_that_was_said_before(mq: Connection, monkeyp
         messages = polled(one, 3)
         places = (one._membership, "submit"), (one._flows[topic, 0], "say"), (one._teller, "_judge")
         for message, (place, name) in zip(messages, places, strict=True):
-            one._teller._told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
+            one._teller.told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
             one.ack(message)
             monkeypatch.setattr(place, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -731,7 +731,7 @@ def test_who_is_fenced_is_told_that_its_words_do_not_count(mq: Connection) -> No
     add(mq, topic, {0: 1})
     one = member(mq, group, topic, instance_id="i")
     (message,) = polled(one, 1)
-    one._teller._told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
+    one._teller.told_at_ms = one._clock.steady_ms() + 60_000  # it gathers
     one.ack(message)
     with lakemq.connect(mq.namespace.path) as other, member(other, group, topic, instance_id="i") as two:
         with pytest.raises(FencedInstanceId):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ...protocol.errors import InvalidRecordState
 from ...protocol.values.deliveries import Acknowledgement, Deliveries, DeliveryStatus, Outcome, Stretch
@@ -11,10 +12,17 @@ from .spans import Span, Spans, spans_of
 Meant = tuple[int, int, int | None]
 """First offset, the one after the last, and which delivery of them is meant; None: the last."""
 
-Said = tuple[Outcome, int | None, int, bool]
-"""What became of messages; of those that are given back how long they wait, None: as the group says; which delivery it
-is about; whether it is said once more, because nobody answered.
-"""
+
+class Said(NamedTuple):
+    """What became of messages; of those that are given back how long they wait, None: as the group says, and what is
+    said of them; which delivery it is about; whether it is said once more, because nobody answered.
+    """
+
+    outcome: Outcome
+    deliveries: int
+    delay_ms: int | None = None
+    error: str = ""
+    is_again: bool = False
 
 
 class Flow:
@@ -75,7 +83,7 @@ class Flow:
             for first, end in messages.within(one.first, one.end):
                 self._open.add(first, end)
             for first, end in messages.missing(one.first, one.end):
-                self._note((Outcome.ACCEPT, None, one.deliveries, False), first, end)
+                self._note(Said(Outcome.ACCEPT, one.deliveries), first, end)
 
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Nobody has seen these after all."""
@@ -95,13 +103,13 @@ class Flow:
             for piece in shown.within(*part)
         ]
 
-    def say(self, outcome: Outcome, meant: Sequence[Meant], delay_ms: int | None = None) -> None:
+    def say(self, outcome: Outcome, meant: Sequence[Meant], delay_ms: int | None = None, error: str = "") -> None:
         """What became of messages. Raises InvalidRecordState: it has them not, and nothing is said of any."""
         for one in meant:
             if not self._may_say(outcome, *one):
                 raise InvalidRecordState(found=f"{self.name}, offsets {one[0]} to {one[1] - 1}")
         for first, end, deliveries in self.open_of(meant):
-            self._note((outcome, delay_ms, deliveries, False), first, end)
+            self._note(Said(outcome, deliveries, delay_ms, error), first, end)
         for first, end, _ in meant:
             self._open.remove(first, end)
 
@@ -117,7 +125,7 @@ class Flow:
 
     def _note(self, said: Said, first: int, end: int) -> None:
         self._said.setdefault(said, Spans()).add(first, end)
-        if said[0] is Outcome.ACCEPT:
+        if said.outcome is Outcome.ACCEPT:
             self._accepted.add(first, end)
 
     def hear_singles(self) -> None:
@@ -142,12 +150,13 @@ class Flow:
                 self.topic_id,
                 self.partition,
                 self.epoch,
-                outcome,
+                said.outcome,
                 [(first, end - first) for first, end in spans],
-                delay_ms,
-                deliveries,
+                said.delay_ms,
+                said.deliveries,
+                said.error,
             )
-            for (outcome, delay_ms, deliveries, _), spans in self._said.items()
+            for said, spans in self._said.items()
         ]
 
     def sent(self) -> None:
@@ -157,7 +166,8 @@ class Flow:
     def put_back(self, one: Acknowledgement) -> None:
         """Nobody has heard this: it is to be said again."""
         for first, count in one.ranges:
-            self._note((one.outcome, one.delay_ms, one.deliveries or 1, True), first, first + count)
+            said = Said(one.outcome, one.deliveries or 1, one.delay_ms, one.error, is_again=True)
+            self._note(said, first, first + count)
             self._doubtful.add(first, first + count)
 
     def is_doubtful(self, one: Acknowledgement) -> bool:

@@ -18,13 +18,14 @@ from ...protocol.errors import (
     UnknownMemberId,
 )
 from ...protocol.values.deliveries import (
+    MAX_ERROR_LENGTH,
     Acknowledgement,
     Outcome,
     Stretch,
     Wanted,
 )
 from ...protocol.values.groups import Assigned
-from ..arguments import place_offsets, whole_number
+from ..arguments import place_offsets, refused, whole_number
 from ..fetch.fetched import Fetched, Message
 from ..fetch.plan import Bounds, Isolation
 from ..offsets import ConsumedMessages, ConsumedOffsets, TopicPartition
@@ -325,18 +326,22 @@ class QueueConsumer(GroupConsumer):
                 flow.say(Outcome.ACCEPT, meant)
             self._teller.tell()
 
-    def nack(self, what: Messages, delay_ms: int | None = None) -> None:
+    def nack(self, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         """These are to be delivered again, before anything new of their partitions; or, after max.redelivery.count
-        deliveries more, never.
+        deliveries more, never: then they become dead letters.
 
-        delay_ms: how long they wait first; left out, as nack.backoff.ms says. Raises FencedMemberEpoch,
-        InvalidRecordState.
+        delay_ms: how long they wait first; left out, as nack.backoff.ms says. error: what went wrong, for their dead
+        letters; at most 1000 characters of it. Raises FencedMemberEpoch, InvalidRecordState.
         """
-        self._say(Outcome.RELEASE, what, None if delay_ms is None else whole_number("delay_ms", delay_ms, 0, 2**40))
+        delay_ms = None if delay_ms is None else whole_number("delay_ms", delay_ms, 0, 2**40)
+        self._say(Outcome.RELEASE, what, delay_ms, _error_text(error))
 
-    def reject(self, what: Messages) -> None:
-        """These are never to be delivered again. Raises FencedMemberEpoch, InvalidRecordState."""
-        self._say(Outcome.REJECT, what)
+    def reject(self, what: Messages, error: str = "") -> None:
+        """These are never to be delivered again, and become dead letters.
+
+        error: as with `nack`. Raises FencedMemberEpoch, InvalidRecordState.
+        """
+        self._say(Outcome.REJECT, what, error=_error_text(error))
 
     def go_back(self, batch: ConsumerBatch) -> bool:
         """Give back what is still one's own of a batch of which nothing is done with; whether that is all of it."""
@@ -352,7 +357,7 @@ class QueueConsumer(GroupConsumer):
             self._teller.tell()
             return len(mine) == len(batch.offsets)
 
-    def _say(self, outcome: Outcome, what: Messages, delay_ms: int | None = None) -> None:
+    def _say(self, outcome: Outcome, what: Messages, delay_ms: int | None = None, error: str = "") -> None:
         meant, batch = meant_by(what), what if isinstance(what, ConsumerBatch) else None
         with self._lock.own:
             self._check_mine(meant, batch.offsets if batch else None)
@@ -360,7 +365,7 @@ class QueueConsumer(GroupConsumer):
             for place, listed in meant.items():
                 flow = self._flows[place]
                 # of a batch, what was dealt with by itself is not meant
-                flow.say(outcome, listed if batch is None else flow.open_of(listed), delay_ms)
+                flow.say(outcome, listed if batch is None else flow.open_of(listed), delay_ms, error)
             self._teller.tell()
 
     def _check_mine(self, places: Iterable[TopicPartition], read: ConsumedOffsets | None = None) -> None:
@@ -467,6 +472,13 @@ class QueueConsumer(GroupConsumer):
                 step()
         self._flows.clear()
         super()._let_go()
+
+
+def _error_text(error: object) -> str:
+    """As much of it as a dead letter bears. What cannot be stored of it is written as Python does."""
+    if not isinstance(error, str):
+        raise refused("error", error, "text")
+    return error.encode(errors="backslashreplace").decode()[:MAX_ERROR_LENGTH]
 
 
 def _acknowledgement(flow: Flow, outcome: Outcome, one: Stretch) -> Acknowledgement:

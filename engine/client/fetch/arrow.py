@@ -12,6 +12,7 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import Files
 
+from .causes import with_causes
 from .kept import KeptRows
 from .plan import FetchPlan
 from .rows import Numbers, Source, sources
@@ -98,7 +99,7 @@ def _messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
         pa.array(_running(segments, segments.column("base_offset").to_numpy())),
         stamp,
         pa.array(is_appended.astype(np.int32)),
-        rows.column("headers"),
+        with_causes(rows.column("headers"), segments),
     ]
     return pa.table(columns, schema=FETCHED)
 

@@ -39,6 +39,8 @@ PLANNED: pa.Schema = pa.schema(
             "producer_id",
             "producer_epoch",
             "transactional",
+            "dead_letter",
+            "source_offset",
         )
     ]
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...namespace.data_file import ROW_GROUP_ROWS
 from .plan import FetchPlan
@@ -54,12 +55,14 @@ def _cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) ->
     skipped[0] = first - (int(ends[low]) - int(count[0]))
     count -= skipped
     count[-1] -= int(ends[high]) - last
+    base = part.column("base_offset").to_numpy() + skipped
     changed = {
-        "base_offset": part.column("base_offset").to_numpy() + skipped,
-        "first_row": part.column("first_row").to_numpy() + skipped,
-        "record_count": count,
-        "last_offset": part.column("base_offset").to_numpy() + skipped + count - 1,
+        "source_offset": pc.add(part.column("source_offset"), pa.array(skipped)),
+        "base_offset": pa.array(base),
+        "first_row": pa.array(part.column("first_row").to_numpy() + skipped),
+        "record_count": pa.array(count),
+        "last_offset": pa.array(base + count - 1),
     }
     for name, column in changed.items():
-        part = part.set_column(part.column_names.index(name), name, pa.array(column, pa.int64()))
+        part = part.set_column(part.column_names.index(name), name, column)
     return dataclasses.replace(plan, segments=part)

@@ -39,7 +39,7 @@ WHOLE = RESTORED
 
 _ATTEMPTS = 20
 
-_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms")
+_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms", "dead_letter")
 """In what segments agree that a fetch reads as one."""
 
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
@@ -147,7 +147,7 @@ class Reader:
                 found = self._view.find(self.state.topics[topic.topic_id], lookup)
         planned = clip(_not_aborted(found), {r.partition: r for r in ranges})
         # whoever wrote them, and in which step: what lies together is read together
-        return joined(planned, goes_on(planned, _ONE_RANGE, ("base_offset", "first_row")))
+        return joined(planned, goes_on(planned, _ONE_RANGE, ("base_offset", "first_row", "source_offset")))
 
     def held(self, segments: pa.Table) -> Held:
         """What the journal's tail has of the rows of these segments, columns of PLANNED."""
@@ -242,6 +242,7 @@ def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
         "record_count": kept,
         "last_offset": pc.add(pc.add(base, skipped), pc.subtract(kept, 1)),
         "first_row": pc.add(segments.column("first_row"), skipped),
+        "source_offset": pc.add(segments.column("source_offset"), skipped),
     }
     for name, column in changed.items():
         segments = segments.set_column(segments.column_names.index(name), name, column)

@@ -18,6 +18,7 @@ from ...namespace.data_file import file_name
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated
 from .arrow import fetch_arrow
+from .causes import OFFSET, cause_headers
 from .files import verify_files
 from .plan import FetchPlan
 
@@ -34,6 +35,7 @@ _SEGMENT = [
     "first_row",
     "record_count",
     "append_time_ms",
+    "source_offset",
 ]
 
 
@@ -69,7 +71,8 @@ def _of_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> Dat
             raise
         found = (error.getMessageParameters() or {}).get("path")
         raise FileTruncated("A data file is gone.", found=found) from None
-    segments = spark.createDataFrame(plan.segments.select(_SEGMENT).combine_chunks())
+    planned = plan.segments.select(_SEGMENT).append_column("cause", cause_headers(plan.segments))
+    segments = spark.createDataFrame(planned.combine_chunks())
     return visible_messages(messages, segments, plan.topic)
 
 
@@ -77,7 +80,7 @@ def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> Da
     """Rows of `messages` that lie in a segment, as messages of `topic`.
 
     messages: columns of MESSAGES; segments: file_id, file_partition, partition, base_offset, first_row, record_count,
-    append_time_ms, disjoint within a file.
+    append_time_ms, and of dead letters source_offset and cause, the headers that say why they are.
     """
     in_segment = (
         # one bigint as the key of the join, as in the views: Spark makes a key of every equality
@@ -87,6 +90,8 @@ def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> Da
         & (F.col("m.row") < F.col("s.first_row") + F.col("s.record_count"))
     )
     appended = F.timestamp_millis(F.col("s.append_time_ms"))
+    source_offset = F.col("s.source_offset") + F.col("m.row") - F.col("s.first_row")
+    offset_header = F.struct(F.lit(OFFSET).alias("key"), source_offset.cast("string").cast("binary").alias("value"))
     return (
         messages.alias("m")
         .join(F.broadcast(segments.alias("s")), in_segment)
@@ -98,6 +103,8 @@ def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> Da
             (F.col("s.base_offset") + F.col("m.row") - F.col("s.first_row")).alias("offset"),
             F.coalesce(appended, F.col("m.timestamp")).alias("timestamp"),
             F.when(appended.isNull(), 0).otherwise(1).alias("timestampType"),
-            F.col("m.headers"),
+            F.when(F.col("s.cause").isNull(), F.col("m.headers"))
+            .otherwise(F.concat(F.coalesce(F.col("m.headers"), F.array()), F.col("s.cause"), F.array(offset_header)))
+            .alias("headers"),
         )
     )

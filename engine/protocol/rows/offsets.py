@@ -9,7 +9,9 @@ import pyarrow as pa
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
 from ..hashing import shard
+from ..values.dead_letters import MessagesDeadLettered
 from ..values.deliveries import (
+    DeathReason,
     Deliveries,
     DeliveryStatus,
     MessagesAcquired,
@@ -33,7 +35,7 @@ def _consumer_offsets(state: State, steps: Steps) -> pa.Table:
                 changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
         elif isinstance(record, MessagesPassed):
             changed[record.group, record.topic_id, record.partition] = None, step.decided_at_ms
-        elif isinstance(record, MessagesAcquired | MessagesSettled):
+        elif isinstance(record, MessagesAcquired | MessagesSettled | MessagesDeadLettered):
             parts = record.taken if isinstance(record, MessagesAcquired) else record.parts
             changed |= {(record.group, *one.place): (None, step.decided_at_ms) for one in parts}
     shards = {group: shard(group) for group, _, _ in changed}
@@ -68,6 +70,8 @@ def _stored(one: Stretch) -> dict[str, Any]:
         "state": one.status.value,
         "deliveries": one.deliveries,
         "not_before_ms": one.not_before_ms,
+        "reason": None if one.reason is None else one.reason.value,
+        "error": one.error or None,
     }
 
 
@@ -79,11 +83,13 @@ def _restore(state: State, rows: pa.Table) -> None:
         if row.ranges is not None:
             known = state.deliveries.setdefault(row.group, {})
             known[place] = Deliveries.of(row.committed_offset, [_read(one) for one in row.ranges])
+            state.note_dying(row.group, place)
 
 
 def _read(one: dict[str, Any]) -> Stretch:
-    status = DeliveryStatus(one["state"])
-    return Stretch(one["first_offset"], one["record_count"], status, one["deliveries"], one["not_before_ms"])
+    status, reason = DeliveryStatus(one["state"]), one["reason"] and DeathReason(one["reason"])
+    offsets = one["first_offset"], one["record_count"]
+    return Stretch(*offsets, status, one["deliveries"], one["not_before_ms"], reason, one["error"] or "")
 
 
 PROJECT: Project = {CONSUMER_OFFSETS.name: _consumer_offsets}

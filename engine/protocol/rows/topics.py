@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
+from ..values.dead_letters import MessagesDeadLettered
 from ..values.delays import DelaysReleased
 from ..values.log import Produced
 from ..values.segments import Segments
@@ -72,7 +73,7 @@ def _partitions(state: State, steps: Steps) -> pa.Table:
                 changed.setdefault(record.topic_id, set()).update(range(record.partitions))
             elif isinstance(record, RecordsDeleted):
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
-            elif isinstance(record, Produced | MarkersWritten | DelaysReleased):
+            elif isinstance(record, Produced | MarkersWritten | DelaysReleased | MessagesDeadLettered):
                 _add_touched(changed, one.segments)
     there = [(state.topics[t], sorted(p)) for t, p in sorted(changed.items()) if t in state.topics]
     gone = [_nothing_left(record) for _, record in records(steps) if isinstance(record, TopicDeleted)]

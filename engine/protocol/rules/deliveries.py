@@ -27,6 +27,7 @@ from ..values.deliveries import (
     Acknowledgement,
     AcknowledgementsJudged,
     Acquire,
+    DeathReason,
     Deliveries,
     DeliveryStatus,
     MessagesAcquired,
@@ -44,7 +45,7 @@ from ..values.journal import JournalEntry
 from ..values.offsets import CommittedOffset
 from ..values.segments import Segments
 from ..values.state import State
-from .giving_back import given_back
+from .giving_back import died, given_back
 from .reconciling import start_of
 from .registries import Folds, Rules
 from .timers import Timers
@@ -221,10 +222,10 @@ def _settled(state: State, group: Group, one: Acknowledgement, pending: bool) ->
         status = DeliveryStatus.PENDING if pending else DeliveryStatus.ACKNOWLEDGED
         return [Settled(*place, status, ranges_of(parts))]
     if one.outcome is Outcome.REJECT:
-        return [Settled(*place, DeliveryStatus.DYING, ranges_of(parts))]
+        return died(place, parts, DeathReason.REJECTED, one.error)
     if one.outcome is Outcome.UNSEEN:
         return [Settled(*place, DeliveryStatus.AVAILABLE, ranges_of(parts), uncounted=True)]
-    settled = given_back(group, place, parts)
+    settled = given_back(group, place, parts, one.error)
     return [_with_delay(state, group, one, parts, part) for part in settled]
 
 
@@ -271,7 +272,7 @@ def evolve_settled(state: State, record: MessagesSettled, segments: Segments) ->
 def _become(one: Settled, part: Stretch) -> Stretch:
     # how often it took is of no use any more, and would keep apart what is done with
     deliveries = 1 if one.status is DeliveryStatus.ACKNOWLEDGED else part.deliveries - one.uncounted
-    return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms)
+    return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms, one.reason, one.error)
 
 
 def evolve_passed(state: State, record: MessagesPassed, segments: Segments) -> None:
@@ -289,6 +290,7 @@ def _note(state: State, group: str, place: Place) -> None:
     known = state.groups.get(group)
     if known is not None and place in known.paused:
         state.touched_groups.add(group)
+    state.note_dying(group, place)
 
 
 DECIDE: Rules = {Acquire: decide_acquire, Acknowledge: decide_acknowledge}

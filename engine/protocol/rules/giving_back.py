@@ -8,17 +8,33 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, Place
 from ..values.base import Record
-from ..values.deliveries import DeliveryStatus, MessagesSettled, Policy, Settled, Stretch, Taken, ranges_of
+from ..values.deliveries import (
+    DeathReason,
+    DeliveryStatus,
+    MessagesSettled,
+    Policy,
+    Settled,
+    Stretch,
+    Taken,
+    ranges_of,
+)
 from ..values.state import State
 
 
-def given_back(group: Group, place: Place, parts: Sequence[Stretch]) -> list[Settled]:
-    """Messages that were not done with."""
+def given_back(group: Group, place: Place, parts: Sequence[Stretch], error: str = "") -> list[Settled]:
+    """Messages that were not done with. error: what is said of them, if anybody says something."""
     most = Policy.of(group).most
     dying = [one for one in parts if most is not None and one.deliveries >= most]
     again = [one for one in parts if most is None or one.deliveries < most]
-    settled = [(DeliveryStatus.AVAILABLE, again), (DeliveryStatus.DYING, dying)]
-    return [Settled(*place, status, ranges_of(listed)) for status, listed in settled if listed]
+    settled = [Settled(*place, DeliveryStatus.AVAILABLE, ranges_of(again))] if again else []
+    return [*settled, *died(place, dying, DeathReason.GIVEN_UP, error)]
+
+
+def died(place: Place, parts: Sequence[Stretch], reason: DeathReason, error: str) -> list[Settled]:
+    """Messages that nobody is to get any more."""
+    if not parts:
+        return []
+    return [Settled(*place, DeliveryStatus.DYING, ranges_of(parts), reason=reason, error=error)]
 
 
 def returned(state: State, group: Group, places: Iterable[Place], reason: str) -> list[Record]:

@@ -41,6 +41,8 @@ from .delays import decide_dropped
 from .registries import Folds, Rules
 from .timers import Timers
 
+_DEAD_LETTER_TOPIC = "dead.letter.topic"
+
 PLACED_BY = (
     "max.message.bytes",
     "message.timestamp.type",
@@ -67,13 +69,15 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
             expected=f"not to clash with {clash!r}",
         )
     _check_partition_count(request.partitions)
+    config = _stored(request.config)
+    _check_dead_letter_topic(state, request.topic, config)
     for subscription in request.subscriptions:
         check_subscription(subscription)
     record = TopicCreated(
         state.next_topic_id,
         request.topic,
         request.partitions,
-        _stored(request.config),
+        config,
         request.subscriptions,
     )
     return Decision(TopicDone(record.topic_id, record.partitions), (JournalEntry(record),))
@@ -96,9 +100,10 @@ def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
     subscriptions = topic.subscriptions if request.subscriptions is None else request.subscriptions
     for subscription in subscriptions:
         check_subscription(subscription)
-    record = TopicAltered(
-        topic.topic_id, topic.topic, partitions, _altered_config(topic, request.config), list(subscriptions)
-    )
+    config = _altered_config(topic, request.config)
+    if config.get(_DEAD_LETTER_TOPIC) != topic.config.get(_DEAD_LETTER_TOPIC):
+        _check_dead_letter_topic(state, topic.topic, config)
+    record = TopicAltered(topic.topic_id, topic.topic, partitions, config, list(subscriptions))
     return Decision(TopicDone(topic.topic_id, partitions), (JournalEntry(record),))
 
 
@@ -115,6 +120,18 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
             expected=topic.setting("partitioner"),
         )
     return config
+
+
+def _check_dead_letter_topic(state: State, name: str, config: dict[str, Any]) -> None:
+    named = config.get(_DEAD_LETTER_TOPIC)
+    if named == name:
+        raise InvalidConfig("A topic is not its own dead-letter topic.", found=f"{_DEAD_LETTER_TOPIC}={named}")
+    if named and named not in state.topic_ids:
+        raise InvalidConfig(
+            "There is no such dead-letter topic.",
+            found=f"{_DEAD_LETTER_TOPIC}={named}",
+            expected="a topic, or nothing: then one is made when it is needed",
+        )
 
 
 def _stored(config: dict[str, Any]) -> dict[str, Any]:

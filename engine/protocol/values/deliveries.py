@@ -10,7 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from .assignments import Group, InPartition, Place
 from .base import Count, Number, Record, Request, Result
@@ -40,10 +42,22 @@ class DeliveryStatus(str, Enum):
     WAITING = "waiting"
     """It was given back, not to be delivered again before its time."""
     DYING = "dying"
-    """It was rejected, or given back after its last delivery: nobody gets it any more."""
+    """It was rejected, or given back after its last delivery: nobody gets it any more, and it becomes a dead letter."""
     ACKNOWLEDGED = "acknowledged"
     """It is done with."""
 
+
+class DeathReason(str, Enum):
+    """Why nobody gets a message any more."""
+
+    REJECTED = "rejected"
+    """Who had it said so."""
+    GIVEN_UP = "given_up"
+    """It was delivered as often as it may be."""
+
+
+MAX_ERROR_LENGTH = 1_000
+"""Of the text that who gives a message back says of it."""
 
 DELIVERY_TRANSITIONS = Transitions(
     "A message in a queue group",
@@ -65,11 +79,12 @@ DELIVERY_TRANSITIONS = Transitions(
 
 HELD = (DeliveryStatus.ACQUIRED, DeliveryStatus.PENDING)
 """Out of the owner's hands these are only by what it says, or with its assignment."""
+_DYING = (DeliveryStatus.DYING,)
 
 
 class Stretch(NamedTuple):
     """Messages that follow one another and have the same state. deliveries: how often each was delivered;
-    not_before_ms: of those that wait.
+    not_before_ms: of those that wait; reason, error: of those that are dying, why, and what was said of it.
     """
 
     first: int
@@ -77,6 +92,8 @@ class Stretch(NamedTuple):
     status: DeliveryStatus
     deliveries: int = 1
     not_before_ms: int = 0
+    reason: DeathReason | None = None
+    error: str = ""
 
     @property
     def end(self) -> int:
@@ -118,12 +135,14 @@ class Policy(NamedTuple):
 @dataclass
 class Deliveries:
     """Of a partition. start: before it all is done; stretches: from there on, without a gap, to what is new;
-    held_count: messages in stretches that an owner holds.
+    held_count, dying_count: messages in stretches that an owner holds, and that
+    are dying.
     """
 
     start: int
     stretches: list[Stretch] = field(default_factory=list)
     held_count: int = 0
+    dying_count: int = 0
 
     @classmethod
     def of(cls, start: int, stretches: Sequence[Stretch]) -> Deliveries:
@@ -148,12 +167,18 @@ class Deliveries:
             return []
         return [one for one in self.stretches if one.status is DeliveryStatus.ACQUIRED]
 
+    def dying(self) -> list[Stretch]:
+        """What is to become dead letters."""
+        if not self.dying_count:
+            return []
+        return [one for one in self.stretches if one.status is DeliveryStatus.DYING]
+
     def has_before(self, offset: int) -> bool:
         """Whether messages before it are held."""
         return self.held_count > 0 and any(one.first < offset for one in self.stretches if one.status in HELD)
 
     def copy(self) -> Deliveries:
-        return Deliveries(self.start, list(self.stretches), self.held_count)
+        return Deliveries(self.start, list(self.stretches), self.held_count, self.dying_count)
 
     def next_is_last(self, policy: Policy, now_ms: int) -> bool:
         first = next(self._given_back(policy, now_ms), None)
@@ -201,7 +226,8 @@ class Deliveries:
         before = self.stretches[low:high]
         after = changed(before, ranges, change)
         self.stretches[low:high] = after
-        self.held_count += _held_count(after) - _held_count(before)
+        self.held_count += _count(after, HELD) - _count(before, HELD)
+        self.dying_count += _count(after, _DYING) - _count(before, _DYING)
         self._pass_done()
 
     def _touched(self, ranges: Sequence[Range]) -> tuple[int, int]:
@@ -233,7 +259,8 @@ class Deliveries:
             self._set(list(cut))
 
     def _set(self, stretches: list[Stretch]) -> None:
-        self.stretches, self.held_count = stretches, _held_count(stretches)
+        self.stretches = stretches
+        self.held_count, self.dying_count = _count(stretches, HELD), _count(stretches, _DYING)
         self._pass_done()
 
     def _pass_done(self) -> None:
@@ -245,8 +272,8 @@ class Deliveries:
         del self.stretches[:done]
 
 
-def _held_count(stretches: Iterable[Stretch]) -> int:
-    return sum(one.length for one in stretches if one.status in HELD)
+def _count(stretches: Iterable[Stretch], among: Sequence[DeliveryStatus]) -> int:
+    return sum(one.length for one in stretches if one.status in among)
 
 
 def changed(
@@ -326,13 +353,14 @@ class Acknowledgement(Assigned, frozen=True, array_like=True):
 
     ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says;
     deliveries: which delivery of them it is about, the first being 1: after another one it comes too late. None: the
-    last.
+    last; error: what is said of those that are not accepted, for their dead letters.
     """
 
     outcome: Outcome
     ranges: list[tuple[Number, Count]]
     delay_ms: Count | None = None
     deliveries: Count | None = None
+    error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_LENGTH)] = ""
 
 
 class Acknowledge(Request, frozen=True, tag="acknowledge"):
@@ -375,12 +403,16 @@ class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
 
 
 class Settled(InPartition, frozen=True, array_like=True):
-    """Messages of a partition and what they are from now on. uncounted: their last delivery was none."""
+    """Messages of a partition and what they are from now on. uncounted: their last delivery was none; reason, error:
+    why they are dying.
+    """
 
     status: DeliveryStatus
     ranges: list[Range]
     not_before_ms: int = 0
     uncounted: bool = False
+    reason: DeathReason | None = None
+    error: str = ""
 
 
 class MessagesSettled(Record, frozen=True, tag="messages_settled"):

@@ -28,8 +28,9 @@ class State:
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
-    groups, what became of messages past that; touched_groups: those in which, or in a topic of which, something has
-    happened in this step; lent: topics that a snapshot has as well, to be replaced (`own`) instead of changed.
+    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying;
+    touched_groups: those in which, or in a topic of which, something has happened in this step; lent: topics that a
+    snapshot has as well, to be replaced (`own`) instead of changed.
 
     A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
     folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any.
@@ -56,6 +57,7 @@ class State:
     ongoing: set[str] = field(default_factory=set)
     offsets: dict[str, dict[tuple[int, int], CommittedOffset]] = field(default_factory=dict)
     deliveries: dict[str, dict[tuple[int, int], Deliveries]] = field(default_factory=dict)
+    dying: set[tuple[str, int, int]] = field(default_factory=set)
     groups: dict[str, Group] = field(default_factory=dict)
     touched_groups: set[str] = field(default_factory=set)
     manned_groups: set[str] = field(default_factory=set)
@@ -119,7 +121,8 @@ class State:
         left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set(), delays=Delays())
         if with_groups:
             return left
-        return replace(left, offsets={}, deliveries={}, groups={}, manned_groups=set(), waiting_groups=set())
+        left = replace(left, offsets={}, deliveries={}, dying=set())
+        return replace(left, groups={}, manned_groups=set(), waiting_groups=set())
 
     def note_group(self, name: str) -> None:
         """Something of this group has changed."""
@@ -156,6 +159,12 @@ class State:
         known.pop(place, None)
         if not known:
             self.deliveries.pop(group, None)
+        self.dying.discard((group, *place))
+
+    def note_dying(self, group: str, place: tuple[int, int]) -> None:
+        """Something of these deliveries has changed."""
+        is_dying = self.deliveries[group][place].dying_count > 0
+        (self.dying.add if is_dying else self.dying.discard)((group, *place))
 
     def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
         """What open transactions hold back for the group: (topic_id, partition) -> the transactional id."""

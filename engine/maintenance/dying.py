@@ -1,0 +1,139 @@
+"""Where messages are that are dying, as far as the tables tell: their segments, but for what holds no message.
+
+What no segment tells of yet is left out: the next look finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.commits import StoredFile
+from lakemq.tables.storage.store import Store
+
+from ..protocol.values.assignments import Place
+from ..protocol.values.dead_letters import DyingFound, Located
+from ..protocol.values.deliveries import Range
+
+_ROWS = (
+    "file_id",
+    "footer_hash",
+    "first_row",
+    "file_partition",
+    "min_timestamp_ms",
+    "max_timestamp_ms",
+    "append_time_ms",
+)
+_COLUMNS = (
+    "kind",
+    "topic_id",
+    "partition",
+    "base_offset",
+    "last_offset",
+    *_ROWS,
+    "producer_id",
+    "producer_epoch",
+    "transactional",
+    "origin",
+)
+
+_Segment = dict[str, Any]
+_Transaction = tuple[int, int, int, int]
+"""Topic, partition, producer id and epoch, by which a marker ends it there."""
+
+
+class Dying(NamedTuple):
+    """Messages of a group that are dying, ascending. committed: what was aborted holds no message for the group."""
+
+    group: str
+    topic_id: int
+    partition: int
+    ranges: tuple[Range, ...]
+    committed: bool
+
+
+def find_dying(store: Store, wanted: Sequence[Dying]) -> list[DyingFound]:
+    """For each of them what there is, in their order. FileNotFoundError: a table was merged meanwhile."""
+    bounds: dict[Place, tuple[int, int]] = {}
+    for one in wanted:
+        first, last = one.ranges[0][0], sum(one.ranges[-1]) - 1
+        low, high = bounds.get((one.topic_id, one.partition), (first, last))
+        bounds[one.topic_id, one.partition] = min(first, low), max(last, high)
+    rows = _read(store, bounds)
+    data: dict[Place, list[_Segment]] = {}
+    ends: dict[_Transaction, str] = {}
+    for row in rows.sort_by("base_offset").to_pylist():
+        place = row["topic_id"], row["partition"]
+        if row["kind"] != "data":
+            ends[(*place, row["producer_id"], row["producer_epoch"])] = row["kind"]
+        data.setdefault(place, []).append(row)
+    return [_found(one, data.get((one.topic_id, one.partition), []), ends) for one in wanted]
+
+
+def _read(store: Store, bounds: Mapping[Place, tuple[int, int]]) -> pa.Table:
+    """What overlaps these offsets, and all markers after the first: one comes after all that it ends."""
+    segments = store.open(SEGMENTS)
+    where = pc.scalar(False)
+    for (topic_id, partition), (first, last) in bounds.items():
+        of_log = (pc.field("topic_id") == topic_id) & (pc.field("partition") == partition)
+        is_marker = pc.field("kind").isin(["commit", "abort"])
+        where |= (
+            of_log
+            & (pc.field("last_offset") >= first)
+            & (is_marker | ((pc.field("kind") == "data") & (pc.field("base_offset") <= last)))
+        )
+    files = [
+        file for file in segments.files() if any(_may_have(file, place, first) for place, (first, _) in bounds.items())
+    ]
+    return segments.read(_COLUMNS, where, files=files)
+
+
+def _may_have(file: StoredFile, place: Place, first: int) -> bool:
+    def within(name: str, value: int) -> bool:
+        low, high = file.statistics.get(f"min.{name}"), file.statistics.get(f"max.{name}")
+        return (low is None or low <= value) and (high is None or high >= value)
+
+    last = file.statistics.get("max.last_offset")
+    return within("topic_id", place[0]) and within("partition", place[1]) and (last is None or last >= first)
+
+
+def _found(one: Dying, segments: Sequence[_Segment], ends: Mapping[_Transaction, str]) -> DyingFound:
+    rows: list[Located] = []
+    empty: list[Range] = []
+    for segment, first, end in _overlaps(one.ranges, segments):
+        if segment["kind"] != "data" or (one.committed and _outcome(segment, ends) == "abort"):
+            empty.append((first, end - first))
+        elif not one.committed or _outcome(segment, ends) is not None:
+            rows.append(_rows(segment, first, end))
+    return DyingFound(one.group, one.topic_id, one.partition, rows, empty)
+
+
+def _outcome(segment: _Segment, ends: Mapping[_Transaction, str]) -> str | None:
+    """None: its transaction is open as far as the tables tell."""
+    if not segment["transactional"]:
+        return "commit"
+    place = segment["topic_id"], segment["partition"]
+    return ends.get((*place, segment["producer_id"], segment["producer_epoch"]))
+
+
+def _rows(segment: _Segment, first: int, end: int) -> Located:
+    told = {name: segment[name] for name in _ROWS}
+    told["first_row"] += first - segment["base_offset"]
+    return Located(first, end - first, is_dead_letter=segment["origin"] == "dead_letter", **told)
+
+
+def _overlaps(ranges: Sequence[Range], segments: Sequence[_Segment]) -> Iterator[tuple[_Segment, int, int]]:
+    """Both ascending and apart: each segment, with the offsets that it and a range have in common."""
+    at = 0
+    for first, count in ranges:
+        while at < len(segments) and segments[at]["last_offset"] < first:
+            at += 1
+        i = at
+        while i < len(segments) and segments[i]["base_offset"] < first + count:
+            segment = segments[i]
+            yield segment, max(first, segment["base_offset"]), min(first + count, segment["last_offset"] + 1)
+            i += 1

@@ -1,0 +1,68 @@
+"""Dead letters: messages that a group gave up, as messages of another topic, which point at the same rows."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .base import Record
+from .deliveries import Range, Settled
+
+SUFFIX = ".dlq"
+"""Of the topic that has a topic's dead letters, where dead.letter.topic names none."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Where a dead letter comes from, and why it is one; with every segment of dead letters, as JSON."""
+
+    topic: str
+    partition: int
+    group: str
+    reason: str
+    error: str
+    delivery_count: int
+
+
+class Located(msgspec.Struct, frozen=True, array_like=True):
+    """Where messages are: offsets first .. first + length of a partition. The rest is as in `segments`."""
+
+    first: int
+    length: int
+    file_id: int
+    footer_hash: int | None
+    first_row: int
+    file_partition: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    append_time_ms: int | None
+    is_dead_letter: bool
+
+
+class DyingFound(msgspec.Struct, frozen=True):
+    """Where messages of a group are that are dying: what a look of the leader's has found in the tables.
+
+    rows: ascending and apart; empty: offsets that hold no message for the group: markers, what was aborted.
+    """
+
+    group: str
+    topic_id: int
+    partition: int
+    rows: list[Located]
+    empty: list[Range]
+
+
+class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
+    """Messages became dead letters; the group is done with them. The segments travel beside the JSON, as columns."""
+
+    group: str
+    topic: str
+    dead_letter_topic: str
+    parts: list[Settled]
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+RECORDS = (MessagesDeadLettered,)
+REQUESTS = ()
+RESULTS = ()

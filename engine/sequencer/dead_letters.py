@@ -1,0 +1,133 @@
+"""Dead letters: when the leader looks for where messages are that are dying. What is found is decided in a step.
+
+A look reads tables beside the steps, and writes nothing. What it has found is used soon or not at all: a data file that
+was merged is removed, once nothing has named it for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from ..maintenance.dying import Dying
+from ..namespace.clock import Clock
+from ..protocol.values.dead_letters import DyingFound
+from ..protocol.values.state import State
+
+log = logging.getLogger("lakemq.serve")
+
+LOOK_TIMEOUT_MS = 10_000
+"""After which what a look has found counts no more; less than any merge.grace.ms."""
+RETRY_MS = 60_000
+"""When to look again for what cannot become a dead letter now."""
+PATIENCE_MS = 10_000
+"""How long what is dying may be in no table yet, before it counts as such."""
+_EVERY_MS = 100
+_AT_ONCE = 100
+"""Partitions that a look looks for."""
+
+
+@dataclass
+class _Look:
+    """What is looked for of a partition, since when, and when to look again; is_parked: nothing comes of it now."""
+
+    wanted: Dying | None
+    since_ms: int
+    again_ms: int
+    is_parked: bool = False
+
+
+Find = Callable[[Sequence[Dying]], list[DyingFound]]
+Place = tuple[str, int, int]
+"""Group, topic id, partition."""
+
+
+class DeadLetters:
+    """Of one term of leadership; called by the sequencer's thread, and looks in one of `executor`."""
+
+    def __init__(self, find: Find, executor: Executor, clock: Clock) -> None:
+        self._find, self._executor, self._clock = find, executor, clock
+        self._running: Future[list[DyingFound]] | None = None
+        self._begun_ms = self._next_ms = clock.steady_ms()
+        self._wanted: list[Dying] = []
+        self._looks: dict[Place, _Look] = {}
+
+    def is_working(self, state: State) -> bool:
+        """Whether something is being looked for, or is to be."""
+        return self._is_looking or not all(self._is_parked(place) for place in state.dying)
+
+    def _is_parked(self, place: Place) -> bool:
+        look = self._looks.get(place)
+        return look is not None and look.is_parked
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._running is not None and self._clock.steady_ms() < self._begun_ms + LOOK_TIMEOUT_MS
+
+    def due_in_ms(self, state: State) -> float | None:
+        """Until there is something to do; None: nothing is dying."""
+        if not state.dying:
+            return None
+        if self.is_working(state):
+            return _EVERY_MS
+        again_ms = min(self._looks[place].again_ms for place in state.dying)
+        return max(_EVERY_MS, again_ms - self._clock.steady_ms())
+
+    def found(self, state: State) -> list[DyingFound]:
+        """What the next step is to decide of; begins the next look when it is time."""
+        found = self._take() if self._running is not None and self._running.done() else []
+        now_ms = self._clock.steady_ms()
+        if not found and not self._is_looking and now_ms >= self._next_ms and state.dying:
+            self._next_ms = now_ms + _EVERY_MS
+            self._wanted = self._to_look_for(state, now_ms)
+            if self._wanted:
+                self._begun_ms = now_ms
+                self._running = self._executor.submit(self._find, self._wanted)
+        return found
+
+    def _to_look_for(self, state: State, now_ms: int) -> list[Dying]:
+        self._looks = {place: look for place, look in self._looks.items() if place in state.dying}
+        wanted: list[Dying] = []
+        for place in sorted(state.dying):
+            one, look = _dying(state, *place), self._looks.get(place)
+            if look is None or look.wanted != one:
+                look = self._looks[place] = _Look(one, now_ms, now_ms)
+            if one is None:
+                look.is_parked, look.again_ms = True, now_ms + RETRY_MS
+            elif now_ms >= look.again_ms and len(wanted) < _AT_ONCE:
+                wanted.append(one)
+        return wanted
+
+    def _take(self) -> list[DyingFound]:
+        running, self._running = self._running, None
+        assert running is not None
+        now_ms, error = self._clock.steady_ms(), running.exception()
+        if error is not None:
+            is_known = isinstance(error, OSError)
+            log.warning("Dying messages could not be looked for: %s", error, exc_info=None if is_known else error)
+            self._next_ms = now_ms + 10 * _EVERY_MS
+            return []
+        if now_ms >= self._begun_ms + LOOK_TIMEOUT_MS:
+            return []
+        found = running.result()
+        for wanted, one in zip(self._wanted, found, strict=True):
+            look = self._looks.get((wanted.group, wanted.topic_id, wanted.partition))
+            if look is not None:
+                count = sum(rows.length for rows in one.rows) + sum(length for _, length in one.empty)
+                is_whole = count == sum(length for _, length in wanted.ranges)
+                look.is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
+                look.again_ms = now_ms + (RETRY_MS if look.is_parked else 0)
+        return [one for one in found if one.rows or one.empty]
+
+
+def _dying(state: State, group: str, topic_id: int, partition: int) -> Dying | None:
+    known, whose = state.deliveries_of(group, (topic_id, partition)), state.groups.get(group)
+    if known is None or whose is None or topic_id not in state.topics or not known.dying_count:
+        return None
+    log_start = int(state.topics[topic_id].log_starts[partition])
+    stretches = (one.cut(max(one.first, log_start), one.end) for one in known.dying() if one.end > log_start)
+    ranges = tuple((one.first, one.length) for one in stretches)
+    committed = whose.setting("isolation.level") == "read_committed"
+    return Dying(group, topic_id, partition, ranges, committed) if ranges else None

@@ -1,0 +1,340 @@
+"""Dead letters: what a queue group gives up is found in another topic, with the reason, and nothing is written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from clocks import ManualClock
+from protocol_harness import AtOnce, Harness
+from unit.served import new_name, new_topic, served, until, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.maintenance.dying import Dying, find_dying
+from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.sequencer.dead_letters import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DeadLetters
+from lakemq.errors import InvalidRequest
+from lakemq.jobs.sql import run_query
+
+CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "offset"]
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """What is dying is found once it is projected."""
+    with served(tmp_path_factory.mktemp("served"), **{"project.interval.ms": 50}) as connection:
+        yield connection
+
+
+def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsumer:
+    settings = {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
+    mq.groups.create(group, settings)
+    consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
+    assert isinstance(consumer, QueueConsumer)
+    return consumer
+
+
+def taken(consumer: QueueConsumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
+    return found
+
+
+def causes(mq: Connection, topic: str) -> list[dict[str, str]]:
+    """Of each message of a dead-letter topic."""
+    return [
+        {key.removeprefix("dead-letter."): (value or b"").decode() for key, value in message.headers[-len(CAUSE) :]}
+        for message in mq.fetch(topic)
+    ]
+
+
+def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
+    return list(run_query(mq.namespace, query)[1])
+
+
+# -- what a user sees ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    with mq.producer() as producer:
+        for n in range(4):
+            producer.send(topic, f"m{n}", key="k", headers=[("trace", b"1"), ("trace", None)])
+    with member(mq, topic, group) as one:
+        messages = taken(one, 4)
+        one.reject(messages[1:3], error="no such \udcff customer")
+        one.ack([messages[0], messages[3]])
+        one.flush()
+        until(lambda: not any(one.lag().values()))
+    dead = list(mq.fetch(f"{topic}.dlq"))
+    partition = messages[0].partition
+    assert [(m.partition, m.offset, m.key, m.value) for m in dead] == [
+        (partition, i, b"k", f"m{i + 1}".encode()) for i in (0, 1)
+    ]
+    assert [m.timestamp for m in dead] == [m.timestamp for m in messages[1:3]]
+    assert [m.headers[:2] for m in dead] == [(("trace", b"1"), ("trace", None))] * 2
+    told = {"topic": topic, "partition": str(partition), "group": group, "reason": "rejected"}
+    told |= {"error": "no such \\udcff customer", "delivery-count": "1"}
+    assert causes(mq, f"{topic}.dlq") == [{**told, "offset": str(at)} for at in (1, 2)]
+    assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
+    # nothing else was said of its neighbours, and nothing was written anew
+    assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
+
+
+@pytest.mark.slow
+def test_what_is_given_back_too_often_is_a_dead_letter_with_the_last_error(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["bad", "good"]}))
+    with member(mq, topic, group, max_redelivery_count=1) as one:
+        done: list[bytes] = []
+        while len(done) < 1 or any(one.lag().values()):
+            for message in one.poll(timeout_ms=50):
+                if message.value == b"bad":
+                    one.nack(message, error=f"attempt {message.delivery_count}")
+                else:
+                    one.ack(message)
+                    done.append(message.value)
+    (cause,) = causes(mq, f"{topic}.dlq")
+    assert (cause["reason"], cause["error"], cause["delivery-count"]) == ("given_up", "attempt 2", "2")
+    assert values(mq, f"{topic}.dlq") == ["bad"]
+
+
+@pytest.mark.slow
+def test_what_a_lost_consumer_had_for_the_last_time_is_a_dead_letter(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["a", "b"]}))
+    with member(mq, topic, group, max_redelivery_count=0) as one:
+        assert len(taken(one, 2)) == 2
+    until(lambda: f"{topic}.dlq" in {t.topic for t in mq.topics.list()})
+    assert values(mq, f"{topic}.dlq") == ["a", "b"]
+    assert mq.groups.describe(group).lag == 0
+
+
+@pytest.mark.slow
+def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
+    with member(mq, topic, group) as one:
+        one.reject(taken(one, 3), error="it's 'bad'")
+        one.flush()
+        until(lambda: not any(one.lag().values()))
+    until(lambda: bool(sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
+    columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
+    rows = sql(mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset")
+    why = (group, "rejected", "it's 'bad'", 1, topic, 0)
+    assert rows == [(*why, n, n, f"m{n}".encode()) for n in range(3)]
+
+
+@pytest.mark.slow
+def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["a", "b"]}))
+    for source in (topic, f"{topic}.dlq"):
+        with member(mq, source, new_name(group)) as one:
+            one.reject(taken(one, 2))
+            one.flush()
+            name = one.group
+            if source == topic:
+                until(lambda one=one: not any(one.lag().values()))
+    newest = f"FROM consumer_offsets c WHERE c.group = '{name}' ORDER BY step DESC LIMIT 1"
+    until(lambda: _ranges(mq, newest) == [(2, "dying", "rejected")])
+    assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
+
+
+def _ranges(mq: Connection, newest: str) -> list[tuple[int, str, str]]:
+    rows = sql(mq, f"SELECT ranges {newest}")
+    return [(one["record_count"], one["state"], one["reason"]) for (listed,) in rows for one in listed or ()]
+
+
+@pytest.mark.parametrize("error", [None, 5, b"x", ["x"]])
+def test_an_error_is_text(mq: Connection, error: Any) -> None:
+    with member(mq, new_topic(mq), new_name("g")) as one:
+        for call in (one.nack, one.reject):
+            with pytest.raises(InvalidRequest, match="error"):
+                call([], error=error)
+
+
+# -- where they are found -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_known(tmp_path: Path) -> None:
+    with served(tmp_path, **{"project.interval.ms": 20}) as mq:
+        topic = new_topic(mq)
+        for commit in (True, False):
+            with mq.producer(transactional_id=new_name("tx")) as producer:
+                producer.begin_transaction()
+                producer.send(topic, "x")
+                producer.send(topic, "y")
+                producer.flush()
+                producer.commit_transaction() if commit else producer.abort_transaction()
+        mq.publish(topic, pa.table({"value": ["plain"]}))
+        open_producer = mq.producer(transactional_id=new_name("tx"))
+        open_producer.begin_transaction()
+        open_producer.send(topic, "open").result()
+        found: dict[bool, DyingFound] = {}
+
+        def look() -> bool:
+            for committed in (False, True):
+                (found[committed],) = find_dying(mq.namespace.store, [Dying("g", 1, 0, ((0, 4), (5, 3)), committed)])
+            return bool(found[False].rows) and found[False].rows[-1].first == 7
+
+        until(look)
+        open_producer.abort_transaction()
+        open_producer.close()
+    # 0, 1 committed, 2 marker, 3, 4 aborted, 5 marker, 6 plain, 7 open
+    assert _offsets(found[True]) == ([0, 1, 6], [2, 3, 5])
+    assert _offsets(found[False]) == ([0, 1, 3, 6, 7], [2, 5])
+
+
+def _offsets(found: DyingFound) -> tuple[list[int], list[int]]:
+    rows = [at for one in found.rows for at in range(one.first, one.first + one.length)]
+    return rows, [at for first, count in found.empty for at in range(first, first + count)]
+
+
+# -- when they are looked for -------------------------------------------------------------------------------
+
+
+class Tables:
+    """What a look finds: nothing, what was asked for, or trouble."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[Dying]] = []
+        self.knows = True
+        self.error: Exception | None = None
+
+    def find(self, wanted: list[Dying]) -> list[DyingFound]:
+        self.asked.append(wanted)
+        if self.error is not None:
+            raise self.error
+        return [
+            DyingFound(one.group, one.topic_id, one.partition, _rows(one) if self.knows else [], []) for one in wanted
+        ]
+
+
+def _rows(one: Dying) -> list[Located]:
+    return [Located(first, count, 7, None, first, 0, 1, 1, None, False) for first, count in one.ranges]
+
+
+@pytest.fixture
+def queue() -> Harness:
+    """Messages 0 to 3 of t-0 are dying."""
+    mq = Harness()
+    mq.create("t", 1)
+    mq.ask(mq.produce({0: 9}, "t"))
+    mq.ask(JoinGroup("g", "C1", ["t"], config={"group.protocol": "queue"}, auto_offset_reset="earliest"))
+    mq.assign()
+    reject(mq, 4)
+    return mq
+
+
+def reject(mq: Harness, count: int) -> None:
+    place = mq.state.topic_ids["t"], 0
+    epoch = mq.state.groups["g"].assignments[place].epoch
+    first = known.next_offset if (known := mq.state.deliveries_of("g", place)) else 0
+    mq.ask(Acquire("g", "C1", [Wanted(*place, epoch, count)]))
+    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, Outcome.REJECT, [(first, count)])]))
+
+
+def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harness) -> None:
+    clock, tables = ManualClock(), Tables()
+    letters = DeadLetters(tables.find, AtOnce(), clock)
+    assert letters.is_working(queue.state)
+    assert not letters.found(queue.state)
+    (found,) = letters.found(queue.state)
+    queue.see(found)
+    assert not queue.state.dying
+    assert letters.due_in_ms(queue.state) is None
+    assert not letters.is_working(queue.state)
+    clock.sleep(10 * RETRY_MS)
+    assert not letters.found(queue.state)
+    assert len(tables.asked) == 1
+
+
+def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(queue: Harness) -> None:
+    clock, tables = ManualClock(), Tables()
+    tables.knows = False
+    letters = DeadLetters(tables.find, AtOnce(), clock)
+    for _ in range(5):
+        letters.found(queue.state)
+        clock.sleep(100)
+    assert len(tables.asked) > 1
+    assert letters.is_working(queue.state)
+    clock.sleep(PATIENCE_MS)
+    for _ in range(3):
+        letters.found(queue.state)
+        clock.sleep(100)
+    assert not letters.is_working(queue.state)
+    count, due_in_ms = len(tables.asked), letters.due_in_ms(queue.state)
+    assert due_in_ms is not None
+    assert RETRY_MS - 1_000 < due_in_ms <= RETRY_MS
+    letters.found(queue.state)
+    assert len(tables.asked) == count
+    tables.knows = True
+    clock.sleep(RETRY_MS)
+    letters.found(queue.state)
+    assert letters.found(queue.state)
+
+
+def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> None:
+    """It may not become a dead letter now: it is asked for again with what is new, or after a while."""
+    clock, tables = ManualClock(), Tables()
+    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters.found(queue.state)
+    assert letters.found(queue.state)  # and nothing comes of it
+    assert not letters.is_working(queue.state)
+    reject(queue, 2)
+    clock.sleep(100)
+    assert letters.due_in_ms(queue.state) is not None
+    letters.found(queue.state)
+    assert tables.asked[-1][0].ranges == ((0, 6),)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("merged"), ValueError("damaged")])
+def test_a_look_that_fails_is_made_again(queue: Harness, error: Exception) -> None:
+    clock, tables = ManualClock(), Tables()
+    tables.error = error
+    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters.found(queue.state)
+    assert not letters.found(queue.state)
+    tables.error = None
+    clock.sleep(2_000)
+    letters.found(queue.state)
+    assert letters.found(queue.state)
+
+
+def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
+    """Its files may have been merged since, and removed."""
+    clock, tables, later = ManualClock(), Tables(), Later()
+    letters = DeadLetters(tables.find, later, clock)
+    letters.found(queue.state)
+    clock.sleep(LOOK_TIMEOUT_MS)
+    later.run()
+    assert not letters.found(queue.state)
+    later.run()
+    assert letters.found(queue.state)
+
+
+class Later:
+    """An executor that works when it is told to."""
+
+    def __init__(self) -> None:
+        self.todo: list[Any] = []
+
+    def submit(self, work: Any, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.todo.append(lambda: future.set_result(work(*args)))
+        return future
+
+    def run(self) -> None:
+        todo, self.todo = self.todo, []
+        for work in todo:
+            work()
