@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from lakemq.jobs import interrupts
 from lakemq.jobs.commands import (
     consume,
+    dead_letters,
     delayed,
     groups,
     messages,
@@ -178,6 +179,7 @@ consume.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
 delayed.add_to(app)
+dead_letters.add_to(app)
 groups.add_to(app)
 
 

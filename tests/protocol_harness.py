@@ -160,11 +160,9 @@ class Harness:
             for begin, count in ranges:
                 first, until = max(begin, segment["base_offset"]), min(begin + count, segment["last_offset"] + 1)
                 if first < until and segment["kind"] == "data":
-                    told = {name: segment[name] for name in Located.__struct_fields__[2:-1]}
+                    told = {name: segment[name] for name in Located.__struct_fields__[2:]}
                     told["first_row"] += first - segment["base_offset"]
-                    rows.append(
-                        Located(first, until - first, **told, is_dead_letter=segment["origin"] == "dead_letter")
-                    )
+                    rows.append(Located(first, until - first, **told))
                 elif first < until:
                     empty.append((first, until - first))
         return DyingFound(group, *place, rows, empty)

@@ -40,6 +40,7 @@ from .arguments import (
 )
 from .consume.consumer import Consumer
 from .consume.consumers import Consumers
+from .consume.dead_letters import DeadLetters
 from .consume.group_consumer import GroupConsumer
 from .consume.group_stream import GroupStream
 from .consume.groups import Groups
@@ -301,6 +302,16 @@ class Connection:
         resets = Resets(self._whole_state, self._fetching.offsets_for_times, self._clock.now_ms)
         retention_ms = self.namespace.config.ms("offsets.retention.ms")
         return Groups(self._whole_state, self.requester, resets, retention_ms)
+
+    @cached_property
+    def dead_letters(self) -> DeadLetters:
+        """What groups gave up: look at it, send it back where it comes from, or be done with it."""
+        timeout_ms = self.namespace.config.ms("request.timeout.ms")
+        return DeadLetters(self.requester, self._open_fetching, self._clock, timeout_ms)
+
+    def _open_fetching(self) -> Fetching:
+        self._check_open()
+        return self._fetching
 
     def _whole_state(self) -> State:
         self._check_open()

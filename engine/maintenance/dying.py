@@ -38,7 +38,7 @@ _COLUMNS = (
     "producer_id",
     "producer_epoch",
     "transactional",
-    "origin",
+    "dead_letter",
 )
 
 _Segment = dict[str, Any]
@@ -47,7 +47,7 @@ _Transaction = tuple[int, int, int, int]
 
 
 class Dying(NamedTuple):
-    """Messages of a group that are dying, ascending. committed: what was aborted holds no message for the group."""
+    """Messages of a group, or dead letters to be redriven, ascending. committed: what was aborted is no message."""
 
     group: str
     topic_id: int
@@ -123,7 +123,7 @@ def _outcome(segment: _Segment, ends: Mapping[_Transaction, str]) -> str | None:
 def _rows(segment: _Segment, first: int, end: int) -> Located:
     told = {name: segment[name] for name in _ROWS}
     told["first_row"] += first - segment["base_offset"]
-    return Located(first, end - first, is_dead_letter=segment["origin"] == "dead_letter", **told)
+    return Located(first, end - first, dead_letter=segment["dead_letter"], **told)
 
 
 def _overlaps(ranges: Sequence[Range], segments: Sequence[_Segment]) -> Iterator[tuple[_Segment, int, int]]:

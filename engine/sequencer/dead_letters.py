@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..maintenance.dying import Dying
 from ..namespace.clock import Clock
-from ..protocol.values.dead_letters import DyingFound
+from ..protocol.values.dead_letters import REDRIVE, DyingFound
 from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")
@@ -124,10 +124,11 @@ class DeadLetters:
 
 def _dying(state: State, group: str, topic_id: int, partition: int) -> Dying | None:
     known, whose = state.deliveries_of(group, (topic_id, partition)), state.groups.get(group)
-    if known is None or whose is None or topic_id not in state.topics or not known.dying_count:
+    is_known = group == REDRIVE or whose is not None
+    if known is None or not is_known or topic_id not in state.topics or not known.dying_count:
         return None
     log_start = int(state.topics[topic_id].log_starts[partition])
     stretches = (one.cut(max(one.first, log_start), one.end) for one in known.dying() if one.end > log_start)
     ranges = tuple((one.first, one.length) for one in stretches)
-    committed = whose.setting("isolation.level") == "read_committed"
+    committed = whose is None or whose.setting("isolation.level") == "read_committed"
     return Dying(group, topic_id, partition, ranges, committed) if ranges else None

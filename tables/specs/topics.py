@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from .offsets import RANGES
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
@@ -42,6 +43,12 @@ class PartitionRow:
     log_start_offset: int = column(INT64, "First offset that is still there.")
     high_watermark: int = column(INT64, "Offset the next message gets.")
     last_stable_offset: int = column(INT64, "Where read_committed ends: before the first open transaction.")
+    redrives: list[Any] | None = column(
+        RANGES,
+        "Which of its dead letters are to go back where they come from (dying), or have, or are done with"
+        " (acknowledged).",
+        nullable=True,
+    )
     open_transactions: list[Any] = column(OPEN_TRANSACTIONS, "Transactions that are open here, and where they begin.")
     removed: bool = column(BOOL, "Deleted with its topic.")
 

@@ -9,7 +9,7 @@ import msgspec
 from protocol_harness import Harness
 
 from lakemq.engine.protocol.values.assignments import Place
-from lakemq.engine.protocol.values.dead_letters import Cause
+from lakemq.engine.protocol.values.dead_letters import REDRIVE, Cause, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Stretch, Wanted
 from lakemq.engine.protocol.values.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
@@ -84,6 +84,23 @@ class QueueWords:
     def ask_unseen(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.UNSEEN, producer, given, **more)
 
+    def ask_redrive(self, _: Any, given: Mapping[str, Any], purge: bool = False) -> AnyRequest:
+        """Dead letters of one topic."""
+        ((topic, _number),) = {place_of(text)[0]: 0 for text in given}.items()
+        ranges = {
+            place_of(text)[1]: [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
+            for text, listed in given.items()
+        }
+        return SettleDeadLetters(topic, ranges, purge)
+
+    def see_redrives(self, expected: dict[str, Any]) -> dict[str, Any]:
+        """Dead letters of a partition: what became of them."""
+        found = {text: self.mq.state.deliveries_of(REDRIVE, self._of(text)) for text in expected}
+        return {
+            text: known and [f"{shown(one.first, one.length)} {one.status.value}" for one in known.stretches]
+            for text, known in found.items()
+        }
+
     def bound(self, member: str, group: str = "g") -> list[Assigned]:
         """What a member that was lost knows that it had."""
         known = self.mq.state.groups[group].assignments
@@ -110,6 +127,16 @@ class QueueWords:
     def see_topics(self, expected: dict[str, int]) -> dict[str, int]:
         """How many partitions they have."""
         return {topic.topic: topic.partition_count for topic in self.mq.state.topics.values()}
+
+    def see_origins(self, expected: dict[str, Any]) -> dict[str, dict[str, int]]:
+        """Of the messages of a partition: origin -> how many."""
+        found: dict[str, dict[str, int]] = {text: {} for text in expected}
+        for segment in self.mq.segments():
+            text = f"{segment['topic']}-{segment['partition']}"
+            if text in found:
+                count = found[text].get(segment["origin"], 0)
+                found[text][segment["origin"]] = count + segment["record_count"]
+        return found
 
     def see_dead_letters(self, expected: dict[str, Any]) -> dict[str, list[str]]:
         """By partition of a dead-letter topic: `t-0 4-5 rejected, 1 times, by g: error`."""

@@ -14,6 +14,7 @@ from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged
 from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged
 from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.groups import (
@@ -489,6 +490,8 @@ def answer_of(result: AnyResult) -> Any:
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
     if isinstance(result, AcknowledgementsJudged):
         return {"fenced": result.fenced, "invalid": result.invalid}
+    if isinstance(result, DeadLettersJudged):
+        return {"count": result.count}
     if isinstance(result, DelaysJudged):
         return {"outcomes": [one.value for one in result.outcomes]}
     if isinstance(result, OffsetsJudged):

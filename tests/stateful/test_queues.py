@@ -19,6 +19,7 @@ from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import PartitionStatus, Place
+from lakemq.engine.protocol.values.dead_letters import REDRIVE, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import (
     DELIVERY_TRANSITIONS,
     Acknowledge,
@@ -71,6 +72,8 @@ class Queues(RuleBasedStateMachine):
         self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
         self.seen_steps = len(self.mq.steps)
         self.dead: dict[Place, list[int]] = {}
+        self.redriven: dict[tuple[int, int], str] = {}
+        """Partition and offset of dead letters: what was said of them."""
         self.known: dict[str, list[Assigned]] = {}
         """What members that were lost know that they had."""
 
@@ -190,6 +193,49 @@ class Queues(RuleBasedStateMachine):
             told.is_dying, told.is_done = False, True
         self.dead[place] = self.dead.get(place, []) + dead
 
+    @rule(partition=st.integers(0, 2), first=st.integers(0, 6), count=st.integers(1, 4), purge=st.booleans())
+    def settle_dead_letters(self, partition: int, first: int, count: int, purge: bool) -> None:
+        """Some are asked back, or purged: whatever was said of them before stands, but for what has not gone yet."""
+        if "t.dlq" not in self.mq.state.topic_ids:
+            return
+        topic = self.mq.state.topic("t.dlq")
+        if partition >= topic.partition_count or first + count > topic.high_watermarks[partition]:
+            return
+        asked = range(first, first + count)
+        fresh = [at for at in asked if self.redriven.get((partition, at)) in ((None, "asked") if purge else (None,))]
+        result = self.ask(SettleDeadLetters("t.dlq", {partition: [(first, count)]}, purge))
+        assert result.count == len(fresh)
+        self.redriven |= {(partition, at): "purged" if purge else "asked" for at in fresh}
+
+    @rule(partition=st.integers(0, 2), most=st.integers(1, 9))
+    def find_dead_letters(self, partition: int, most: int) -> None:
+        """The leader has found where some of those are that are to go back."""
+        if "t.dlq" not in self.mq.state.topic_ids:
+            return
+        found = self.mq.dying(REDRIVE, (self.mq.state.topic_ids["t.dlq"], partition))
+        before = self._redriven_messages()
+        self.mq.see(replace(found, rows=found.rows[:most]))
+        for one in found.rows[:most]:
+            for at in range(one.first, one.first + one.length):
+                assert self.redriven[partition, at] == "asked"
+                self.redriven[partition, at] = "gone"
+        place = self.mq.state.topic_ids["t"], partition
+        for offset in self._redriven_messages()[len(before) :]:
+            self.messages[place, offset] = Message()
+
+    def _redriven_messages(self) -> list[int]:
+        """Their offsets in the topic that they come from."""
+        return [
+            at
+            for one in self.mq.segments()
+            if one["origin"] == "redrive"
+            for at in range(one["base_offset"], one["last_offset"] + 1)
+        ]
+
+    @invariant()
+    def each_dead_letter_goes_back_once(self) -> None:
+        assert len(self._redriven_messages()) == list(self.redriven.values()).count("gone")
+
     @invariant()
     def each_message_that_died_is_one_dead_letter(self) -> None:
         found: dict[Place, list[int]] = {}
@@ -221,7 +267,7 @@ class Queues(RuleBasedStateMachine):
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
         again = restored(mark_of(self.mq.state), tables)
-        for what in ("groups", "offsets", "deliveries", "dying", "transactions"):
+        for what in ("groups", "offsets", "deliveries", "dying", "topics", "transactions"):
             assert plain(again)[what] == plain(self.mq.state)[what]
             setattr(self.mq.state, what, getattr(again, what))
 

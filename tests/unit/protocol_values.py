@@ -12,7 +12,12 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
-from lakemq.engine.protocol.values.dead_letters import MessagesDeadLettered
+from lakemq.engine.protocol.values.dead_letters import (
+    DeadLettersJudged,
+    DeadLettersSettled,
+    MessagesDeadLettered,
+    SettleDeadLetters,
+)
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
     CancelOutcome,
@@ -266,6 +271,12 @@ REQUESTS: Kinds = {
         ReleasePartitions, names, members, st.lists(st.builds(Assigned, small, small, counts), max_size=3)
     ),
     ConfigureGroup: st.builds(ConfigureGroup, names, group_configs, st.booleans()),
+    SettleDeadLetters: st.builds(
+        SettleDeadLetters,
+        names,
+        st.dictionaries(small, st.lists(st.tuples(small | counts, counts), max_size=3), max_size=2),
+        st.booleans(),
+    ),
     Acquire: st.builds(
         Acquire, names, members, st.lists(st.builds(Wanted, small, small, small | counts, counts), max_size=3)
     ),
@@ -320,6 +331,7 @@ RESULTS: Kinds = {
     DelaysJudged: st.builds(DelaysJudged, columns(st.sampled_from(CancelOutcome))),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
+    DeadLettersJudged: st.builds(DeadLettersJudged, counts),
     AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
     OffsetsChanged: st.builds(
         OffsetsChanged, columns(st.builds(OffsetChange, texts, small, st.none() | counts, st.none() | counts))
@@ -420,6 +432,7 @@ RECORDS: Kinds = {
         columns(settled),
         st.none() | texts,
     ),
+    DeadLettersSettled: st.builds(DeadLettersSettled, counts, texts, texts, columns(settled)),
     MessagesDeadLettered: st.builds(MessagesDeadLettered, texts, texts, texts, columns(settled)),
     MessagesPassed: st.builds(MessagesPassed, texts, small, small, counts),
     RebalanceDelayed: st.builds(RebalanceDelayed, texts, counts),

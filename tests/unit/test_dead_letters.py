@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,19 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from protocol_harness import AtOnce, Harness
+from typer.testing import CliRunner
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.maintenance.dying import Dying, find_dying
 from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.dead_letters import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DeadLetters
-from lakemq.errors import InvalidRequest
+from lakemq.errors import InvalidRequest, UnknownTopicOrPartition
+from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
 CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "offset"]
@@ -162,6 +167,132 @@ def test_an_error_is_text(mq: Connection, error: Any) -> None:
                 call([], error=error)
 
 
+# -- and back -----------------------------------------------------------------------------------------------
+
+
+def given_up(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
+    """These messages are dead letters of the topic; returns their topic."""
+    mq.publish(topic, pa.table({"value": texts}))
+    with member(mq, topic, group or new_name("g")) as one:
+        one.reject(taken(one, len(texts)), error="bad")
+        one.flush()
+        until(lambda: not any(one.lag().values()))
+    return f"{topic}.dlq"
+
+
+@pytest.mark.slow
+def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, [f"m{n}" for n in range(9)])
+    assert mq.dead_letters.redrive(dead, "value < 'm3'", dry_run=True) == Redriven(3)
+    assert mq.dead_letters.redrive(dead, "value < 'm3'") == Redriven(3)
+    assert mq.dead_letters.redrive(dead, "value < 'm5' AND reason = 'rejected'") == Redriven(2)
+    assert mq.dead_letters.redrive(dead) == Redriven(4)
+    assert mq.dead_letters.redrive(dead) == Redriven(0)
+    assert values(mq, topic)[9:] == [f"m{n}" for n in range(9)]
+    back = list(mq.fetch(topic, start=9))
+    assert all(not message.headers for message in back)
+    assert values(mq, dead) == [f"m{n}" for n in range(9)]
+    with member(mq, topic, new_name("g")) as one:
+        assert [m.value.decode() for m in taken(one, 18)][9:] == [f"m{n}" for n in range(9)]
+
+
+@pytest.mark.slow
+def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    dead = given_up(mq, topic, ["a", "b", "c", "d"], group)
+    of_all = DeadLetterCount(dead, group, "rejected", topic, 4)
+    assert mq.dead_letters.counts(dead) == [of_all]
+    assert of_all in mq.dead_letters.counts()
+    assert mq.dead_letters.purge(dead, "source_offset = 1", dry_run=True) == 1
+    assert mq.dead_letters.purge(dead, "source_offset = 1") == 1
+    assert mq.dead_letters.redrive(dead, "value IN ('b', 'c')") == Redriven(1)
+    left = mq.dead_letters.all(dead)
+    assert left.column("value").to_pylist() == [b"a", b"d"]
+    assert left.schema.equals(COLUMNS)
+    assert mq.dead_letters.counts(dead) == [of_all._replace(messages=2)]
+    assert mq.dead_letters.purge(dead) == 2
+    assert mq.dead_letters.counts(dead) == []
+    assert values(mq, topic)[4:] == ["c"]
+
+
+@pytest.mark.slow
+def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, ["a", "b"])
+    mq.topics.delete(topic)
+    assert mq.dead_letters.redrive(dead) == Redriven(0, 0, 2)
+    mq.topics.create(topic, 1)
+    assert mq.dead_letters.redrive(dead) == Redriven(2)
+    assert values(mq, topic) == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, [f"{n}" for n in range(200)])
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(lambda _: mq.dead_letters.redrive(dead).messages, range(4)))
+    assert sum(told) == 200
+    assert sorted(values(mq, topic)[200:], key=int) == [f"{n}" for n in range(200)]
+
+
+@pytest.mark.slow
+def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, [f"{n}" for n in range(25)])
+    begun_s = time.monotonic()
+    assert mq.dead_letters.redrive(dead, rate_per_s=10).messages == 25
+    assert time.monotonic() - begun_s > 2
+
+
+@pytest.mark.slow
+def test_what_no_condition_is(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, ["a"])
+    for where in ("no_such_column = 1", "valu", "1; DROP TABLE x", "value = (SELECT 1 FROM 'x.csv')", "'", ""):
+        with pytest.raises(InvalidRequest):
+            mq.dead_letters.redrive(dead, where)
+    for where in (5, b"x", ["value"]):
+        with pytest.raises(InvalidRequest, match="where"):
+            mq.dead_letters.all(dead, where)  # type: ignore[arg-type]
+    with pytest.raises(UnknownTopicOrPartition):
+        mq.dead_letters.redrive("no-such-topic")
+    with pytest.raises(InvalidRequest, match="rate_per_s"):
+        mq.dead_letters.redrive(dead, rate_per_s=0)
+    assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
+
+
+@pytest.mark.slow
+def test_messages_of_others_in_a_dead_letter_topic_are_none(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, ["a"])
+    mq.publish(dead, pa.table({"value": ["mine"]}))
+    assert mq.dead_letters.all(dead).column("value").to_pylist() == [b"a"]
+    assert mq.dead_letters.redrive(dead) == Redriven(1)
+    assert values(mq, topic) == ["a", "a"]
+
+
+@pytest.mark.slow
+def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    dead = given_up(mq, topic, ["a", "b", "c"], group)
+
+    def said(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "dead-letters", *arguments])
+        assert result.exit_code == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    told = {"topic": dead, "consumer_group": group, "reason": "rejected", "source_topic": topic, "messages": 3}
+    assert said("list", dead) == [told]
+    assert told in said("list")
+    assert [row["value"] for row in said("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
+    assert said("redrive", dead, "--where", "value = 'b'", "--dry-run")[0]["messages"] == 1
+    assert said("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
+    assert said("purge", dead) == [{"messages": 2}]
+    assert values(mq, topic)[3:] == ["b"]
+
+
 # -- where they are found -----------------------------------------------------------------------------------
 
 
@@ -221,7 +352,7 @@ class Tables:
 
 
 def _rows(one: Dying) -> list[Located]:
-    return [Located(first, count, 7, None, first, 0, 1, 1, None, False) for first, count in one.ranges]
+    return [Located(first, count, 7, None, first, 0, 1, 1, None, None) for first, count in one.ranges]
 
 
 @pytest.fixture

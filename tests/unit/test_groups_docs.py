@@ -63,8 +63,10 @@ def test_the_commands_show_dead_letters(folder: Path) -> None:
         _, *arguments = shlex.split(line)
         result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
         assert result.exit_code == 0, (line, result.stderr)
-        said[arguments[2]] = result.stdout
+        said[arguments[3] if arguments[2] == "dead-letters" else arguments[2]] = result.stdout
     assert "order without a customer" in said["consume"]
+    assert [said[one].splitlines()[1:] for one in ("list", "show")] == [[], []]
+    assert said["redrive"].split() == ["messages", "waiting", "without_topic", "0", "0", "0"]
     (row,) = said["sql"].splitlines()[1:]
     assert row.split()[:2] == ["ship", "rejected"]
     assert "no such customer" in row

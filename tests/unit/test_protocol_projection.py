@@ -18,6 +18,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
 from lakemq.engine.protocol.values.delays import CancelDelays
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import (
@@ -141,6 +142,15 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
 
 
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
+    if kind == 46 and any(name.endswith(".dlq") for name in mq.state.topic_ids):
+        topic = mq.state.topic(chance.choice(sorted(name for name in mq.state.topic_ids if name.endswith(".dlq"))))
+        ends = {p: int(end) for p, end in enumerate(topic.high_watermarks) if end}
+        mq.ask(
+            SettleDeadLetters(
+                topic.topic, {p: [(0, chance.randint(1, n))] for p, n in ends.items()}, chance.random() < 0.3
+            )
+        )
+        return
     if kind >= 47 and mq.state.dying:
         group, *dying = chance.choice(sorted(mq.state.dying))
         mq.see(mq.dying(group, (dying[0], dying[1])))

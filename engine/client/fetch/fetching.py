@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.delta_log import log_folder
 from lakemq.tables.storage.inotify import Watch
 
@@ -60,6 +62,12 @@ class Fetching:
     def whole_state(self) -> State:
         """With producers, transactions and groups, read for this call alone."""
         return Reader(self._namespace.store, self._clock, WHOLE).refresh()
+
+    def stored_dead_letter_topics(self) -> list[str]:
+        """Those that have dead letters, by name, as far as the tables tell."""
+        is_one = (pc.field("kind") == "data") & pc.field("dead_letter").is_valid()
+        ids = self._namespace.store.open(SEGMENTS).read(["topic_id"], is_one).column("topic_id").unique().to_pylist()
+        return self.look(lambda state: sorted(state.topics[i].topic for i in ids if i in state.topics))
 
     def bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         """(topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
@@ -11,16 +9,14 @@ from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 from ..hashing import shard
 from ..values.dead_letters import MessagesDeadLettered
 from ..values.deliveries import (
-    DeathReason,
     Deliveries,
-    DeliveryStatus,
     MessagesAcquired,
     MessagesPassed,
     MessagesSettled,
-    Stretch,
 )
 from ..values.offsets import CommittedOffset, OffsetsCommitted, OffsetsRemoved
 from ..values.state import State
+from . import stretches
 from .steps import Project, Restore, Steps, records
 
 
@@ -55,24 +51,12 @@ def _row(
         topic=topic if topic is not None else state.topics[topic_id].topic,
         partition=partition,
         committed_offset=committed.offset if committed else 0,
-        ranges=None if deliveries is None else [_stored(one) for one in deliveries.stretches],
+        ranges=None if deliveries is None else [stretches.stored(one) for one in deliveries.stretches],
         metadata=committed.metadata if committed else None,
         committed_at_ms=committed.committed_at_ms if committed else at_ms,
         shard=shard,
         removed=committed is None,
     )
-
-
-def _stored(one: Stretch) -> dict[str, Any]:
-    return {
-        "first_offset": one.first,
-        "record_count": one.length,
-        "state": one.status.value,
-        "deliveries": one.deliveries,
-        "not_before_ms": one.not_before_ms,
-        "reason": None if one.reason is None else one.reason.value,
-        "error": one.error or None,
-    }
 
 
 def _restore(state: State, rows: pa.Table) -> None:
@@ -82,14 +66,8 @@ def _restore(state: State, rows: pa.Table) -> None:
         state.offsets.setdefault(row.group, {})[place] = committed
         if row.ranges is not None:
             known = state.deliveries.setdefault(row.group, {})
-            known[place] = Deliveries.of(row.committed_offset, [_read(one) for one in row.ranges])
+            known[place] = Deliveries.of(row.committed_offset, [stretches.read(one) for one in row.ranges])
             state.note_dying(row.group, place)
-
-
-def _read(one: dict[str, Any]) -> Stretch:
-    status, reason = DeliveryStatus(one["state"]), one["reason"] and DeathReason(one["reason"])
-    offsets = one["first_offset"], one["record_count"]
-    return Stretch(*offsets, status, one["deliveries"], one["not_before_ms"], reason, one["error"] or "")
 
 
 PROJECT: Project = {CONSUMER_OFFSETS.name: _consumer_offsets}

@@ -10,15 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.offsets import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
-from ..values.dead_letters import MessagesDeadLettered
+from ..values.dead_letters import REDRIVE, DeadLettersSettled, MessagesDeadLettered
 from ..values.delays import DelaysReleased
+from ..values.deliveries import Deliveries, DeliveryStatus, Stretch
 from ..values.log import Produced
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import MAX_PARTITIONS, RecordsDeleted, Topic, TopicAltered, TopicCreated, TopicDeleted
 from ..values.transactions import MarkersWritten
+from . import stretches
 from .steps import Project, Restore, Steps, records
 
 _configs = msgspec.json.Decoder(dict[str, Any])
@@ -71,6 +74,9 @@ def _partitions(state: State, steps: Steps) -> pa.Table:
             record = one.record
             if isinstance(record, TopicCreated | TopicAltered):
                 changed.setdefault(record.topic_id, set()).update(range(record.partitions))
+            elif isinstance(record, DeadLettersSettled):
+                changed.setdefault(record.topic_id, set()).update(part.partition for part in record.parts)
+                _add_touched(changed, one.segments)
             elif isinstance(record, RecordsDeleted):
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
             elif isinstance(record, Produced | MarkersWritten | DelaysReleased | MessagesDeadLettered):
@@ -107,10 +113,23 @@ def _partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], r
         np.concatenate([topic.log_starts[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.high_watermarks[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.last_stable_offsets[partitions] for topic, partitions in chosen]),
+        _redrives(touched, n),
         pa.array([_open(topic, partition) for topic, mine in touched for partition in mine], OPEN_TRANSACTIONS),
         pa.repeat(removed, n),
     ]
     return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
+
+
+def _redrives(touched: Sequence[tuple[Topic, Sequence[int]]], count: int) -> pa.Array:
+    """Few topics have any. What is done with at the start stands there as a stretch of its own."""
+    if not any(topic.redrives for topic, _ in touched):
+        return pa.nulls(count, RANGES)
+    found = [topic.redrives.get(partition) for topic, mine in touched for partition in mine]
+    return pa.array([None if known is None else list(map(stretches.stored, _whole(known))) for known in found], RANGES)
+
+
+def _whole(known: Deliveries) -> list[Stretch]:
+    return [Stretch(0, known.start, DeliveryStatus.ACKNOWLEDGED), *known.stretches]
 
 
 def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
@@ -149,6 +168,11 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
     for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
         opened = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}
         state.topics[row["topic_id"]].open_transactions[row["partition"]] = opened
+    redriven = partitions.filter(pc.is_valid(partitions.column("redrives")))
+    for row in redriven.select(["topic_id", "partition", "redrives"]).to_pylist():
+        known = Deliveries.of(0, list(map(stretches.read, row["redrives"])))
+        state.topics[row["topic_id"]].redrives[row["partition"]] = known
+        state.note_dying(REDRIVE, (row["topic_id"], row["partition"]))
 
 
 PROJECT: Project = {TOPICS.name: _topics, PARTITIONS.name: _partitions}

@@ -1,61 +1,96 @@
-"""Dead letters: what a group gives up goes to another topic, by reference.
+"""Dead letters: what a group gives up goes to another topic, by reference, and back from there when somebody asks.
 
 Invariant: a message that is dying becomes one dead letter, in the decision with which the group is done with it. What
-cannot have one stays dying, and is shown so: it comes from a dead-letter topic, or there is no topic to take it.
+cannot have one stays dying, and is shown so: it is a dead letter itself, or there is no topic to take it. A dead letter
+that is to go back does so once, in the decision with which its redrive is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import LakeMQError
+from ..errors import LakeMQError, OffsetOutOfRange
+from ..values.assignments import Place
 from ..values.base import Done
-from ..values.dead_letters import SUFFIX, Cause, DyingFound, Located, MessagesDeadLettered
+from ..values.dead_letters import (
+    REDRIVE,
+    SUFFIX,
+    Cause,
+    DeadLettersJudged,
+    DeadLettersSettled,
+    DyingFound,
+    Located,
+    MessagesDeadLettered,
+    SettleDeadLetters,
+)
 from ..values.deciding import Decision, Given
-from ..values.deliveries import Deliveries, DeliveryStatus, MessagesSettled, Range, Settled, Stretch
+from ..values.deliveries import Deliveries, DeliveryStatus, MessagesSettled, Range, Settled, Stretch, ranges_of
 from ..values.journal import JournalEntry
-from ..values.segments import Segments, segments
+from ..values.segments import NO_SEGMENTS, Segments, segments
 from ..values.state import State
 from ..values.topics import CreateTopic, Topic, TopicCreated
-from .deliveries import evolve_settled
+from .deliveries import check_ranges, evolve_settled
 from .registries import Folds, Rules
 from .timers import Timers
 from .topics import decide_create
 
 
 class _Target(NamedTuple):
-    """The dead-letter topic of a topic, and the offset that its next message gets. created: it is to be made."""
+    """The topic that messages go to. created: it is to be made."""
 
     topic_id: int
     topic: str
-    partition: int
-    offset: int
+    partition_count: int
     is_stamped: bool
     created: tuple[JournalEntry, ...] = ()
 
 
-def decide_dead_letters(state: State, found: DyingFound, given: Given) -> Decision:
-    """What was found, and is dying still, becomes dead letters. What is no message is done with."""
+def decide_found(state: State, found: DyingFound, given: Given) -> Decision:
+    """What was found, and is dying still, goes where it is to go. What is no message is done with."""
     topic = state.topics.get(found.topic_id)
     known = state.deliveries_of(found.group, (found.topic_id, found.partition))
     if topic is None or known is None:
         return Decision(Done())
-    place, entries = (found.topic_id, found.partition), list[JournalEntry]()
-    nothing = [range_ for range_ in found.empty if _is_dying(known, range_)]
+    decide = _redriven if found.group == REDRIVE else _dead_lettered
+    return Decision(Done(), tuple(decide(state, topic, known, found)))
+
+
+def _dead_lettered(state: State, topic: Topic, known: Deliveries, found: DyingFound) -> Iterator[JournalEntry]:
+    place = found.topic_id, found.partition
+    nothing = [offsets for offsets in found.empty if _is_dying(known, offsets)]
     if nothing:
         parts = [Settled(*place, DeliveryStatus.ACKNOWLEDGED, nothing)]
-        entries.append(JournalEntry(MessagesSettled(found.group, "no messages", parts)))
-    dead = list(_dead(known, found))
-    target = _target(state, topic, found.partition) if dead else None
+        yield JournalEntry(MessagesSettled(found.group, "no messages", parts))
+    dead = [(rows, part) for rows, part in _dying(known, found) if rows.dead_letter is None]
+    target = _dead_letter_topic(state, topic) if dead else None
     if target is not None:
-        parts = [Settled(*place, DeliveryStatus.ACKNOWLEDGED, [(part.first, part.length) for _, part in dead])]
+        yield from target.created
+        goes = [_dead_letter(state, topic, found, target, *one) for one in dead]
+        parts = [Settled(*place, DeliveryStatus.ACKNOWLEDGED, ranges_of([part for _, part in dead]))]
         record = MessagesDeadLettered(found.group, topic.topic, target.topic, parts)
-        rows = [_segment(state, topic, found, target, *one) for one in dead]
-        entries += [*target.created, JournalEntry(record, _segments(rows, target.offset))]
-    return Decision(Done(), tuple(entries))
+        yield JournalEntry(record, _segments(state, goes))
+
+
+def _redriven(state: State, topic: Topic, known: Deliveries, found: DyingFound) -> Iterator[JournalEntry]:
+    """Where its topic is gone a dead letter stays, until there is one of the name. What is none is done with."""
+    done = [offsets for offsets in found.empty if _is_dying(known, offsets)]
+    goes: list[dict[str, Any]] = []
+    for rows, part in _dying(known, found):
+        cause = None if rows.dead_letter is None else msgspec.json.decode(rows.dead_letter, type=Cause)
+        source = state.topics.get(state.topic_ids.get(cause.topic, -1)) if cause is not None else None
+        if cause is not None and source is not None:
+            to = _Target(source.topic_id, source.topic, source.partition_count, _is_stamped(source))
+            goes.append(_segment(state, to, cause.partition, rows, part) | {"origin": "redrive"})
+        if cause is None or source is not None:
+            done.append((part.first, part.length))
+    if done:
+        settled = Settled(found.topic_id, found.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
+        record = DeadLettersSettled(found.topic_id, topic.topic, "redriven", [settled])
+        yield JournalEntry(record, _segments(state, goes))
 
 
 def _is_dying(known: Deliveries, offsets: Range) -> bool:
@@ -63,24 +98,21 @@ def _is_dying(known: Deliveries, offsets: Range) -> bool:
     return sum(one.length for one in dying) == offsets[1]
 
 
-def _dead(known: Deliveries, found: DyingFound) -> Iterator[tuple[Located, Stretch]]:
+def _dying(known: Deliveries, found: DyingFound) -> Iterator[tuple[Located, Stretch]]:
     """What is dying still, and where it is."""
     for rows in found.rows:
-        if not rows.is_dead_letter:
-            for part in known.within([(rows.first, rows.length)]):
-                if part.status is DeliveryStatus.DYING:
-                    yield rows, part
+        for part in known.within([(rows.first, rows.length)]):
+            if part.status is DeliveryStatus.DYING:
+                yield rows, part
 
 
-def _target(state: State, topic: Topic, partition: int) -> _Target | None:
+def _dead_letter_topic(state: State, topic: Topic) -> _Target | None:
     """None: there is none, and none can be made."""
     named = topic.setting("dead.letter.topic")
     name = named or topic.topic + SUFFIX
     known = state.topics.get(state.topic_ids.get(name, -1))
     if known is not None:
-        partition %= known.partition_count
-        is_stamped = known.setting("message.timestamp.type") == "LogAppendTime"
-        return _Target(known.topic_id, name, partition, int(known.high_watermarks[partition]), is_stamped)
+        return _Target(known.topic_id, name, known.partition_count, _is_stamped(known))
     if named:
         return None
     try:
@@ -89,19 +121,33 @@ def _target(state: State, topic: Topic, partition: int) -> _Target | None:
         return None
     made = created[0].record
     assert isinstance(made, TopicCreated)
-    return _Target(made.topic_id, name, partition, 0, False, created)
+    return _Target(made.topic_id, name, made.partitions, is_stamped=False, created=created)
 
 
-def _segment(
+def _is_stamped(topic: Topic) -> bool:
+    return bool(topic.setting("message.timestamp.type") == "LogAppendTime")
+
+
+def _dead_letter(
     state: State, topic: Topic, found: DyingFound, target: _Target, rows: Located, part: Stretch
 ) -> dict[str, Any]:
     reason = part.reason.value if part.reason is not None else ""
     cause = Cause(topic.topic, found.partition, found.group, reason, part.error, part.deliveries)
     return {
+        **_segment(state, target, found.partition, rows, part),
+        "origin": "dead_letter",
+        "dead_letter": msgspec.json.encode(cause).decode(),
+        "source_offset": part.first,
+    }
+
+
+def _segment(state: State, target: _Target, partition: int, rows: Located, part: Stretch) -> dict[str, Any]:
+    """Of another topic, in the partition of this number, modulo their count; but for its offsets and its origin."""
+    return {
         "kind": "data",
         "topic_id": target.topic_id,
         "topic": target.topic,
-        "partition": target.partition,
+        "partition": partition % target.partition_count,
         "record_count": part.length,
         "file_id": rows.file_id,
         "footer_hash": rows.footer_hash,
@@ -112,27 +158,86 @@ def _segment(
         "append_time_ms": state.now_ms if target.is_stamped else rows.append_time_ms,
         "decided_at_ms": state.now_ms,
         "transactional": False,
-        "origin": "dead_letter",
-        "dead_letter": msgspec.json.encode(cause).decode(),
-        "source_offset": part.first,
     }
 
 
-def _segments(rows: list[dict[str, Any]], offset: int) -> Segments:
+def _segments(state: State, rows: list[dict[str, Any]]) -> Segments:
+    """At the ends of their partitions, in this order."""
+    ends: dict[Place, int] = {}
     for row in rows:
-        row["base_offset"] = offset
-        offset += row["record_count"]
-        row["last_offset"] = offset - 1
-    return segments(len(rows), **{name: [row[name] for row in rows] for name in rows[0]})
+        place = row["topic_id"], row["partition"]
+        if place not in ends:
+            topic = state.topics.get(place[0])  # one that is made with this has no messages
+            ends[place] = 0 if topic is None else int(topic.high_watermarks[place[1]])
+        row["base_offset"] = ends[place]
+        ends[place] += row["record_count"]
+        row["last_offset"] = ends[place] - 1
+    names = dict.fromkeys(name for row in rows for name in row)
+    return segments(len(rows), **{name: [row[name] for row in rows] for name in names}) if rows else NO_SEGMENTS
+
+
+def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Decision:
+    """They are to go back, or are done with; what was said of some before stands.
+
+    Raises UnknownTopicOrPartition, InvalidRequest, OffsetOutOfRange.
+    """
+    topic = state.topic(request.topic)
+    parts: list[Settled] = []
+    check_ranges(request.ranges.values())
+    for partition, ranges in sorted(request.ranges.items()):
+        place = topic.place(partition)
+        end = sum(ranges[-1]) if ranges else 0
+        if end > topic.high_watermarks[partition]:
+            expected = f"at most {topic.high_watermarks[partition]}"
+            raise OffsetOutOfRange("There are no such dead letters.", found=end, expected=expected)
+        known = _redrives(topic, partition)
+        known.cover(end)
+        may_be = (DeliveryStatus.AVAILABLE, DeliveryStatus.DYING) if request.purge else (DeliveryStatus.AVAILABLE,)
+        fresh = ranges_of(part for part in known.within(ranges) if part.status in may_be)
+        status = DeliveryStatus.ACKNOWLEDGED if request.purge else DeliveryStatus.DYING
+        parts += [Settled(*place, status, fresh)] if fresh else []
+    result = DeadLettersJudged(sum(count for part in parts for _, count in part.ranges))
+    if not parts:
+        return Decision(result)
+    reason = "purged" if request.purge else "asked for"
+    return Decision(result, (JournalEntry(DeadLettersSettled(topic.topic_id, topic.topic, reason, parts)),))
+
+
+def _redrives(topic: Topic, partition: int) -> Deliveries:
+    known = topic.redrives.get(partition)
+    return Deliveries(int(topic.log_starts[partition])) if known is None else known.copy()
+
+
+# -- folding --------------------------------------------------------------------------------------------
 
 
 def evolve_dead_lettered(state: State, record: MessagesDeadLettered, segments: Segments) -> None:
-    names = ("topic_id", "partition", "last_offset")
-    for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
-        state.own(topic_id).high_watermarks[partition] = last + 1
+    _append(state, segments)
     evolve_settled(state, MessagesSettled(record.group, "dead letters", record.parts), segments)
 
 
-DECIDE: Rules = {DyingFound: decide_dead_letters}
-EVOLVE: Folds = {MessagesDeadLettered: evolve_dead_lettered}
+def evolve_redriven(state: State, record: DeadLettersSettled, segments: Segments) -> None:
+    _append(state, segments)
+    if record.topic_id not in state.topics:
+        return
+    topic = state.own(record.topic_id)
+    for part in record.parts:
+        known = topic.redrives[part.partition] = _redrives(topic, part.partition)
+        known.cover(sum(part.ranges[-1]))
+        known.change(part.ranges, partial(_become, part.status))
+        state.note_dying(REDRIVE, part.place)
+
+
+def _become(status: DeliveryStatus, part: Stretch) -> Stretch:
+    return Stretch(part.first, part.length, status)
+
+
+def _append(state: State, segments: Segments) -> None:
+    names = ("topic_id", "partition", "last_offset")
+    for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
+        state.own(topic_id).high_watermarks[partition] = last + 1
+
+
+DECIDE: Rules = {DyingFound: decide_found, SettleDeadLetters: decide_settle}
+EVOLVE: Folds = {MessagesDeadLettered: evolve_dead_lettered, DeadLettersSettled: evolve_redriven}
 TIMERS: Timers = ()

@@ -6,7 +6,7 @@ says what became of it, or until its assignment ends; then it is delivered again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ..errors import (
@@ -35,6 +35,7 @@ from ..values.deliveries import (
     MessagesSettled,
     Outcome,
     Policy,
+    Range,
     Settled,
     Stretch,
     Taken,
@@ -173,14 +174,21 @@ def decide_acknowledge(state: State, request: Acknowledge, given: Given) -> Deci
 
 
 def _check_parts(request: Acknowledge) -> None:
-    count = sum(len(one.ranges) for one in request.parts)
-    if count > MAX_RANGES:
-        raise InvalidRequest("Too many ranges.", found=count, expected=f"at most {MAX_RANGES}")
+    check_ranges(one.ranges for one in request.parts)
     for one in request.parts:
         if request.transaction is not None and one.outcome is not Outcome.ACCEPT:
             raise InvalidRequest("In a transaction messages are accepted.", found=one.outcome.value)
+
+
+def check_ranges(listed: Iterable[Sequence[Range]]) -> None:
+    """Of each partition of a request. Raises InvalidRequest: they are too many, or not sorted and apart."""
+    partitions = list(listed)
+    count = sum(map(len, partitions))
+    if count > MAX_RANGES:
+        raise InvalidRequest("Too many ranges.", found=count, expected=f"at most {MAX_RANGES}")
+    for ranges in partitions:
         end = 0
-        for first, length in one.ranges:
+        for first, length in ranges:
             if first < end or length < 1:
                 raise InvalidRequest(
                     "The ranges are not sorted and apart.", found=[first, length], expected=f"{end} or more, and 1"

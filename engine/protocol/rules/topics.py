@@ -18,6 +18,7 @@ from ..errors import (
 from ..names import check_subscription, check_topic_name, folded
 from ..parameters import TOPIC
 from ..values.base import Done
+from ..values.dead_letters import REDRIVE
 from ..values.deciding import Decision, Given
 from ..values.journal import JournalEntry
 from ..values.offsets import OffsetsRemoved
@@ -259,6 +260,9 @@ def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segme
     topic = state.own(record.topic_id)
     for partition, offset in record.log_starts.items():
         topic.log_starts[partition] = max(int(topic.log_starts[partition]), offset)
+        if (known := topic.redrives.get(partition)) is not None:
+            known.cut_off(offset)
+            state.note_dying(REDRIVE, (record.topic_id, partition))
 
 
 DECIDE: Rules = {

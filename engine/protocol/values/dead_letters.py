@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from .base import Record
+from .base import Count, Number, Record, Request, Result
 from .deliveries import Range, Settled
+
+REDRIVE = ""
+"""Stands for a group where dead letters are what is to go: no group has this name."""
 
 SUFFIX = ".dlq"
 """Of the topic that has a topic's dead letters, where dead.letter.topic names none."""
@@ -34,13 +37,14 @@ class Located(msgspec.Struct, frozen=True, array_like=True):
     min_timestamp_ms: int
     max_timestamp_ms: int
     append_time_ms: int | None
-    is_dead_letter: bool
+    dead_letter: str | None
 
 
 class DyingFound(msgspec.Struct, frozen=True):
-    """Where messages of a group are that are dying: what a look of the leader's has found in the tables.
+    """Where messages are that are dying: what a look of the leader's has found in the tables.
 
-    rows: ascending and apart; empty: offsets that hold no message for the group: markers, what was aborted.
+    group: that gave them up, or REDRIVE; rows: ascending and apart; empty: offsets that hold no message for the group:
+    markers, what was aborted.
     """
 
     group: str
@@ -48,6 +52,29 @@ class DyingFound(msgspec.Struct, frozen=True):
     partition: int
     rows: list[Located]
     empty: list[Range]
+
+
+# -- what is asked --------------------------------------------------------------------------------------
+
+
+class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
+    """Dead letters are to go back to where they come from, or (purge) to count as done with.
+
+    ranges: partition -> first offset and count, sorted and apart.
+    """
+
+    topic: str
+    ranges: dict[int, list[tuple[Number, Count]]]
+    purge: bool = False
+
+
+class DeadLettersJudged(Result, frozen=True, tag="dead_letters_judged"):
+    """How many of them are settled by this; of the others it was said before."""
+
+    count: int
+
+
+# -- what is decided ------------------------------------------------------------------------------------
 
 
 class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
@@ -63,6 +90,21 @@ class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
         return self.group
 
 
-RECORDS = (MessagesDeadLettered,)
-REQUESTS = ()
-RESULTS = ()
+class DeadLettersSettled(Record, frozen=True, tag="dead_letters_settled"):
+    """Dead letters are to go back (dying), have gone (acknowledged), or are done with. Where they have gone the
+    segments travel beside the JSON, as columns.
+    """
+
+    topic_id: int
+    topic: str
+    reason: str
+    parts: list[Settled]
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+REQUESTS = (SettleDeadLetters,)
+RESULTS = (DeadLettersJudged,)
+RECORDS = (MessagesDeadLettered, DeadLettersSettled)

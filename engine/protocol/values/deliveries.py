@@ -251,6 +251,12 @@ class Deliveries:
                 at = first + count
         self._set(stretches)
 
+    def cover(self, end: int) -> None:
+        """Offsets before the end that are new are known from now on, and nothing became of them yet."""
+        first = max(self.next_offset, self.start)
+        if first < end:
+            self._set([*self.stretches, Stretch(first, end - first, DeliveryStatus.AVAILABLE, 0)])
+
     def cut_off(self, offset: int) -> None:
         """All before it is done."""
         if offset > self.start:

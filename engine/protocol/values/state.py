@@ -13,6 +13,7 @@ from ..errors import UnknownTopicOrPartition
 from ..names import folded, shown
 from .assignments import Group
 from .clients import Client
+from .dead_letters import REDRIVE
 from .delays import Delays
 from .deliveries import Deliveries
 from .log import Application
@@ -28,7 +29,8 @@ class State:
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
-    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying;
+    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying,
+    also REDRIVE for dead letters that are to go back;
     touched_groups: those in which, or in a topic of which, something has happened in this step; lent: topics that a
     snapshot has as well, to be replaced (`own`) instead of changed.
 
@@ -150,8 +152,11 @@ class State:
         return sorted(place for place in places if place[0] in self.topics)
 
     def deliveries_of(self, group: str, place: tuple[int, int]) -> Deliveries | None:
-        """None: nothing was delivered of it yet."""
-        return self.deliveries.get(group, {}).get(place)
+        """None: nothing was delivered of it yet. group: or REDRIVE."""
+        if group != REDRIVE:
+            return self.deliveries.get(group, {}).get(place)
+        topic = self.topics.get(place[0])
+        return None if topic is None else topic.redrives.get(place[1])
 
     def forget_deliveries(self, group: str, place: tuple[int, int]) -> None:
         """Whatever follows is delivered as if it were new."""
@@ -163,7 +168,8 @@ class State:
 
     def note_dying(self, group: str, place: tuple[int, int]) -> None:
         """Something of these deliveries has changed."""
-        is_dying = self.deliveries[group][place].dying_count > 0
+        known = self.deliveries_of(group, place)
+        is_dying = known is not None and known.dying_count > 0
         (self.dying.add if is_dying else self.dying.discard)((group, *place))
 
     def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:

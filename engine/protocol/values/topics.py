@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
+from .deliveries import Deliveries
 
 MAX_PARTITIONS = 100_000
 """Of a topic."""
@@ -128,7 +129,8 @@ Offsets = npt.NDArray[np.int64]
 class Topic:
     """A topic and its partitions; `high_watermarks[p]` is the offset the next message of partition p gets.
 
-    open_transactions: partition -> producer_id -> first offset of that producer's open transaction.
+    open_transactions: partition -> producer_id -> first offset of that producer's open transaction; redrives: partition
+    -> which of its dead letters are to go back where they come from (dying), or are done with (acknowledged).
     """
 
     topic_id: int
@@ -138,6 +140,7 @@ class Topic:
     high_watermarks: Offsets
     log_starts: Offsets
     open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
+    redrives: dict[int, Deliveries] = field(default_factory=dict)
 
     def copy(self) -> Topic:
         """The same, with partitions of its own."""
@@ -147,6 +150,7 @@ class Topic:
             high_watermarks=self.high_watermarks.copy(),
             log_starts=self.log_starts.copy(),
             open_transactions=open_transactions,
+            redrives={p: known.copy() for p, known in self.redrives.items()},
         )
 
     @property
