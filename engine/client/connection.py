@@ -340,11 +340,11 @@ class Connection:
     ) -> Consumer:
         """A member of the group, which shares the partitions of `topics` with others; or a reader of those in `assign`.
 
-        protocol: queue, in which messages are acknowledged (QueueConsumer), or cooperative, in which offsets are
-        committed (GroupConsumer); left out, as the group is, queue where it is new. Instead of topics a member may have
-        a pattern=, a regular expression (RE2's) that whole names of topics match, those that come later too. assign:
-        topics, of which it reads all partitions, and (topic, partition) pairs; it shares with nobody (Consumer), and
-        the group has no members. Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest,
+        protocol: queue, in which messages are acknowledged (QueueConsumer), or cooperative or classic, in which offsets
+        are committed (GroupConsumer); left out, as the group is, queue where it is new. Instead of topics a member may
+        have a pattern=, a regular expression (RE2's) that whole names of topics match, those that come later too.
+        assign: topics, of which it reads all partitions, and (topic, partition) pairs; it shares with nobody
+        (Consumer), and the group has no members. Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest,
         InvalidRegularExpression, and what those raise.
         """
         self._check_open()

@@ -14,7 +14,8 @@ TopicPartition = tuple[str, int]
 class ConsumedOffsets(dict[TopicPartition, int]):
     """(topic, partition) -> the next offset to read. topic_ids: by name, of the topics that were read.
 
-    Of a member of a group also member_id, and the epochs of the assignments under which it has read.
+    Of a member of a group also member_id, the epochs of the assignments under which it has read, and the generation of
+    a classic group.
     """
 
     def __init__(
@@ -23,15 +24,17 @@ class ConsumedOffsets(dict[TopicPartition, int]):
         topic_ids: Mapping[str, int],
         member_id: str | None = None,
         epochs: Mapping[TopicPartition, int] | None = None,
+        generation: int | None = None,
     ) -> None:
         super().__init__(offsets)
         self.topic_ids, self.member_id, self.epochs = dict(topic_ids), member_id, dict(epochs or {})
+        self.generation = generation
 
     def then(self, later: ConsumedOffsets) -> ConsumedOffsets:
         """Both, where they name the same partition the later; what is of a topic that has gone since is left out."""
         same = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
         epochs = {**self.epochs, **later.epochs}
-        return ConsumedOffsets({**same, **later}, later.topic_ids, later.member_id, epochs)
+        return ConsumedOffsets({**same, **later}, later.topic_ids, later.member_id, epochs, later.generation)
 
 
 class ConsumedMessages(ConsumedOffsets):

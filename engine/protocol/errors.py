@@ -169,6 +169,14 @@ class InvalidRegularExpression(LakeMQError, name="INVALID_REGULAR_EXPRESSION", c
     """The pattern is not a regular expression that can be matched in bounded time."""
 
 
+class IllegalGeneration(LakeMQError, name="ILLEGAL_GENERATION", code=22):
+    """The classic group is in another generation: what was read in one before it does not count any more."""
+
+
+class RebalanceInProgress(LakeMQError, name="REBALANCE_IN_PROGRESS", code=27):
+    """The classic group shares its partitions anew, and nobody has any: poll, then commit what that brings."""
+
+
 class InconsistentGroupProtocol(LakeMQError, name="INCONSISTENT_GROUP_PROTOCOL", code=23):
     """The group has members of another protocol."""
 

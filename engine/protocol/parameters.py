@@ -185,13 +185,21 @@ GROUP = Parameters(
             "group.protocol",
             "queue",
             "When a partition changes hands: cooperative, when its owner says that it is done with it; queue, when "
-            "what it has of it is acknowledged.",
-            choices=("queue", "cooperative"),
+            "what it has of it is acknowledged; classic, when all members have given up all that they had.",
+            choices=("queue", "cooperative", "classic"),
         ),
         Parameter(
             "group.assignor",
             "cooperative-sticky",
-            "Who is to have which partition: range, roundrobin, sticky, cooperative-sticky, or a plug-in's name.",
+            "Who is to have which partition: range (the default in classic groups), roundrobin, sticky, "
+            "cooperative-sticky, or a plug-in's name.",
+        ),
+        Parameter(
+            "group.initial.rebalance.delay.ms",
+            3_000,
+            "In classic groups: how long the first member of an empty group waits for others.",
+            0,
+            _YEAR_MS,
         ),
         Parameter(
             "scheduled.rebalance.max.delay.ms",

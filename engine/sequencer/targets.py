@@ -10,7 +10,6 @@ from concurrent.futures import Executor, Future
 from functools import partial
 
 from ..protocol.assignors.assignor import Member
-from ..protocol.parameters import GROUP
 from ..protocol.rules.reconciling import wanting_target
 from ..protocol.values.assignments import Group, Place
 from ..protocol.values.groups import TargetComputed
@@ -18,8 +17,6 @@ from ..protocol.values.state import State
 from .assigning import PlugInThreads, compute
 
 log = logging.getLogger("lakemq.serve")
-
-FALLBACK = str(GROUP["group.assignor"].default)
 
 
 class Targets:
@@ -62,12 +59,13 @@ class Targets:
         known = {state.topics[i].topic: (i, n) for i, n in group.partition_counts.items() if i in state.topics}
         ids = {name: topic_id for name, (topic_id, _) in known.items()}
         counts = {name: count for name, (_, count) in known.items() if name in subscribed}
+        shares = group.shares()
         members = {
             one.member_id: Member(
                 tuple(name for name in one.topics if name in counts),
                 tuple(
                     (state.topics[topic_id].topic, partition)
-                    for topic_id, partition in group.owned(one.member_id)
+                    for topic_id, partition in shares[one.member_id]
                     if topic_id in state.topics
                 ),
                 one.instance_id,
@@ -75,8 +73,8 @@ class Targets:
             for one in group.members.values()
         }
         return partial(
-            _computed, group.group, group.group_epoch, group.setting("group.assignor"), ids, counts, members,
-            self._timeout_s, self._threads,
+            _computed, group.group, group.group_epoch, group.setting("group.assignor"), group.default_assignor, ids,
+            counts, members, self._timeout_s, self._threads,
         )  # fmt: skip
 
 
@@ -84,13 +82,14 @@ def _computed(
     name: str,
     group_epoch: int,
     assignor: str,
+    default_assignor: str,
     ids: dict[str, int],
     counts: dict[str, int],
     members: dict[str, Member],
     timeout_s: float,
     threads: PlugInThreads,
 ) -> TargetComputed:
-    found = compute(assignor, FALLBACK, counts, members, timeout_s, threads.run)
+    found = compute(assignor, default_assignor, counts, members, timeout_s, threads.run)
     target: dict[str, list[Place]] = {
         member_id: [(ids[topic], partition) for topic, partition in places]
         for member_id, places in found.assignment.items()

@@ -12,9 +12,11 @@ from lakemq.jobs.commands.context import answered, session_of
 from lakemq.jobs.output import MessagePrinter
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.consumer import Consumer
+    from lakemq.engine.client.consume.group_consumer import GroupConsumer
 
 _WAIT_MS = 500
+_JOINED_S = 5
+"""So much longer a member that has no partitions waits: its group may be about to give it some."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +28,7 @@ def consume(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
     group: Annotated[str, typer.Option("--group", metavar="NAME", help="The group to be a member of.")],
     protocol: Annotated[
-        str | None, typer.Option(metavar="queue|cooperative", help="Of a new group; otherwise as the group is.")
+        str | None, typer.Option(metavar="queue|cooperative|classic", help="Of a new group; otherwise as the group is.")
     ] = None,
     begin: Annotated[
         str,
@@ -46,6 +48,8 @@ def consume(
     It is acknowledged, or committed, after it was printed: should the command be killed between the two, it is printed
     again by whoever is next.
     """
+    from lakemq.engine.client.consume.group_consumer import GroupConsumer
+
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
     with (
         session.connect() as mq,
@@ -55,11 +59,12 @@ def consume(
         ) as consumer,
         suppress(KeyboardInterrupt),
     ):
+        assert isinstance(consumer, GroupConsumer)
         _print(consumer, printer, limit, None if follow else timeout_ms)
     printer.close()
 
 
-def _print(consumer: Consumer, printer: MessagePrinter, limit: int | None, timeout_ms: int | None) -> None:
+def _print(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None, timeout_ms: int | None) -> None:
     """timeout_ms: None, it goes on."""
     left, came_s = limit, time.monotonic()
     while left is None or left > 0:
@@ -69,5 +74,7 @@ def _print(consumer: Consumer, printer: MessagePrinter, limit: int | None, timeo
             consumer.commit(batch)
             came_s = time.monotonic()
             left = None if left is None else left - batch.record_count
-        elif timeout_ms is not None and time.monotonic() - came_s >= timeout_ms / 1000:
-            return
+        elif timeout_ms is not None:
+            longer_s = 0 if consumer.assignment() else _JOINED_S
+            if time.monotonic() - came_s >= timeout_ms / 1000 + longer_s:
+                return

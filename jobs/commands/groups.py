@@ -35,6 +35,7 @@ _DESCRIBED = (
     "protocol",
     "assignor",
     "problem",
+    "waits_for",
     "generation",
     "leader",
     "members",
@@ -44,7 +45,7 @@ _DESCRIBED = (
     "shard",
     "coordinator",
 )
-_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable")
+_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 _MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
 _ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
 
@@ -82,8 +83,8 @@ def describe(
 ) -> None:
     """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
 
-    problem: why partitions are given out by another assignor than the one that was asked for; expires_at: when what the
-    group has committed is forgotten, unless it is used.
+    problem: why partitions are given out by another assignor than the one that was asked for; waits_for: members that
+    are to give up partitions first; expires_at: when what the group has committed is forgotten, unless it is used.
     """
     session = session_of(ctx)
     with session.connect() as mq:

@@ -14,8 +14,8 @@ class GroupRow:
     step: int = column(INT64, "The step that decided it.")
     group: str = column(TEXT, "Consumer group.")
     shard: int = column(INT32, "abs(hash) % 50 of its name, by Java's hash of text.")
-    protocol: str = column(TEXT, "How partitions change hands: queue or cooperative.")
-    state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance or Stable.")
+    protocol: str = column(TEXT, "How partitions change hands: queue, cooperative or classic.")
+    state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance, Stable, or Dead: there is none.")
     generation: int = column(INT64, "Grows with every completed rebalance.")
     leader: str | None = column(TEXT, "The member that came first.", nullable=True)
     assignor: str = column(TEXT, "The assignor that computed the target.")
@@ -24,7 +24,9 @@ class GroupRow:
     group_epoch: int = column(INT64, "Grows with members, subscriptions and partitions.")
     target_epoch: int = column(INT64, "The epoch for which the target was computed.")
     settled_epoch: int = column(INT64, "The epoch of the last completed rebalance.")
-    not_before_ms: int = column(INT64, "Until then what was lost waits for its member; 0: nothing waits.")
+    not_before_ms: int = column(
+        INT64, "Until then what was lost waits for its member, or the first one for others; 0: no wait."
+    )
     configured: bool = column(BOOL, "Somebody has configured it, beside its first member.")
     empty_since_ms: int = column(INT64, "Since when it has no members, while it has none.")
     removed: bool = column(BOOL, "The group is gone.")

@@ -276,14 +276,18 @@ class Story(QueueWords):
         metadata: str | None = None,
         member: str | None = None,
         epoch: int | None = None,
+        generation: int | None = None,
     ) -> AnyRequest:
-        """epoch: left out, that under which the group's partition is owned now."""
+        """epoch: left out, that under which the group's partition is owned now; generation: left out, that of now."""
         note = metadata * 5_000 if metadata else None
         offsets = [
             OffsetCommit(*place_of(place), offset, note, epoch=self._epoch(group, place) if epoch is None else epoch)
             for place, offset in given.items()
         ]
-        return CommitOffsets(group, offsets, producer.ref if producer else None, member)
+        known = self.mq.state.groups.get(group)
+        if generation is None and known is not None and member is not None:
+            generation = known.generation
+        return CommitOffsets(group, offsets, producer.ref if producer else None, member, generation)
 
     def _epoch(self, group: str, place: str) -> int | None:
         known = self.mq.state.groups.get(group)

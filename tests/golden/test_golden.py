@@ -32,7 +32,7 @@ def named(case: dict[str, Any]) -> str:
     "case",
     [
         story
-        for of in ("topics", "sequences", "transactions", "groups", "queues", "delays")
+        for of in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays")
         for story in cases(f"{of}.yaml")
     ],
     ids=named,

@@ -54,6 +54,7 @@ from lakemq.engine.protocol.values.groups import (
     LeaveGroup,
     MemberJoined,
     MemberLeft,
+    MemberMissed,
     Move,
     PartitionsAdded,
     PartitionsGone,
@@ -395,6 +396,7 @@ RECORDS: Kinds = {
         st.none() | texts,
     ),
     MemberLeft: st.builds(MemberLeft, texts, members, texts),
+    MemberMissed: st.builds(MemberMissed, texts, members),
     PartitionsAdded: st.builds(PartitionsAdded, texts, small, texts, columns(st.none() | counts), small),
     PartitionsGone: st.builds(PartitionsGone, texts, small, texts, small),
     TargetSet: st.builds(

@@ -54,6 +54,13 @@ def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: s
     assert mq.groups.describe(group).lag == 0
 
 
+def test_a_classic_group_is_waited_for_that_is_about_to_give_something(mq: Connection, lake: Lakemq) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, ["a", "b"])
+    how = ("consume", topic, "--group", group, "--protocol", "classic", "--output", "json")
+    assert printed(lake(*how, "--timeout-ms", "0")) == ["a", "b"]
+
+
 def test_a_group_that_is_there_is_joined_as_it_is(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": "cooperative"})

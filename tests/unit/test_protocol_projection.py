@@ -118,17 +118,21 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     known = mq.state.groups.get(group)
     if kind == 20 or known is None:
         config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
-        config |= {"group.protocol": "queue" if group == "q" else "cooperative", "rebalance.delay.ms": 1_000}
+        protocol = {"q": "queue", "h": "classic"}.get(group, "cooperative")
+        config |= {"group.protocol": protocol, "rebalance.delay.ms": 1_000, "group.initial.rebalance.delay.ms": 1_000}
         config["offsets.retention.ms"] = chance.choice([1_000, HOUR_MS, -1])
         mq.ask(ConfigureGroup(group, config, create=known is None))
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])
-        mq.ask(JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=HOUR_MS))
+        poll_ms = 1_000 if group == "h" else HOUR_MS
+        mq.ask(JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=poll_ms))
     elif kind in (24, 25, 26):
         member = chance.choice([*sorted(known.members), member])
         mq.ask(LeaveGroup(group, [member])) if chance.random() < 0.2 else mq.see(MemberSilent(group, member, "session"))
     elif kind < 32:
         mq.assign()
+    elif kind == 33:
+        happen_in_classic(mq, chance, member)
     elif kind == 34:
         mq.ask(LeaveGroup(group, sorted(known.members))) if chance.random() < 0.3 else None
         mq.ask(DeleteGroup(group))
@@ -139,6 +143,15 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     else:
         paused = [Assigned(*place, known.assignments[place].epoch) for place in sorted(known.paused)]
         mq.ask(ReleasePartitions(group, member, paused))
+
+
+def happen_in_classic(mq: Harness, chance: random.Random, member: str) -> None:
+    """Some have given up what they have; who has not within the time is out, or, where it is static, is missed."""
+    for name, instance in ("S", "s"), (member, None):
+        mq.ask(JoinGroup("h", name, chance.choice([["a"], ["a", "b"]]), None, instance, 45_000, 1_000))
+        mq.assign()
+        mq.now_ms += 1_001
+        mq.expire()
 
 
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:

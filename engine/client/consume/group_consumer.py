@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ...namespace.clock import Clock
-from ...protocol.errors import FencedMemberEpoch
+from ...protocol.errors import FencedMemberEpoch, LakeMQError, UnknownMemberId
 from ...protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
 from ..attempts import until_answered
 from ..fetch.fetched import Fetched
@@ -57,6 +58,8 @@ class GroupConsumer(Consumer):
         self._membership, self._listener = membership, listener or RebalanceListener()
         self._held: dict[TopicPartition, Held] = {}
         """What the user was told of; those that are to be given up leave it when the user was told so."""
+        self._generation: int | None = None
+        """In which it was told so, of a classic group."""
         self._pid = os.getpid()
         membership.join()
         try:
@@ -118,8 +121,17 @@ class GroupConsumer(Consumer):
         new = {place: one for place, one in held.items() if not one.is_paused and place not in self._held}
         if new:
             self._held.update(new)
+            self._generation = standing.generation
             self._look()
             self._listener.on_assigned(sorted(new))
+
+    def _give_up(self) -> None:
+        """Nobody is to wait until this static member is back, or is lost; but in a queue for what it has still."""
+        with suppress(LakeMQError):
+            held = self._membership.look().held
+            given_up = {place: one for place, one in held.items() if one.is_paused and one.deliveries is None}
+            if given_up:
+                self._membership.release(given_up.values(), given_up.keys())
 
     def _gone(self, held: Mapping[TopicPartition, Held]) -> list[TopicPartition]:
         """What the user was told of, and is not its own any more, or was given to it anew."""
@@ -161,7 +173,7 @@ class GroupConsumer(Consumer):
 
     def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         epochs = {place: self._held[place].epoch for place in offsets if place in self._held}
-        return ConsumedOffsets(offsets, topic_ids, self.member_id, epochs)
+        return ConsumedOffsets(offsets, topic_ids, self.member_id, epochs, self._generation)
 
     def commit(
         self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
@@ -170,15 +182,21 @@ class GroupConsumer(Consumer):
 
         It is asked again for a minute while nobody answers, as when the sequencer changes. Raises also
         FencedMemberEpoch, which names those partitions, when the others are noted; UnknownMemberId: the consumer is
-        lost, and joins anew with the next `poll`.
+        lost, and joins anew with the next `poll`; FencedInstanceId: another process has its instance id; in a classic
+        group, of all of them, IllegalGeneration: they were read in a generation before this one; RebalanceInProgress.
         """
         offsets = self._to_commit(what)
         if not offsets:
             return offsets
         commits = offset_commits(offsets, self._checked_metadata(metadata))
-        request = CommitOffsets(self.group, commits, None, offsets.member_id)
+        request = CommitOffsets(self.group, commits, None, offsets.member_id, offsets.generation)
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
-        judged = until_answered(lambda: self._requester.ask(request), self._clock, deadline_ms)
+        try:
+            judged = until_answered(lambda: self._requester.ask(request), self._clock, deadline_ms)
+        except UnknownMemberId:
+            if self._membership.look().replaced:
+                raise self._membership.fenced_error() from None
+            raise
         assert isinstance(judged, OffsetsJudged)
         if judged.fenced:
             raise FencedMemberEpoch(found=[f"{commits[i].topic}-{commits[i].partition}" for i in judged.fenced])
@@ -228,6 +246,8 @@ class GroupConsumer(Consumer):
             finally:
                 self._let_go()
                 for_good = self._membership.options.instance_id is None if leave is None else leave
+                if not for_good:
+                    self._give_up()
                 self._membership.leave(for_good)
 
     def _let_go(self) -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ...namespace.clock import Clock
-from ...protocol.errors import FencedMemberEpoch, InvalidRecordState, TransactionAbortable, UnknownMemberId
+from ...protocol.errors import (
+    FencedMemberEpoch,
+    IllegalGeneration,
+    InvalidRecordState,
+    RebalanceInProgress,
+    TransactionAbortable,
+    UnknownMemberId,
+)
 from ..arguments import flag, refused, text, whole_number
 from ..transactions.scope import TransactionScope
 from .batch import ConsumerBatch
@@ -25,7 +32,14 @@ _WAIT_MS = 500
 _JOINED_MS = 5_000
 """After which a member that was given nothing is thought to be one too many."""
 
-_TAKEN = (FencedMemberEpoch, InvalidRecordState, TransactionAbortable, UnknownMemberId)
+_TAKEN = (
+    FencedMemberEpoch,
+    IllegalGeneration,
+    InvalidRecordState,
+    RebalanceInProgress,
+    TransactionAbortable,
+    UnknownMemberId,
+)
 """What a batch ends with of which something is another member's by then."""
 
 

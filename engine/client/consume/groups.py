@@ -60,6 +60,7 @@ class GroupInfo:
 
     shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
     protocol: None where it has never had members; problem: why the assignor is not the one that was asked for;
+    waits_for: members that are to give up partitions, and have not yet;
     idle_since_ms: when it had members, or committed, last, None: it has members; expires_at_ms: when what it has
     committed is forgotten, None: it is kept.
     """
@@ -74,6 +75,7 @@ class GroupInfo:
     members: int
     assignor: str
     problem: str | None
+    waits_for: list[str]
     partitions: int
     lag: int
     idle_since_ms: int | None
@@ -271,6 +273,7 @@ def _described(state: State, group: str, retention_ms: int) -> GroupInfo:
         len(known.members) if known else 0,
         known.assignor if known else "",
         known.problem if known else None,
+        sorted({known.assignments[place].owner or "" for place in known.paused}) if known else [],
         len(rows),
         sum(row.lag or 0 for row in rows),
         idle_ms,

@@ -14,7 +14,7 @@ from .subscription import Pattern
 
 log = logging.getLogger("lakemq.consumer")
 
-PROTOCOLS = ("queue", "cooperative")
+PROTOCOLS = ("queue", "cooperative", "classic")
 
 MEMBER_OPTIONS = (
     "ack_mode",

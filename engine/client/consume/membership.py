@@ -87,7 +87,7 @@ class QueueTerms:
 @dataclass(frozen=True)
 class Standing:
     """What the journal says of a member. replaced: another process has its instance id; topics: that it asks for;
-    now_ms: the time of that step; terms: of a queue group.
+    now_ms: the time of that step; terms: of a queue group; generation: of a classic group.
     """
 
     is_member: bool = False
@@ -97,6 +97,7 @@ class Standing:
     step: int = 0
     now_ms: int = 0
     terms: QueueTerms | None = None
+    generation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,8 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
             _deliveries(state, group, (topic_id, partition)),
         )
     topics = group.members[member_id].topics
-    return Standing(True, False, topics, held, state.step, state.now_ms, terms)
+    generation = group.generation if group.is_classic else None
+    return Standing(True, False, topics, held, state.step, state.now_ms, terms, generation)
 
 
 def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:

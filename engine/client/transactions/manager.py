@@ -98,6 +98,7 @@ class TransactionManager:
         self._messages: dict[str, list[Acknowledgement]] = {}
         """By queue group, what the commit acknowledges."""
         self._members: dict[str, str | None] = {}
+        self._generations: dict[str, int | None] = {}
         """By group, who commits its offsets."""
         self._refused: LakeMQError | None = None
         self._over: LakeMQError | None = None
@@ -130,6 +131,7 @@ class TransactionManager:
             self._offsets.clear()
             self._messages.clear()
             self._members.clear()
+            self._generations.clear()
             return self._ref
 
     @property
@@ -225,6 +227,7 @@ class TransactionManager:
                 raise InvalidRequest(
                     f"Offsets of two members of the group {named} in one transaction.", found=member_id, expected=other
                 )
+            self._generations[named] = getattr(places, "generation", None)
             if isinstance(places, ConsumedMessages):
                 self._messages.setdefault(named, []).extend(places.messages)
                 return
@@ -298,7 +301,7 @@ class TransactionManager:
             self._ended(ref)
             return []
         offsets: list[AnyRequest] = [
-            CommitOffsets(group, list(mine.values()), ref, self._members.get(group))
+            CommitOffsets(group, list(mine.values()), ref, self._members.get(group), self._generations.get(group))
             for group, mine in self._offsets.items()
             if mine
         ]
@@ -388,6 +391,7 @@ class TransactionManager:
             self._offsets.clear()
             self._messages.clear()
             self._members.clear()
+            self._generations.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)
 

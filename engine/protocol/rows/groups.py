@@ -11,12 +11,13 @@ import pyarrow as pa
 from lakemq.tables.specs.groups import ASSIGNMENTS, GROUPS, MEMBERS, AssignmentRow, GroupRow, MemberRow
 
 from ..hashing import shard
-from ..values.assignments import Assignment, Group, Member, PartitionStatus, Place
+from ..values.assignments import Assignment, Group, GroupStatus, Member, PartitionStatus, Place
 from ..values.base import Record
 from ..values.groups import (
     RECORDS,
     MemberJoined,
     MemberLeft,
+    MemberMissed,
     PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
@@ -42,7 +43,7 @@ def _group_row(state: State, name: str) -> GroupRow:
         group=group.group,
         shard=shard(group.group),
         protocol=group.setting("group.protocol"),
-        state=group.status.value,
+        state=(group.status if known else GroupStatus.DEAD).value,
         generation=group.generation,
         leader=group.leader.member_id if group.leader else None,
         assignor=group.assignor,
@@ -61,7 +62,7 @@ def _group_row(state: State, name: str) -> GroupRow:
 def _members(state: State, steps: Steps) -> pa.Table:
     changed: dict[tuple[str, str], None] = {}
     for _, record in records(steps):
-        if isinstance(record, MemberJoined | MemberLeft):
+        if isinstance(record, MemberJoined | MemberLeft | MemberMissed):
             changed[record.group, record.member_id] = None
         if isinstance(record, MemberJoined) and record.replaces is not None:
             changed[record.group, record.replaces] = None

@@ -27,6 +27,7 @@ from ..values.groups import (
     LeaveGroup,
     MemberJoined,
     MemberLeft,
+    MemberMissed,
     MemberSilent,
     Move,
     PartitionsAdded,
@@ -83,7 +84,7 @@ def _lost(state: State, group: Group, members: Sequence[str], reason: str) -> li
     delay_ms, owns = group.rebalance_delay_ms, any(group.owned(member_id) for member_id in members)
     # in a queue group it itself may be back, with what it had
     somebody_waits = len(group.members) > 1 or group.is_queue
-    waits = bool(group.not_before_ms) or (delay_ms > 0 and owns and somebody_waits)
+    waits = not group.is_classic and (bool(group.not_before_ms) or (delay_ms > 0 and owns and somebody_waits))
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(members):
@@ -174,10 +175,12 @@ def _noted(fold: Fold) -> Fold:
 
 def evolve_configured(state: State, record: GroupConfigured, segments: Segments) -> None:
     group = _touched(state, record.group)
+    before = group.setting("group.assignor")
     group.config = record.config
     if not record.by_member:
         group.is_configured = bool(record.config)
-    group.group_epoch += 1
+    if group.setting("group.assignor") != before:  # of the others none says who is to have what
+        group.group_epoch += 1
 
 
 def evolve_joined(state: State, record: MemberJoined, segments: Segments) -> None:
@@ -214,6 +217,12 @@ def evolve_left(state: State, record: MemberLeft, segments: Segments) -> None:
     if not group.members:
         group.empty_since_ms = state.now_ms
     group.group_epoch += 1
+
+
+def evolve_missed(state: State, record: MemberMissed, segments: Segments) -> None:
+    group = _touched(state, record.group)
+    if missed := group.members.get(record.member_id):
+        missed.number = group.next_number
 
 
 def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> None:
@@ -284,6 +293,7 @@ _FOLDS: Folds = {
     GroupConfigured: evolve_configured,
     MemberJoined: evolve_joined,
     MemberLeft: evolve_left,
+    MemberMissed: evolve_missed,
     PartitionsAdded: evolve_added,
     PartitionsGone: evolve_gone,
     TargetSet: evolve_target,

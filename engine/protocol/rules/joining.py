@@ -28,6 +28,7 @@ from ..values.groups import (
     Move,
     PartitionsAdded,
     PartitionsMoved,
+    RebalanceDelayed,
 )
 from ..values.journal import JournalEntry
 from ..values.state import State
@@ -43,7 +44,7 @@ def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
     _check_joining(request)
     group = state.groups.get(request.group)
     entries = _configured(group, request)
-    known = group or Group(request.group)
+    known = group or Group(request.group, GROUP.parse(request.config))
     _check_is_itself(known, request)
     if request.is_member and request.member_id not in known.members:
         raise UnknownMemberId(found=shown(request.member_id))
@@ -63,6 +64,8 @@ def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
     if _is_told(known, joined):
         return Decision(Done())
     entries += [joined, *_first_topics(state, known, joined)]
+    if known.is_classic and not known.members and known.rebalance_delay_ms:
+        entries.append(RebalanceDelayed(request.group, state.now_ms + known.rebalance_delay_ms))
     if bound := _bound_again(known, request):
         entries.append(PartitionsMoved(request.group, "back", bound))
     if replaced:

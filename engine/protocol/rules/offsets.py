@@ -8,16 +8,18 @@ import msgspec
 
 from ..errors import (
     FencedMemberEpoch,
+    IllegalGeneration,
     IllegalState,
     InvalidRequest,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
+    RebalanceInProgress,
     UnknownMemberId,
     UnknownTopicId,
     UnstableOffsetCommit,
 )
 from ..names import check_group, shown
-from ..values.assignments import Group, Place
+from ..values.assignments import Group, GroupStatus, Place
 from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.journal import JournalEntry
@@ -49,8 +51,9 @@ def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decisio
 
     Raises InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId (offsets of a topic that is gone, whatever has its
     name now), OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge, InvalidRequest (too many),
-    UnknownMemberId (also of none at all, where the group has members); of a transaction InvalidProducerIdMapping,
-    InvalidProducerEpoch, TransactionAbortable, FencedMemberEpoch (one of the partitions is not the member's).
+    UnknownMemberId (also of none at all, where the group has members); of a classic group IllegalGeneration,
+    RebalanceInProgress; of a transaction InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable,
+    FencedMemberEpoch (one of the partitions is not the member's).
     """
     ref = request.transaction
     if ref is not None:
@@ -88,13 +91,28 @@ def _fenced(state: State, request: CommitOffsets, topic_ids: list[int]) -> list[
         raise UnknownMemberId(found=shown(member_id))
     if group.is_queue:
         raise IllegalState("In a queue group a member acknowledges messages, and commits no offsets.")
+    if group.is_classic:
+        _check_generation(group, request)
     places = enumerate(zip(topic_ids, request.offsets, strict=True))
-    return [i for i, (topic_id, one) in places if not _has(group, member_id, (topic_id, one.partition), one.epoch)]
+    return [i for i, (topic_id, one) in places if not _may_commit(group, request, (topic_id, one.partition), one.epoch)]
 
 
-def _has(group: Group, member_id: str, place: Place, epoch: int | None) -> bool:
+def _check_generation(group: Group, request: CommitOffsets) -> None:
+    if request.generation != group.generation:
+        raise IllegalGeneration(found=request.generation, expected=group.generation)
+    if request.transaction is None and group.status is GroupStatus.COMPLETING:
+        raise RebalanceInProgress()
+
+
+def _may_commit(group: Group, request: CommitOffsets, place: Place, epoch: int | None) -> bool:
+    """Whether the member has the partition under this assignment; or, in a classic group that waits for others, had it:
+    nobody has it since. But not inside a transaction, which may end when somebody has.
+    """
     one = group.assignments.get(place)
-    return one is not None and one.owner == member_id and one.epoch == epoch
+    if one is None or one.epoch != epoch:
+        return False
+    had_it = group.is_classic and one.is_free and one.target == request.member_id and request.transaction is None
+    return one.owner == request.member_id or had_it
 
 
 def _shown_place(one: OffsetCommit) -> str:

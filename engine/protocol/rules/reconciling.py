@@ -12,6 +12,7 @@ from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
 from ..values.groups import (
     MemberLeft,
+    MemberMissed,
     Move,
     PartitionsAdded,
     PartitionsGone,
@@ -150,6 +151,15 @@ def target_set(group: Group, assignor: str, owners: Mapping[Place, str], problem
     return TargetSet(group.group, group.group_epoch, assignor, changed, dropped, problem)
 
 
+def decide_barrier(state: State, group: Group) -> list[Record]:
+    """In a classic group all is to be given up before anybody gets anything: only then a target is asked for."""
+    if not group.is_classic or group.target_epoch == group.group_epoch:
+        return []
+    ready = [(p, group.assignments[p].owner) for places in group.held.values() for p in places if p not in group.paused]
+    moves = [Move(*place, PartitionStatus.PAUSED, owner) for place, owner in sorted(ready)]
+    return [PartitionsMoved(group.group, "rebalance", moves)] if moves else []
+
+
 def decide_moves(state: State, group: Group) -> list[Record]:
     """What may move now. While a delay runs, only what nobody has lost."""
     if group.target_epoch != group.group_epoch:
@@ -193,6 +203,7 @@ SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
     decide_topics,
     decide_delay,
     decide_nobody,
+    decide_barrier,
     decide_moves,
     decide_handed_over,
     decide_moves,
@@ -247,14 +258,23 @@ def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
         return False
     one = group.assignments[place]
     same = one.owner == member_id and one.since_ms == since_ms
+    patience = group.members.values() if group.is_classic else (group.members[member_id],)
     # not by stored times: while nobody leads, nobody can be told that one is done
-    return same and time.waited_ms(key) > group.members[member_id].max_poll_interval_ms
+    return same and time.waited_ms(key) > max(one.max_poll_interval_ms for one in patience)
 
 
 def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
-    """An owner that does not give up what it is to: it is out, for it does not poll."""
+    """An owner that does not give up what it is to: it is out, for it does not poll.
+
+    In a classic group a static member is a member still, for as long as its session: what it had is taken from it.
+    """
     name, member_id, _, _ = key
-    return gone(state, state.groups[name], member_id, "poll", PartitionStatus.UNASSIGNED)
+    group = state.groups[name]
+    if group.is_classic and group.members[member_id].instance_id is not None:
+        missed = MemberMissed(name, member_id)
+        taken = freed(state, group, group.owned(member_id), PartitionStatus.UNASSIGNED, "missed")
+        return list(map(JournalEntry, [missed, *taken]))
+    return gone(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
 _HandingOver = tuple[str, Place, int]

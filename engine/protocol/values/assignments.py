@@ -13,6 +13,12 @@ from ..parameters import GROUP
 from .base import Count, Number
 from .transitions import Transitions
 
+_DELAYS = {
+    "queue": "rebalance.delay.ms",
+    "cooperative": "scheduled.rebalance.max.delay.ms",
+    "classic": "group.initial.rebalance.delay.ms",
+}
+
 Place = tuple[int, int]
 """topic_id and partition."""
 
@@ -62,6 +68,8 @@ class GroupStatus(str, Enum):
     PREPARING = "PreparingRebalance"
     COMPLETING = "CompletingRebalance"
     STABLE = "Stable"
+    DEAD = "Dead"
+    """There is no such group any more."""
 
 
 @dataclass
@@ -139,7 +147,9 @@ class Group:
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""
-        return self.config.get(key, GROUP[key].default)
+        if key in self.config:
+            return self.config[key]
+        return self.default_assignor if key == "group.assignor" else GROUP[key].default
 
     @property
     def is_queue(self) -> bool:
@@ -147,9 +157,19 @@ class Group:
         return bool(self.setting("group.protocol") == "queue")
 
     @property
+    def is_classic(self) -> bool:
+        """Whether all give up all that they have before anybody is given anything anew."""
+        return bool(self.setting("group.protocol") == "classic")
+
+    @property
+    def default_assignor(self) -> str:
+        """Where no other is asked for, or that one fails."""
+        return "range" if self.is_classic else str(GROUP["group.assignor"].default)
+
+    @property
     def rebalance_delay_ms(self) -> int:
-        """How long partitions of a member that is lost wait."""
-        return int(self.setting("rebalance.delay.ms" if self.is_queue else "scheduled.rebalance.max.delay.ms"))
+        """How long partitions of a member that is lost wait; in a classic group, how long its first member does."""
+        return int(self.setting(_DELAYS[self.setting("group.protocol")]))
 
     @property
     def leader(self) -> Member | None:
@@ -164,6 +184,16 @@ class Group:
     def owned(self, member_id: str) -> list[Place]:
         """What a member has, by topic and partition."""
         return sorted(self.held.get(member_id, ()))
+
+    def shares(self) -> dict[str, list[Place]]:
+        """Member -> what it has; of a classic group, which shares anew what nobody has any more, what it had last."""
+        if not self.is_classic:
+            return {member_id: self.owned(member_id) for member_id in self.members}
+        shares: dict[str, list[Place]] = {member_id: [] for member_id in self.members}
+        for place, one in sorted(self.assignments.items()):
+            if one.target in shares:
+                shares[one.target].append(place)
+        return shares
 
     def add(self, place: Place, one: Assignment) -> None:
         """A partition that it has not had, with the next number, or in the order in which it is stored."""
@@ -214,8 +244,14 @@ class Group:
 
     @property
     def wants_target(self) -> bool:
-        """Whether an assignor is to say who gets what."""
-        return bool(self.members) and self.target_epoch != self.group_epoch
+        """Whether an assignor is to say who gets what; of a classic group, once nobody has anything."""
+        wants = bool(self.members) and self.target_epoch != self.group_epoch
+        return wants and not (self.is_classic and self._is_preparing)
+
+    @property
+    def _is_preparing(self) -> bool:
+        """Of a classic group that is to share its partitions anew, whether somebody or something is waited for."""
+        return bool(self.not_before_ms or self.held)
 
     @property
     def is_waiting(self) -> bool:
@@ -234,6 +270,9 @@ class Group:
     def status(self) -> GroupStatus:
         if not self.members:
             return GroupStatus.EMPTY
-        if self.not_before_ms or self.target_epoch != self.group_epoch:
-            return GroupStatus.PREPARING
-        return GroupStatus.STABLE if self.settled_epoch == self.group_epoch else GroupStatus.COMPLETING
+        if self.settled_epoch == self.group_epoch and not self.not_before_ms:
+            return GroupStatus.STABLE
+        if self.is_classic:
+            return GroupStatus.PREPARING if self._is_preparing else GroupStatus.COMPLETING
+        is_preparing = bool(self.not_before_ms) or self.target_epoch != self.group_epoch
+        return GroupStatus.PREPARING if is_preparing else GroupStatus.COMPLETING

@@ -145,6 +145,17 @@ class MemberLeft(Record, frozen=True, tag="member_left"):
         return self.group
 
 
+class MemberMissed(Record, frozen=True, tag="member_missed"):
+    """A static member did not give up in time what it had, and is one still; of all members it is the last now."""
+
+    group: str
+    member_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
 class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
     """Partitions of a topic that the group has from now on, from the number `first` on.
 
@@ -256,6 +267,7 @@ RECORDS = (
     GroupConfigured,
     MemberJoined,
     MemberLeft,
+    MemberMissed,
     PartitionsAdded,
     PartitionsGone,
     TargetSet,

@@ -32,13 +32,15 @@ class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
 class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
     """Note how far a group has come, at once or, inside a transaction, when that commits.
 
-    member_id: who asks; None: nobody of the group, which it may while the group has no members.
+    member_id: who asks; None: nobody of the group, which it may while the group has no members; generation: in which
+    it has read, of a classic group.
     """
 
     group: str
     offsets: list[OffsetCommit]
     transaction: TransactionRef | None = None
     member_id: str | None = None
+    generation: Number | None = None
 
 
 class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):

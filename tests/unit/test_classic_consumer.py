@@ -1,0 +1,273 @@
+"""Consumers that are members of a classic group: all give up all that they have, and are given theirs anew."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from unit.served import committed, new_name, new_topic, until
+from unit.test_group_consumer import Told, add, owned, settle, texts
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.errors import (
+    FencedInstanceId,
+    IllegalGeneration,
+    IllegalState,
+    InconsistentGroupProtocol,
+    InvalidConfig,
+    TransactionAbortable,
+    UnknownMemberId,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def classic(mq: Connection, **config: Any) -> str:
+    """The name of a new group, whose first member waits for nobody."""
+    group = new_name("g")
+    settings = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0, **config}
+    mq.groups.create(group, config=settings)
+    return group
+
+
+def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsumer:
+    options = {"auto_offset_reset": "earliest", **options}
+    consumer = mq.consumer(group, topics=[topic], protocol="classic", **options)
+    assert isinstance(consumer, GroupConsumer)
+    return consumer
+
+
+def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
+    """A topic, a group, and two members that share it evenly."""
+    topic, group = new_topic(mq, partitions), classic(mq)
+    first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
+    settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == partitions // 2)
+    return topic, group, first, second
+
+
+# -- changing hands -----------------------------------------------------------------------------------------
+
+
+def test_all_is_given_up_and_given_anew_and_told_in_that_order(mq: Connection) -> None:
+    topic, group = new_topic(mq, 4), classic(mq)
+    first, second = Told(), Told()
+    one = member(mq, group, topic, listener=first)
+    settle(one, on=lambda: len(owned(one)) == 4)
+    two = member(mq, group, topic, listener=second)
+    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 2)
+    assert mq.groups.describe(group).generation == 2
+    mine, others = owned(one), owned(two)
+    assert sorted(mine + others) == [0, 1, 2, 3]
+    two.close()
+    settle(one, on=lambda: len(owned(one)) == 4)
+    assert mq.groups.describe(group).generation == 3
+    one.close()
+    assert first.words == [
+        ("assigned", [0, 1, 2, 3]),
+        ("revoked", [0, 1, 2, 3]),
+        ("assigned", mine),
+        ("revoked", mine),
+        ("assigned", [0, 1, 2, 3]),
+        ("revoked", [0, 1, 2, 3]),
+    ]
+    assert second.words == [("assigned", others), ("revoked", others)]
+
+
+def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection) -> None:
+    topic, group, one, two = shared(mq, 2)
+    add(mq, topic, {0: 1, 1: 1})
+    assert one.poll(timeout_ms=5_000)
+    three = member(mq, group, topic)
+    settle(two, three, on=lambda: owned(two) == [])
+    add(mq, topic, {0: 1, 1: 1}, "later ")
+    begun_s = time.monotonic()
+    while time.monotonic() - begun_s < 0.3:
+        assert not two.poll()
+        assert not three.poll()
+    described = mq.groups.describe(group)
+    assert (described.state, described.waits_for) == ("PreparingRebalance", [one.member_id])
+    settle(one, two, three, on=lambda: mq.groups.describe(group).state == "Stable")
+    assert mq.groups.describe(group).waits_for == []
+    assert mq.groups.describe(group).generation == 3
+    for consumer in (one, two, three):
+        consumer.close()
+
+
+def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Connection) -> None:
+    """The others stand still for as long; who took so long is told that what it has read does not count."""
+    topic, group, told = new_topic(mq, 2), classic(mq), Told()
+    options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_500}
+    slow = member(mq, group, topic, listener=told, **options)
+    add(mq, topic, {0: 1, 1: 1})
+    batch = slow.poll(timeout_ms=5_000)
+    polled_s = time.monotonic()
+    quick = member(mq, group, topic, **options)
+    assert texts(quick.poll(timeout_ms=8_000)) == ["0.0", "1.0"]
+    assert time.monotonic() - polled_s > 1.5
+    with pytest.raises(UnknownMemberId):
+        slow.commit(batch)
+    settle(slow, quick, on=lambda: owned(slow) == [0] or owned(slow) == [1])
+    assert told.words[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
+    slow.close()
+    quick.close()
+
+
+def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
+    class Commits(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            one.commit(batches[-1])
+
+    topic, group = new_topic(mq, 2), classic(mq)
+    add(mq, topic, {0: 3, 1: 3})
+    batches: list[Any] = []
+    one = member(mq, group, topic, listener=Commits())
+    batches.append(one.poll(timeout_ms=5_000))
+    assert batches[0].record_count == 6
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 1)
+    add(mq, topic, {0: 1, 1: 1}, "later ")
+    read = texts(one.poll(timeout_ms=5_000)) + texts(two.poll(timeout_ms=5_000))
+    assert sorted(read) == ["later 0.0", "later 1.0"]
+    one._listener = RebalanceListener()
+    two.close()
+    one.close()
+
+
+# -- commits ------------------------------------------------------------------------------------------------
+
+
+def test_what_was_read_in_a_generation_that_is_over_does_not_count(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), classic(mq)
+    add(mq, topic, {0: 3, 1: 3})
+    one = member(mq, group, topic)
+    batch = one.poll(timeout_ms=5_000)
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: len(owned(two)) == 1)
+    with pytest.raises(IllegalGeneration):
+        one.commit(batch)
+    assert one.committed() == two.committed() == {}
+    two.close()
+    one.close()
+
+
+def test_what_was_given_up_may_be_committed_until_all_have_done_so(mq: Connection) -> None:
+    topic, group, one, two = shared(mq, 2)
+    add(mq, topic, {0: 2, 1: 2})
+    batch = one.poll(timeout_ms=5_000)
+    three = member(mq, group, topic)
+    settle(one, three, on=lambda: owned(one) == [])
+    assert list(one.commit(batch).values()) == [2]
+    assert [row.committed_offset for row in mq.groups.lag(group)] == [2]
+    for consumer in (one, two, three):
+        consumer.close()
+
+
+def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: Connection) -> None:
+    topic, out, group = new_topic(mq, 2), new_topic(mq, 1), classic(mq)
+    add(mq, topic, {0: 2, 1: 2})
+    one = member(mq, group, topic)
+    batch = one.poll(timeout_ms=5_000)
+    with mq.transaction(new_name("tx")) as txn:
+        txn.publish(out, batch.to_arrow().select(["value"]))
+        txn.send_offsets(batch)
+    assert committed(mq, group, topic) == 2
+    two = member(mq, group, topic)
+    settle(one, two, on=lambda: len(owned(two)) == 1)
+    with pytest.raises((IllegalGeneration, TransactionAbortable)), mq.transaction(new_name("tx")) as txn:
+        txn.send_offsets(batch)
+    two.close()
+    one.close()
+
+
+# -- static members -----------------------------------------------------------------------------------------
+
+
+def test_a_static_member_comes_back_to_what_it_had_and_nobody_else_notices(mq: Connection) -> None:
+    topic, group = new_topic(mq, 4), classic(mq)
+    told = Told()
+    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=told)
+    settle(a, b, on=lambda: len(owned(a)) == len(owned(b)) == 2)
+    had, generation = owned(a), mq.groups.describe(group).generation
+    words = list(told.words)
+    a.close()
+    again = member(mq, group, topic, instance_id="a")
+    settle(again, b, on=lambda: owned(again) == had)
+    assert (told.words, mq.groups.describe(group).generation) == (words, generation)
+    again.close(leave=True)
+    settle(b, on=lambda: len(owned(b)) == 4)
+    b.close()
+
+
+def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
+    topic, group, told = new_topic(mq, 1), classic(mq), Told()
+    add(mq, topic, {0: 2})
+    first = member(mq, group, topic, instance_id="i", listener=told)
+    batch = first.poll(timeout_ms=5_000)
+    second = member(mq, group, topic, instance_id="i")
+    with pytest.raises(FencedInstanceId):
+        first.commit(batch)
+    with pytest.raises(FencedInstanceId):
+        first.poll()
+    assert told.words == [("assigned", [0]), ("lost", [0])]
+    settle(second, on=lambda: owned(second) == [0])
+    second.close()
+
+
+def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), classic(mq)
+    one = member(mq, group, topic, instance_id="one")
+    settle(one, on=lambda: owned(one) == [0, 1])
+    two = member(mq, group, topic)
+    until(lambda: mq.groups.describe(group).state == "PreparingRebalance")
+    one.close()
+    settle(two, on=lambda: len(owned(two)) == 1)
+    assert mq.groups.describe(group).members == 2
+    two.close()
+
+
+# -- the group ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_member_of_a_new_group_waits_for_others(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), classic(mq, **{"group.initial.rebalance.delay.ms": 500})
+    begun_s = time.monotonic()
+    one, two = member(mq, group, topic), member(mq, group, topic)
+    assert mq.groups.describe(group).state == "PreparingRebalance"
+    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 1)
+    assert time.monotonic() - begun_s > 0.5
+    assert mq.groups.describe(group).generation == 1
+    assert mq.groups.describe(group).leader == one.member_id
+    one.close()
+    two.close()
+
+
+def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Connection) -> None:
+    topic, group = new_topic(mq), classic(mq)
+    with member(mq, group, topic, assignor="range"):
+        with pytest.raises(InconsistentGroupProtocol):
+            mq.consumer(group, topics=[topic], protocol="cooperative")
+        with pytest.raises(InconsistentGroupProtocol):
+            mq.groups.alter(group, {"group.protocol": "cooperative"})
+        with pytest.raises(InvalidConfig, match="range"):
+            member(mq, group, topic, assignor="sticky")
+        with pytest.raises(IllegalState, match="ack_mode"):
+            member(mq, group, topic, ack_mode="auto")
+        with mq.consumer(group, topics=[topic]) as another:
+            assert isinstance(another, GroupConsumer)
+    mq.groups.alter(group, {"group.protocol": "cooperative"})
+    with mq.consumer(group, topics=[topic], protocol="cooperative"):
+        pass
+
+
+def test_a_stream_of_micro_batches_in_a_classic_group(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), classic(mq)
+    add(mq, topic, {0: 3, 1: 2})
+    with lakemq.connect(mq.namespace.path) as other:
+        stream = other.stream(group, topics=[topic], auto_offset_reset="earliest")
+        seen: list[int] = []
+        assert stream.foreach_batch(lambda rows: seen.append(rows.num_rows), available_now=True) == 5
+    assert sum(seen) == 5
+    assert committed(mq, group, topic) == 3
