@@ -1,6 +1,7 @@
 """Groups, whatever their members do: the core alone, with assignors that answer late, silence, restarts and time.
 
 What must hold is said of the journal, not of the state: who was given a partition when, and who had let it go by then.
+In both protocols that share partitions by such words; in the classic one all are let go before any is given.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from lakemq.engine.protocol.values.groups import (
     MemberSilent,
     PartitionsGone,
     PartitionsMoved,
+    RebalanceCompleted,
     ReleasePartitions,
     TargetComputed,
 )
@@ -45,7 +47,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
 
 GROUP = "g"
 MAX_POLL_MS = 10_000
-CONFIG = {"group.protocol": "cooperative"}
+DELAY_MS = 1_000
 RETENTION_MS = 604_800_000
 TOPICS = ["t", "u"]
 
@@ -55,6 +57,8 @@ topics = st.sampled_from([["t"], ["u"], ["t", "u"]])
 
 
 class Groups(RuleBasedStateMachine):
+    config: dict[str, Any] = {"group.protocol": "cooperative"}  # noqa: RUF012
+
     def __init__(self) -> None:
         super().__init__()
         self.mq = Harness()
@@ -65,6 +69,10 @@ class Groups(RuleBasedStateMachine):
         """Member and partition -> the epoch of an assignment that it was told of once."""
         self.seen_steps = 0
         self.owners: dict[Place, str] = {}
+        self.had: dict[Place, tuple[str, int]] = {}
+        """Who has let it go last, and the epoch under which it had it."""
+        self.generation, self.generations = 0, dict[int, int]()
+        """And epoch -> generation."""
         self.living: set[str] = set()
         self.committed: dict[Place, int] = {}
         self.delay_ms = 0
@@ -73,7 +81,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(member=members, wanted=topics, instance=instances)
     def join(self, member: str, wanted: list[str], instance: str | None) -> None:
-        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", CONFIG))
+        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", self.config))
 
     @rule(member=members)
     def leave(self, member: str) -> None:
@@ -176,27 +184,35 @@ class Groups(RuleBasedStateMachine):
         drawn = data.draw(st.lists(st.sampled_from(mine) | st.sampled_from(there), min_size=1, max_size=3, unique=True))
         chosen = [(place, epoch) for _, place, epoch in drawn]
         known = self.mq.state.groups.get(GROUP, Group(GROUP))
-        fenced = [
-            i
-            for i, (place, epoch) in enumerate(chosen)
-            if self.owners.get(place) != member or known.assignments[place].epoch != epoch
-        ]
+        fenced = [i for i, (place, epoch) in enumerate(chosen) if not self.may_commit(member, place, epoch)]
+        generation = self.generations[chosen[0][1]]
         before = dict(self.mq.state.offsets.get(GROUP, {}))
         asked = [
             OffsetCommit(self.mq.state.topics[t].topic, p, self._further(data, (t, p)), f"by {member}", t, epoch)
             for (t, p), epoch in chosen
         ]
-        result = self.mq.one(CommitOffsets(GROUP, asked, None, member))
+        result = self.mq.one(CommitOffsets(GROUP, asked, None, member, generation))
         after = self.mq.state.offsets.get(GROUP, {})
         changed = {place for place, one in after.items() if before.get(place) != one}
         if member not in known.members:
             assert isinstance(result, Refusal)
             assert result.error == "UNKNOWN_MEMBER_ID"
             assert not changed
+        elif error := self.refusal(generation):
+            assert isinstance(result, Refusal)
+            assert result.error == error
+            assert not changed
         else:
             assert isinstance(result, OffsetsJudged)
             assert result.fenced == fenced
             assert changed <= {place for i, (place, _) in enumerate(chosen) if i not in fenced}
+
+    def may_commit(self, member: str, place: Place, epoch: int) -> bool:
+        return self.owners.get(place) == member and self.mq.state.groups[GROUP].assignments[place].epoch == epoch
+
+    def refusal(self, generation: int) -> str | None:
+        """Of all that a member commits which has read in this generation."""
+        return None
 
     @rule(member=members, topic=st.sampled_from(TOPICS))
     def work_off_what_comes(self, member: str, topic: str) -> None:
@@ -207,7 +223,7 @@ class Groups(RuleBasedStateMachine):
             OffsetCommit(topics[t].topic, p, int(topics[t].high_watermarks[p]), None, t, group.assignments[t, p].epoch)
             for t, p in group.owned(member)
         ]
-        self.mq.one(CommitOffsets(GROUP, done, None, member))
+        self.mq.one(CommitOffsets(GROUP, done, None, member, group.generation))
 
     def _further(self, data: st.DataObject, place: Place) -> int:
         """As consumers do that never seek."""
@@ -288,18 +304,27 @@ class Groups(RuleBasedStateMachine):
                     if record.replaces is not None:
                         self.living.discard(record.replaces)
                         replaced[record.member_id] = record.replaces
+                        for place, (who, epoch) in self.had.items():
+                            self.had[place] = (record.member_id if who == record.replaces else who), epoch
                 elif isinstance(record, MemberLeft):
                     self.living.discard(record.member_id)
+                    self.had = self.had if self.living else {}
+                elif isinstance(record, RebalanceCompleted):
+                    assert record.generation == self.generation + 1
+                    self.generation = record.generation
                 elif isinstance(record, PartitionsGone):
+                    self.had = {place: one for place, one in self.had.items() if place[0] != record.topic_id}
                     self.owners = {place: who for place, who in self.owners.items() if place[0] != record.topic_id}
                 elif isinstance(record, GroupForgotten):
                     assert not self.living
                     assert not self.owners
+                    self.generation = 0
                 elif isinstance(record, OffsetsCommitted | OffsetsRemoved):
                     self._note_offsets(record)
                 elif isinstance(record, PartitionsMoved):
                     for move in record.moves:
                         self._move((move.topic_id, move.partition), move.status, move.owner, replaced, step.step)
+            self.generations[step.step] = self.generation
         self.seen_steps = len(self.mq.steps)
 
     def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
@@ -317,6 +342,8 @@ class Groups(RuleBasedStateMachine):
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
         before = self.owners.pop(place, None)
+        if before is not None:
+            self.had[place] = before, self.believed[before, place]
         if status is PartitionStatus.READY:
             assert owner in self.living
             assert before is None or before == replaced.get(owner or "")
@@ -366,6 +393,8 @@ class Groups(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Left alone, with members that do as they are told, every group comes to rest."""
         group = self.mq.state.groups.get(GROUP)
+        self.mq.now_ms += DELAY_MS
+        self.mq.expire()
         for _ in range(4):
             self.mq.assign()
             for member in sorted(group.members if group else ()):
@@ -380,5 +409,70 @@ class Groups(RuleBasedStateMachine):
             self.a_stable_group_is_whole_and_even()
 
 
+class ClassicGroups(Groups):
+    config = {  # noqa: RUF012
+        "group.protocol": "classic",
+        "group.initial.rebalance.delay.ms": DELAY_MS,
+        "group.assignor": "sticky",
+    }
+
+    def may_commit(self, member: str, place: Place, epoch: int) -> bool:
+        """Also what it has let go, and nobody has had since."""
+        return super().may_commit(member, place, epoch) or (
+            place not in self.owners and self.had.get(place) == (member, epoch)
+        )
+
+    def refusal(self, generation: int) -> str | None:
+        if generation != self.generation:
+            return "ILLEGAL_GENERATION"
+        is_completing = self.mq.state.groups[GROUP].status is GroupStatus.COMPLETING
+        return "REBALANCE_IN_PROGRESS" if is_completing else None
+
+    @rule(wait_ms=st.sampled_from([1, DELAY_MS]))
+    def the_first_waits_for_others(self, wait_ms: int) -> None:
+        self.mq.now_ms += wait_ms
+        self.mq.expire()
+        self.mq.assign()
+
+    @rule()
+    def all_do_as_they_are_told(self) -> None:
+        for member in sorted(self.living):
+            self.do_as_one_is_told(member)
+
+    @rule(member=members, late=members, data=st.data())
+    def share_anew_and_commit(self, member: str, late: str, data: st.DataObject) -> None:
+        """At any moment of it one commits what it may have read before."""
+        self.join_and_be_given(member)
+        self.the_first_waits_for_others(DELAY_MS)
+        moment = data.draw(st.integers(0, 6))
+        for number, one in enumerate([*sorted(self.living), None]):
+            self.the_journal_gives_nothing_that_is_not_free()
+            self.commit(late, data) if number == moment else None
+            self.do_as_one_is_told(one) if one else None
+
+    def _move(
+        self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
+    ) -> None:
+        """Nothing is given while anybody has anything of before; a process that takes another one's place has that."""
+        if status is PartitionStatus.READY and owner not in replaced:
+            assert {self.believed[who, of] for of, who in self.owners.items()} <= {step}
+        super()._move(place, status, owner, replaced, step)
+
+    @invariant()
+    def who_owns_is_of_one_generation(self) -> None:
+        """So nobody who reads on what is its own reads what is of a generation before; and all have it, or none."""
+        group = self.mq.state.groups.get(GROUP)
+        if group is None:
+            return
+        owned = [one for one in group.assignments.values() if one.owner is not None]
+        assert {self.generations[one.epoch] for one in owned} <= {group.generation}
+        assert {one.status is PartitionStatus.PAUSED for one in owned} <= {group.status is GroupStatus.PREPARING}
+        assert not (owned and group.not_before_ms)
+        if group.status is GroupStatus.COMPLETING:
+            assert not owned
+
+
 TestGroups = Groups.TestCase
 TestGroups.settings = runs(60, 40)
+TestClassicGroups = ClassicGroups.TestCase
+TestClassicGroups.settings = runs(60, 40)
