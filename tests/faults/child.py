@@ -139,12 +139,20 @@ def transact(
             file.flush()
 
 
-def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
-    """A member of a cooperative group until SIGTERM: it notes what it reads, commits it, and notes what was committed.
+def consume(
+    path: str,
+    config: dict[str, Any],
+    topic: str,
+    group: str,
+    notes: str,
+    session_ms: int,
+    protocol: str = "cooperative",
+) -> None:
+    """A member of a group until SIGTERM: it notes what it reads, commits it, and notes what was committed.
 
     A line is `read`, `committed` or `fenced`, and [partition, offset] pairs; for `read` with the values.
     """
-    from lakemq.errors import FencedMemberEpoch, UnknownMemberId
+    from lakemq.errors import FencedMemberEpoch, IllegalGeneration, UnknownMemberId
 
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
@@ -154,7 +162,7 @@ def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: st
         def note(word: str, places: list[Any]) -> None:
             file.write(json.dumps([word, places]) + "\n")
 
-        with mq.consumer(group, topics=[topic], protocol="cooperative", **options) as consumer:
+        with mq.consumer(group, topics=[topic], protocol=protocol, **options) as consumer:
             print("ready", flush=True)
             while not stopped:
                 batch = consumer.poll(max_records=7, timeout_ms=20)
@@ -165,7 +173,7 @@ def consume(path: str, config: dict[str, Any], topic: str, group: str, notes: st
                 try:
                     consumer.commit(batch)
                     note("committed", done)
-                except (FencedMemberEpoch, UnknownMemberId):
+                except (FencedMemberEpoch, IllegalGeneration, UnknownMemberId):
                     note("fenced", done)
 
 

@@ -121,9 +121,11 @@ class Processes:
         notes = self._notes(transactional_id)
         return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
 
-    def consume(self, name: str, group: str, session_ms: int = 6_000, role: str = "consume") -> subprocess.Popen[str]:
-        """A member of a group, of a queue with the role drain; see `consumed`."""
-        arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms}
+    def consume(
+        self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any
+    ) -> subprocess.Popen[str]:
+        """A member of a group, of a queue with the role drain; see `consumed`. more: as the role takes it."""
+        arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms, **more}
         return self._start(role, None, {}, **arguments, notes=str(self._notes(name)))
 
     def consumed(self, name: str) -> list[tuple[str, list[list[Any]]]]:

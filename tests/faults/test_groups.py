@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import pytest
 from faults.checks import check_all
 from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate, until
 
@@ -95,5 +96,46 @@ def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_an
     terminate(two)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
+    words = members.words("one")
+    assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)
+
+
+@pytest.mark.slow
+def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_without_it(family: Processes) -> None:
+    """The sequencer is killed while all wait, and its successor waits for the same member, and for no other."""
+    serving = family.serve()
+    with lakemq.connect(family.path) as mq:
+        mq.groups.create(GROUP, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0})
+        one, two = family.consume("one", GROUP, protocol="classic"), family.consume("two", GROUP, protocol="classic")
+        members = Members(family, "one", "two", "three")
+        with Publishing(family.path, "p", family.config) as publishing:
+            until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
+            until(lambda: mq.groups.describe(GROUP).state == "Stable", 20, "rest")
+            os.kill(one.pid, signal.SIGSTOP)
+            until(lambda: is_stopped(one.pid), 5, "stop")
+            three = family.consume("three", GROUP, protocol="classic")
+            until(lambda: len(mq.groups.describe(GROUP).waits_for) == 1, 20, "waiting for one alone")
+            before = mq.groups.describe(GROUP)
+            assert before.state == "PreparingRebalance"
+            since = len(members.read("two"))
+            serving.kill()
+            serving = family.serve()
+            publishing.wait_for(10)
+            assert len(members.read("two")) == since
+            assert not members.read("three")
+            assert mq.groups.describe(GROUP).waits_for == before.waits_for
+            until(lambda: bool(members.partitions("two", since) and members.read("three")), 30, "going on")
+            assert mq.groups.describe(GROUP).generation == before.generation + 1
+            assert mq.groups.describe(GROUP).members == 2
+            os.kill(one.pid, signal.SIGCONT)
+            until(lambda: mq.groups.describe(GROUP).members == 3, 20, "return")
+            read = len(members.read("one"))
+            three.kill()
+            until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
+        until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(one)
+    terminate(two)
+    terminate(serving)
+    check_group(family, members, publishing.acknowledged, twice={"one", "three"})
     words = members.words("one")
     assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)
