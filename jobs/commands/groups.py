@@ -13,7 +13,8 @@ from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.groups import GroupInfo, PartitionLag
+    from lakemq.engine.client.consume.groups import GroupInfo, MemberInfo, PartitionLag
+    from lakemq.jobs.commands.context import Session
 
 groups = typer.Typer(no_args_is_help=True, help="Groups: their members and what they have, offsets and lag.")
 
@@ -45,6 +46,7 @@ _DESCRIBED = (
     "shard",
     "coordinator",
 )
+_STATE = ("group", "coordinator", "assignor", "state", "members", "leader", "generation", "waits_for")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 _MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
 _ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
@@ -80,6 +82,8 @@ def describe(
     ctx: typer.Context,
     group: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")] = None,
     all_groups: group_operations.AllGroups = False,
+    state: Annotated[bool, typer.Option("--state", help="Only how each stands, and for whom it waits.")] = False,
+    members: Annotated[bool, typer.Option("--members", help="Their members, as `groups members` has them.")] = False,
 ) -> None:
     """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
 
@@ -87,21 +91,29 @@ def describe(
     are to give up partitions first; expires_at: when what the group has committed is forgotten, unless it is used.
     """
     session = session_of(ctx)
+    if state and members:
+        raise typer.BadParameter("one of the two", param_hint="--state, --members")
     with session.connect() as mq:
         if all_groups and not group:
             found = mq.groups.all()
         else:
             found = [mq.groups.describe(name) for name in group_operations.chosen(mq, group, all_groups)]
-        show(map(_described, found), session.output, _DESCRIBED)
+        if members:
+            _show_members([one for info in found if info.members for one in mq.groups.members(info.group)], session)
+        else:
+            show(map(_described, found), session.output, _STATE if state else _DESCRIBED)
 
 
-@groups.command()
-def members(ctx: typer.Context, group: Name) -> None:
+@groups.command("members")
+def list_members(ctx: typer.Context, group: Name) -> None:
     """The members of a group, and what each has; the first of them leads."""
     session = session_of(ctx)
     with session.connect() as mq:
-        rows = ({**asdict(one), "joined_at": of_millis(one.joined_at_ms)} for one in mq.groups.members(group))
-        show(rows, session.output, _MEMBERS)
+        _show_members(mq.groups.members(group), session)
+
+
+def _show_members(found: list[MemberInfo], session: Session) -> None:
+    show(({**asdict(one), "joined_at": of_millis(one.joined_at_ms)} for one in found), session.output, _MEMBERS)
 
 
 @groups.command()

@@ -165,5 +165,12 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
         lake("list", "--state", "stable", code=2)
         described = {one["group"]: one for one in rows(lake("describe", "--all-groups", "--output", "json"))}
         assert (described[group]["members"], described[empty]["members"]) == (1, 0)
+        (member,) = rows(lake("describe", group, empty, "--members", "--output", "json"))
+        assert (member["group"], member["partitions"]) == (group, [f"{topic}-0", f"{topic}-1"])
+        header, first, *_ = lake("describe", group, empty, "--state", "--output", "csv").stdout.splitlines()
+        assert header == "group,coordinator,assignor,state,members,leader,generation,waits_for"
+        assert first.startswith(f"{group},")
+        assert ",Stable,1," in first
+        lake("describe", group, "--state", "--members", code=2)
         named = rows(lake("describe", group, empty, "--output", "json"))
         assert [one["group"] for one in named] == [group, empty]

@@ -79,7 +79,9 @@ def test_the_commands_show_the_group(folder: Path) -> None:
         assert name == "lakemq"
         result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
         assert result.exit_code == 0, (line, result.stderr)
-        said[arguments[3] if arguments[2] == "groups" else arguments[2]] = result.stdout.splitlines()
+        word = arguments[3] if arguments[2] == "groups" else arguments[2]
+        said[word + "".join(arguments[5:]) * (word != "sql")] = result.stdout.splitlines()
+    assert said["describe--state"][0].split()[:4] == ["group", "coordinator", "assignor", "state"]
     assert [line.split() for line in said["list"][1:]] == [["map", "Empty"]]
     assert said["describe"][1].split()[:3] == ["map", "Empty", "cooperative"]
     assert said["members"][1:] == []
