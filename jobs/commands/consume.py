@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
 
 _WAIT_MS = 500
-_JOINED_S = 5
-"""So much longer a member that has no partitions waits: its group may be about to give it some."""
+_SHARED_S = 5
+"""So much longer a member that has no partitions waits, if its group may be about to give it some."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,6 +75,6 @@ def _print(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None, 
             came_s = time.monotonic()
             left = None if left is None else left - batch.record_count
         elif timeout_ms is not None:
-            longer_s = 0 if consumer.assignment() else _JOINED_S
+            longer_s = _SHARED_S if consumer.may_get_some() and not consumer.assignment() else 0
             if time.monotonic() - came_s >= timeout_ms / 1000 + longer_s:
                 return

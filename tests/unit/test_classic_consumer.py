@@ -115,6 +115,23 @@ def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Con
     quick.close()
 
 
+def test_in_a_cooperative_group_only_what_the_slow_one_has_stops(mq: Connection) -> None:
+    topic, group = new_topic(mq, 3), new_name("g")
+    options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "max_poll_interval_ms": 60_000}
+    first, second = (mq.consumer(group, topics=[topic], protocol="cooperative", **options) for _ in range(2))
+    assert isinstance(first, GroupConsumer)
+    assert isinstance(second, GroupConsumer)
+    settle(first, second, on=lambda: len(owned(first)) + len(owned(second)) == 3 and bool(owned(second)))
+    slow, quick = (first, second) if len(owned(first)) == 2 else (second, first)
+    third = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
+    until(lambda: mq.groups.describe(group).waits_for == [slow.member_id])
+    (partition,) = owned(quick)
+    add(mq, topic, {partition: 1})
+    assert texts(quick.poll(timeout_ms=5_000)) == [f"{partition}.0"]
+    for consumer in (slow, quick, third):
+        consumer.close()
+
+
 def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
@@ -262,8 +279,8 @@ def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Conne
         pass
 
 
-def test_a_stream_of_micro_batches_in_a_classic_group(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), classic(mq)
+def test_a_stream_of_what_is_there_waits_until_it_is_given_partitions(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), classic(mq, **{"group.initial.rebalance.delay.ms": 1_000})
     add(mq, topic, {0: 3, 1: 2})
     with lakemq.connect(mq.namespace.path) as other:
         stream = other.stream(group, topics=[topic], auto_offset_reset="earliest")

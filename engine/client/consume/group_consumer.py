@@ -58,6 +58,7 @@ class GroupConsumer(Consumer):
         self._membership, self._listener = membership, listener or RebalanceListener()
         self._held: dict[TopicPartition, Held] = {}
         """What the user was told of; those that are to be given up leave it when the user was told so."""
+        self._may_get_some = True
         self._generation: int | None = None
         """In which it was told so, of a classic group."""
         self._pid = os.getpid()
@@ -80,6 +81,10 @@ class GroupConsumer(Consumer):
         with self._lock.own:
             return sorted(self._held)
 
+    def may_get_some(self) -> bool:
+        """Whether the group had partitions to share, as of the last `poll`: who has none may be about to get some."""
+        return self._may_get_some
+
     # -- what it has ------------------------------------------------------------------------------------
 
     def _begin_poll(self) -> None:
@@ -95,6 +100,7 @@ class GroupConsumer(Consumer):
         if not standing.is_member:
             self._join_again()
             standing = self._membership.look()
+        self._may_get_some = not standing.is_stable
         self._follow(standing)
 
     def _join_again(self) -> None:

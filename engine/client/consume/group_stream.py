@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakemq.consumer")
 
 _WAIT_MS = 500
-_JOINED_MS = 5_000
-"""After which a member that was given nothing is thought to be one too many."""
 
 _TAKEN = (
     FencedMemberEpoch,
@@ -86,20 +84,19 @@ class GroupStream:
         if name is not None:
             self._transaction(name)  # taken before the offsets are looked up: no predecessor may commit any more
         with self._consumer() as consumer:
-            joined_ms = self._clock.steady_ms()
             while not self._stopped.is_set():
                 began_ms = self._clock.steady_ms()
                 batch = consumer.poll(max_records, timeout_ms=_WAIT_MS)
                 if batch:
                     count += self._done(consumer, batch, function, name)
                     self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
-                elif available_now and self._is_done(consumer, joined_ms):
+                elif available_now and self._is_done(consumer):
                     break
         return count
 
-    def _is_done(self, consumer: GroupConsumer, joined_ms: float) -> bool:
-        """Until it was given partitions it knows nothing of what is left."""
-        knows = bool(consumer.assignment()) or self._clock.steady_ms() - joined_ms > _JOINED_MS
+    def _is_done(self, consumer: GroupConsumer) -> bool:
+        """Before it was given partitions it knows nothing of what is left; it may be one too many, and have none."""
+        knows = bool(consumer.assignment()) or not consumer.may_get_some()
         return knows and not any(consumer.lag().values())
 
     def stop(self) -> None:

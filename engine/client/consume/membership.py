@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ...protocol.errors import FencedInstanceId, LakeMQError
-from ...protocol.values.assignments import Group, PartitionStatus, Place
+from ...protocol.values.assignments import Group, GroupStatus, PartitionStatus, Place
 from ...protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
@@ -87,7 +87,8 @@ class QueueTerms:
 @dataclass(frozen=True)
 class Standing:
     """What the journal says of a member. replaced: another process has its instance id; topics: that it asks for;
-    now_ms: the time of that step; terms: of a queue group; generation: of a classic group.
+    now_ms: the time of that step; terms: of a queue group; generation: of a classic group; is_stable: its group is, so
+    that who has nothing is one too many.
     """
 
     is_member: bool = False
@@ -98,6 +99,7 @@ class Standing:
     now_ms: int = 0
     terms: QueueTerms | None = None
     generation: int | None = None
+    is_stable: bool = False
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
         )
     topics = group.members[member_id].topics
     generation = group.generation if group.is_classic else None
-    return Standing(True, False, topics, held, state.step, state.now_ms, terms, generation)
+    is_stable = group.status is GroupStatus.STABLE
+    return Standing(True, False, topics, held, state.step, state.now_ms, terms, generation, is_stable)
 
 
 def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:
