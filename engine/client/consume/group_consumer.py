@@ -200,7 +200,7 @@ class GroupConsumer(Consumer):
         try:
             judged = until_answered(lambda: self._requester.ask(request), self._clock, deadline_ms)
         except UnknownMemberId:
-            if self._membership.look().replaced:
+            if self._membership.is_replaced():
                 raise self._membership.fenced_error() from None
             raise
         assert isinstance(judged, OffsetsJudged)

@@ -196,6 +196,9 @@ class Membership:
 
     def _taken(self, state: State) -> Standing:
         self._subscription.follow(state)
+        return self._standing_of(state)
+
+    def _standing_of(self, state: State) -> Standing:
         return _standing(self.group, self.member_id, self.options.instance_id, self._isolation, state)
 
     def release(self, given_up: Iterable[Held], partitions: Iterable[TopicPartition]) -> None:
@@ -221,6 +224,10 @@ class Membership:
         if for_good:
             with suppress(LakeMQError):  # it is found out by its silence
                 self._requester.ask(LeaveGroup(self.group, [self.member_id]))
+
+    def is_replaced(self) -> bool:
+        """Whether another process has its instance id. For any thread."""
+        return self._of_groups(self._standing_of).replaced
 
     def fenced_error(self) -> FencedInstanceId:
         return FencedInstanceId(found=self.options.instance_id)
