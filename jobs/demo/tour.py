@@ -1,6 +1,7 @@
 """The tour: a year of flights published from Spark, the weather sent from Python, both read back, checked and asked.
 
-Long delays become alerts in a topic of their own, exactly once, by a job that is killed twice on the way.
+Long delays become alerts in a topic of their own, exactly once, by a job that is killed twice on the way. A message
+that takes long is worked on in a group of each protocol.
 
     python -m lakemq.jobs.demo [--keep FOLDER] [--rows N]
 
@@ -27,7 +28,7 @@ from rich.markup import escape
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.demo import alerts, answers, checks
+from lakemq.jobs.demo import alerts, answers, checks, slow
 from lakemq.jobs.demo.answers import Answers
 from lakemq.jobs.demo.checks import CheckFailed
 from lakemq.jobs.demo.data import FLIGHT_DDL, MissingData, Source, load_source
@@ -93,6 +94,7 @@ def run(tour: Tour, folder: Path, rows: int | None) -> Path:
             latency_ms = _send_weather(tour, mq, source.weather)
             values = _fetch(tour, mq, source)
             _alert(tour, mq, folder, values)
+            _slow(tour, mq)
             position = mq.fetch("flights", end=int(READ_SHARE * source.flights.num_rows / PARTITIONS)).to_arrow()
         source.flights_csv.unlink()
         # the sequencer has projected all it decided before it handed over the lease, so SQL sees everything
@@ -201,6 +203,13 @@ def _alert(tour: Tour, mq: Connection, folder: Path, flights: pa.Table) -> None:
         raised = checks.flights_of(mq.fetch(alerts.TARGET).to_arrow(), columns)
         checked = alerts.check_alerts(raised, flights, exits)
     tour.passed(checked)
+
+
+def _slow(tour: Tour, mq: Connection) -> None:
+    """Who stands still while a member of a group takes long for a message."""
+    with tour.stage("Take long for a message, in groups of three protocols"):
+        found = slow.slow_message(mq, "flights")
+    tour.passed([slow.check_slow(found)])
 
 
 def _ask(tour: Tour, spark: SparkSession, source: Source, read: pa.Table) -> Answers:

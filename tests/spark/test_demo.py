@@ -56,7 +56,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len([line for line in lines if "✓" in line]) == 15
+    assert len([line for line in lines if "✓" in line]) == 16
     assert f"{FLIGHTS:,} messages of {FLIGHTS:,} sent" in done.stdout
     assert "2 times with kill -9" in done.stdout
     assert "\x1b" not in done.stdout
