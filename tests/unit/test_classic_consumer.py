@@ -233,6 +233,27 @@ def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -
     second.close()
 
 
+def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_generation(mq: Connection) -> None:
+    """As if its process had been stopped: it does not beat, and its session is longer than others wait for it."""
+    topic, group, told = new_topic(mq, 2), classic(mq), Told()
+    add(mq, topic, {0: 1, 1: 1})
+    options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
+    away = member(mq, group, topic, instance_id="away", listener=told, **options)
+    batch = away.poll(timeout_ms=5_000)
+    away._membership._stop_beating()
+    here = member(mq, group, topic, instance_id="here", **options)
+    settle(here, on=lambda: len(owned(here)) == 1)
+    assert [one.instance_id for one in mq.groups.members(group)] == ["here", "away"]
+    assert mq.groups.describe(group).leader == here.member_id
+    with pytest.raises(IllegalGeneration):
+        away.commit(batch)
+    away.poll()
+    assert told.words == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", owned(away))]
+    assert sorted(owned(away) + owned(here)) == [0, 1]
+    away.close(leave=True)
+    here.close(leave=True)
+
+
 def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), classic(mq)
     one = member(mq, group, topic, instance_id="one")
