@@ -342,7 +342,7 @@ class Groups(RuleBasedStateMachine):
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
         before = self.owners.pop(place, None)
-        if before is not None:
+        if before is not None and self.living:  # to an empty group nobody comes back
             self.had[place] = before, self.believed[before, place]
         if status is PartitionStatus.READY:
             assert owner in self.living
