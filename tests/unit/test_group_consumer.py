@@ -50,9 +50,11 @@ class Told(RebalanceListener):
         self.words.append(("lost", [p for _, p in partitions]))
 
 
-def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsumer:
+def member(
+    mq: Connection, group: str, topic: str, protocol: str | None = "cooperative", **options: Any
+) -> GroupConsumer:
     options = {"auto_offset_reset": "earliest", **options}
-    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
+    consumer = mq.consumer(group, topics=[topic], protocol=protocol, **options)
     assert isinstance(consumer, GroupConsumer)
     return consumer
 
@@ -541,9 +543,11 @@ def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection
 # -- one group, many threads and processes ------------------------------------------------------------------
 
 
-def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection) -> None:
+@pytest.mark.parametrize("protocol", ["cooperative", "classic"])
+def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection, protocol: str) -> None:
     """Who commits what it has read before it gives up, or closes, hands over without a doubt."""
     topic, group, total = new_topic(mq, 6), new_name("g"), 600
+    mq.groups.create(group, {"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0})
     read: list[str] = []
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
@@ -551,7 +555,7 @@ def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Conn
     def work(rounds: int) -> None:
         try:
             for _ in range(rounds):
-                with member(mq, group, topic) as one:
+                with member(mq, group, topic, None) as one:
                     until_s = time.monotonic() + 0.4
                     while time.monotonic() < until_s and not stop.is_set():
                         batch = one.poll(max_records=20, timeout_ms=5)
