@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pyarrow as pa
 import pytest
 from examples import examples
@@ -155,19 +156,6 @@ def happen_in_classic(mq: Harness, chance: random.Random, member: str) -> None:
 
 
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
-    if kind == 46 and any(name.endswith(".dlq") for name in mq.state.topic_ids):
-        topic = mq.state.topic(chance.choice(sorted(name for name in mq.state.topic_ids if name.endswith(".dlq"))))
-        ends = {p: int(end) for p, end in enumerate(topic.high_watermarks) if end}
-        mq.ask(
-            SettleDeadLetters(
-                topic.topic, {p: [(0, chance.randint(1, n))] for p, n in ends.items()}, chance.random() < 0.3
-            )
-        )
-        return
-    if kind >= 47 and mq.state.dying:
-        group, *dying = chance.choice(sorted(mq.state.dying))
-        mq.see(mq.dying(group, (dying[0], dying[1])))
-        return
     known = mq.state.groups.get("q")
     owned = [(place, one) for place, one in sorted(known.assignments.items()) if one.owner] if known else []
     if not owned:
@@ -180,12 +168,36 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
     if kind < 44 or deliveries is None or not deliveries.held():
         mq.ask(Acquire("q", member, [Wanted(*place, one.epoch, chance.randrange(1, 5))]))
         return
+    if kind >= 47:
+        happen_to_dead_letters(mq, chance, Acknowledgement(*place, one.epoch, Outcome.REJECT, []), member)
+        return
     outcome, ref = chance.choice(list(Outcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
         outcome, ref = Outcome.ACCEPT, mq.current("x")
     held = chance.choice(deliveries.held())
     part = Acknowledgement(*place, one.epoch, outcome, [(held.first, chance.randint(1, held.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))
+
+
+def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledgement, member: str) -> None:
+    """Some are rejected, and found; some are to go back, which is done at once, or later."""
+    deliveries = mq.state.deliveries_of("q", part.place)
+    assert deliveries is not None
+    held = chance.choice(deliveries.held())
+    rejected = [(held.first, chance.randint(1, held.length))]
+    mq.ask(Acknowledge("q", member, [msgspec.structs.replace(part, ranges=rejected)]))
+    find_dying(mq)
+    for topic in [topic for topic in mq.state.topics.values() if topic.topic.endswith(".dlq")]:
+        ends = {p: int(end) for p, end in enumerate(topic.high_watermarks) if end}
+        ranges = {p: [(0, chance.randint(1, end))] for p, end in ends.items()}
+        mq.ask(SettleDeadLetters(topic.topic, ranges, chance.random() < 0.3))
+    if chance.random() < 0.5:
+        find_dying(mq)
+
+
+def find_dying(mq: Harness) -> None:
+    for group, topic_id, partition in sorted(mq.state.dying):
+        mq.see(mq.dying(group, (topic_id, partition)))
 
 
 def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
