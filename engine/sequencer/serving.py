@@ -33,10 +33,11 @@ def serve(
     """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing comes.
 
     What the store fails with (no space left, gone for a while) is logged and tried again, ever more seldom: requests
-    wait meanwhile. Only when it fails from the very beginning is it raised. working: told when a step begins and ends.
+    wait meanwhile. Only when it fails twice from the very beginning is it raised. working: told when a step begins and
+    ends.
     """
     bell = Bell(sequencer.watch_letters, clock)
-    pace, retry_ms, has_worked = _Pace(config), SHORTEST_RETRY_MS, False
+    pace, retry_ms, has_worked, has_failed = _Pace(config), SHORTEST_RETRY_MS, False, False
     try:
         while not stopped():
             try:
@@ -49,8 +50,11 @@ def serve(
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
             except Exception as error:
-                if not has_worked:
+                # the first look may have been begun long ago, by a process that was stopped since: what it was about
+                # to read is gone, and what there is now it has not looked at
+                if has_failed and not has_worked:
                     raise
+                has_failed = True
                 log.error("%s goes on in %d ms: %s", sequencer.name, retry_ms, error, exc_info=not _is_known(error))
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)

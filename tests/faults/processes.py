@@ -259,9 +259,8 @@ def stands_by(family: Processes, pid: int) -> bool:
 
 
 def until_it_stands_by(family: Processes, pid: int, timeout_s: float) -> None:
-    """And its first look at the namespace is over: who cannot read from the beginning ends, and does not try again."""
+    """Its first look at the namespace may not be over then."""
     until(lambda: stands_by(family, pid), timeout_s, "standby")
-    time.sleep(2)
 
 
 def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:

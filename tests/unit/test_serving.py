@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from unit.served import until, values
 
@@ -38,8 +39,11 @@ from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
 from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.store import Store, TableHandle
 
 pytestmark = pytest.mark.slow
 
@@ -284,6 +288,49 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     sequencer.resign()
     assert max(waiting) <= 6
     assert len(mq.topics.list()) == 20
+
+
+# -- the first look -----------------------------------------------------------------------------------------
+
+
+class LateStore(Store):
+    """Of a process that was stopped in its first looks at the watermark, until what it was about to read was gone."""
+
+    def __init__(self, files: LocalFiles, late_looks: int) -> None:
+        super().__init__(files)
+        self.late_looks, self.looks = late_looks, 0
+        self.gone: list[Path] = []
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        while self.gone:
+            path = self.gone.pop()
+            path.with_suffix(".gone").rename(path)
+        return super().open(spec)
+
+    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
+        if spec is WATERMARKS:
+            self.looks += 1
+            if self.looks <= self.late_looks:
+                self.gone = [Path(self.files.root, spec.name, file.path) for file in files]
+                for path in self.gone:
+                    path.rename(path.with_suffix(".gone"))
+        return super().dataset(spec, files)
+
+
+@pytest.mark.parametrize("late_looks", [1, 2])
+def test_who_was_stopped_in_its_first_look_looks_again_and_gives_up_only_then(path: str, late_looks: int) -> None:
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t")
+    store = LateStore(LocalFiles(path), late_looks)
+    with serving(replace(namespace_on(LocalFiles(path)), store=store), "late") as served:
+        if late_looks == 1:
+            until(lambda: served.sequencer.leads)
+            assert served.error is None
+            assert store.looks > 1
+        else:
+            assert served.wait(10)
+            assert isinstance(served.error, StorageError)
+            assert store.looks == 2
 
 
 # -- what the end of others does ----------------------------------------------------------------------------
