@@ -28,7 +28,7 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from .data_files import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFiles, Handles
-from .trimming import Living, is_spent, trimmed, without_deleted
+from .trimming import RETENTION, Living, is_spent, trimmed, without_deleted
 from .writing import write_merged
 
 MANY_BIG_FILES = 8
@@ -167,7 +167,7 @@ class Housekeeping:
         is_changelog = handle.spec.shape == "changelog"
         if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
             chosen = files
-        now, retention_ms = self._living, self._config.ms("transaction.log.retention.ms")
+        now, retention_ms = self._living, self._retention_ms(handle.spec)
         if now is not None:
             chosen = [f for f in files if f in chosen or f in wasted or is_spent(handle.spec, f, now, retention_ms)]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
@@ -184,6 +184,10 @@ class Housekeeping:
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
+
+    def _retention_ms(self, spec: TableSpec) -> int:
+        """How long its rows stay; 0 where age does not matter."""
+        return self._config.ms(RETENTION[spec.name]) if spec.name in RETENTION else 0
 
     def _wasted(self, handle: TableHandle) -> list[StoredFile]:
         """Its files of which most was deleted."""

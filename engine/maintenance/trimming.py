@@ -13,13 +13,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
+from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.commits import StoredFile
 
 from ..protocol.values.state import State
 from ..protocol.values.topics import Topic
+
+RETENTION = {
+    TRANSACTIONS.name: "transaction.log.retention.ms",
+    ASSIGNMENT_MOVES.name: "group.history.ms",
+}
+"""The setting that says how long rows of a table stay, of those whose rows grow old."""
+
+_AGED_BY = {TRANSACTIONS.name: "updated_at_ms", ASSIGNMENT_MOVES.name: "moved_at_ms"}
 
 
 @dataclass(frozen=True)
@@ -41,15 +51,22 @@ def living(state: State) -> Living:
 
 
 def trimmed(spec: TableSpec, rows: pa.Table, now: Living, retention_ms: int, whole: bool) -> pa.Table:
-    """The rows that stay. retention_ms: transaction.log.retention.ms; whole: the rows are the whole table.
+    """The rows that stay. retention_ms: of the table's setting in RETENTION; whole: the rows are the whole table.
 
-    transactions: younger than retention_ms, or of an id that has one open. control_markers: those that the log still
-    reaches. segments: of topics that are there, and that others are deleted, while other files may hold rows of those.
+    transactions: younger than retention_ms, or of an id that has one open. assignment_moves: younger, and of each
+    partition what it was before those. control_markers: those that the log still reaches. segments: of topics that are
+    there, and that others are deleted, while other files may hold rows of those.
     """
     if spec.name == TRANSACTIONS.name:
         young = pc.greater_equal(rows.column("updated_at_ms"), now.now_ms - retention_ms)
         is_open = pc.is_in(rows.column("transactional_id"), pa.array(sorted(now.ongoing), pa.string()))
         return rows.filter(pc.or_(young, is_open))
+    if spec.name == ASSIGNMENT_MOVES.name:
+        young = pc.greater_equal(rows.column("moved_at_ms"), now.now_ms - retention_ms)
+        before = newest(rows.filter(pc.invert(young)).sort_by(_IN_ORDER), _OF_PARTITION)
+        if whole:
+            before = before.filter(pc.field("state") != "gone")
+        return pa.concat_tables([before, rows.filter(young)])
     if spec.name == CONTROL_MARKERS.name:
         rows = rows.filter(_is_there(rows, now))
         return rows.filter(pa.array(rows.column("offset").to_numpy() >= _log_starts(rows, now)))
@@ -57,6 +74,10 @@ def trimmed(spec: TableSpec, rows: pa.Table, now: Living, retention_ms: int, who
         stays = _is_there(rows, now)
         return rows.filter(stays if whole else pc.or_(stays, pc.equal(rows.column("kind"), "topic_deleted")))
     return rows
+
+
+_OF_PARTITION = ("group", "topic_id", "partition")
+_IN_ORDER = [("step", "ascending"), ("position", "ascending")]
 
 
 def without_deleted(segments: pa.Table, then: Living) -> pa.Table:
@@ -75,8 +96,8 @@ def is_deleted(segments: pa.Table, then: Living) -> npt.NDArray[np.bool_]:
 
 def is_spent(spec: TableSpec, file: StoredFile, now: Living, retention_ms: int) -> bool:
     """Whether hardly a row of a file stays, by its statistics: then it is merged again, whatever its size."""
-    if spec.name == TRANSACTIONS.name:
-        last_ms = file.statistics.get("max.updated_at_ms")
+    if spec.name in _AGED_BY:
+        last_ms = file.statistics.get(f"max.{_AGED_BY[spec.name]}")
         return last_ms is not None and last_ms < now.now_ms - retention_ms
     if spec.name in (CONTROL_MARKERS.name, SEGMENTS.name):
         low, high = file.statistics.get("min.topic_id"), file.statistics.get("max.topic_id")

@@ -118,6 +118,13 @@ ENGINE = Parameters(
             3650 * _DAY_MS,
         ),
         Parameter(
+            "group.history.ms",
+            7 * _DAY_MS,
+            "How long it is told who had which partition of a group: `assignment_history`, `handoffs`.",
+            0,
+            3650 * _DAY_MS,
+        ),
+        Parameter(
             "offsets.topic.num.partitions",
             SHARDS,
             "Shards of the groups; a group's is told with it. All are with whoever leads, so that the number is fixed.",

@@ -9,10 +9,11 @@ import typer
 
 from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import of_millis
+from lakemq.jobs.commands.times import of_millis, parse_time
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.consume.groups import GroupInfo, MemberInfo, PartitionLag
     from lakemq.jobs.commands.context import Session
 
@@ -49,6 +50,7 @@ _DESCRIBED = (
 _STATE = ("group", "coordinator", "assignor", "state", "members", "leader", "generation", "waits_for")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 _MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
+_ASSIGNMENTS_AT = ("group", "topic", "partition", "state", "owner", "since", "until", "reason")
 _ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
@@ -117,10 +119,22 @@ def _show_members(found: list[MemberInfo], session: Session) -> None:
 
 
 @groups.command()
-def assignments(ctx: typer.Context, group: Name) -> None:
-    """Who has which partition, since when and why; target: who is to have it."""
+def assignments(
+    ctx: typer.Context,
+    group: Name,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="As it was at this time, in ISO 8601; UTC if it says no other.")
+    ] = None,
+) -> None:
+    """Who has which partition, since when and why; target: who is to have it.
+
+    What was at a time is known for group.history.ms, once it is in the tables, and without targets.
+    """
     session = session_of(ctx)
     with session.connect() as mq:
+        if at is not None:
+            show(_assignments_at(mq, group, at), session.output, _ASSIGNMENTS_AT)
+            return
         rows = ({**asdict(one), "since": of_millis(one.since_ms)} for one in mq.groups.assignments(group))
         show(rows, session.output, _ASSIGNMENTS)
 
@@ -181,6 +195,27 @@ def lag(ctx: typer.Context, group: Name) -> None:
     session = session_of(ctx)
     with session.connect() as mq:
         show(map(_lag, mq.groups.lag(group)), session.output, _COLUMNS)
+
+
+def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]:
+    """As the tables tell it. Raises GroupIdNotFound."""
+    from lakemq.jobs.sql import connected
+
+    try:
+        time = parse_time(at)
+    except ValueError:
+        raise typer.BadParameter(f"{at!r} is no time in ISO 8601", param_hint="--at") from None
+    mq.groups.describe(group)
+    with connected(mq.namespace) as tables:
+        found = tables.execute(_AT, {"group": group, "at": time}).fetchall()
+    return [dict(zip(_ASSIGNMENTS_AT, row, strict=True)) for row in found]
+
+
+_AT = """\
+SELECT "group", topic, partition, state, owner, since, until, reason
+FROM assignment_history
+WHERE "group" = $group AND since <= $at AND (until > $at OR until IS NULL)
+ORDER BY topic, partition"""
 
 
 def _described(one: GroupInfo) -> dict[str, Any]:

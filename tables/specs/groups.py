@@ -1,4 +1,4 @@
-"""`groups`, `members` and `assignments`: who consumes what."""
+"""`groups`, `members`, `assignments` and `assignment_moves`: who consumes what, and who has."""
 
 from __future__ import annotations
 
@@ -90,4 +90,29 @@ ASSIGNMENTS = TableSpec(
     shape="changelog",
     keys=("group", "topic_id", "partition"),
     comment="Which member of a group has which partition, and in what state.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignmentMoveRow:
+    step: int = column(INT64, "The step that decided it.")
+    position: int = column(INT32, "Its place among the decisions of the step.")
+    group: str = column(TEXT, "Consumer group.")
+    topic_id: int = column(INT64, "Topic.")
+    topic: str = column(TEXT, "Its name.")
+    partition: int = column(INT32, "Partition.")
+    state: str = column(TEXT, "What it is from then on: ready, paused, unassigned or unbound; gone: not the group's.")
+    owner: str | None = column(TEXT, "Member that has it from then on.", nullable=True)
+    epoch: int | None = column(INT64, "The step in which that one got it, of a partition that is ready.", nullable=True)
+    reason: str = column(TEXT, "What it came into this state for.")
+    redelivered_count: int = column(INT64, "Messages that its owner had of it, and that are delivered again.")
+    moved_at_ms: int = column(INT64, "When.")
+
+
+ASSIGNMENT_MOVES = TableSpec(
+    name="assignment_moves",
+    row=AssignmentMoveRow,
+    shape="log",
+    keys=("step", "position", "topic_id", "partition"),
+    comment="Every change of who has a partition of a group.",
 )

@@ -6,7 +6,7 @@ from .applications import APPLICATIONS
 from .clients import CLIENTS
 from .dead_letters import DEAD_LETTERS
 from .delayed import DELAYED
-from .groups import ASSIGNMENTS, GROUPS, MEMBERS
+from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, GROUPS, MEMBERS
 from .inbox import INBOX
 from .journal import JOURNAL
 from .messages import MESSAGES
@@ -34,6 +34,7 @@ TABLES: tuple[TableSpec, ...] = (
     GROUPS,
     MEMBERS,
     ASSIGNMENTS,
+    ASSIGNMENT_MOVES,
     DELAYED,
     DEAD_LETTERS,
     WATERMARKS,

@@ -96,6 +96,42 @@ FROM (
 ) a
 WHERE a.age = 1 AND NOT a.removed"""
 
+_ASSIGNMENT_HISTORY = """\
+SELECT m.group, m.topic, m.partition, m.state, m.owner, m.epoch, timestamp_millis(m.moved_at_ms) AS since,
+       timestamp_millis(m.until_ms) AS until, m.reason
+FROM (
+  SELECT *, lead(moved_at_ms) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS until_ms
+  FROM {database}.assignment_moves g
+) m
+WHERE m.state <> 'gone'"""
+
+# What lies between two assignments is a handoff, the later one its last move; it is named by how many went before it.
+_HANDOFFS = """\
+SELECT h.group, h.topic, h.partition, h.from_member, h.to_member, timestamp_millis(h.began_at_ms) AS began_at,
+       timestamp_millis(h.ended_at_ms) AS ended_at, h.ended_at_ms - h.began_at_ms AS took_ms, h.reason, h.redelivered
+FROM (
+  SELECT m.group, m.topic_id, m.partition, m.assignment, max(m.topic) AS topic,
+         min_by(m.last_state, m.number) AS last_state, min_by(m.last_owner, m.number) AS from_member,
+         min_by(m.last_epoch, m.number) AS from_epoch, min_by(m.reason, m.number) AS reason,
+         min(m.moved_at_ms) AS began_at_ms, max(CASE WHEN m.state = 'ready' THEN m.moved_at_ms END) AS ended_at_ms,
+         max(CASE WHEN m.state = 'ready' THEN m.owner END) AS to_member,
+         max(CASE WHEN m.state = 'ready' THEN m.epoch END) AS to_epoch,
+         max(CASE WHEN m.state = 'gone' THEN 1 ELSE 0 END) AS gone,
+         CAST(sum(m.redelivered_count) AS BIGINT) AS redelivered
+  FROM (
+    SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS number,
+           lag(state) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_state,
+           lag(owner) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_owner,
+           lag(epoch) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_epoch,
+           sum(CASE WHEN state IN ('ready', 'gone') THEN 1 ELSE 0 END)
+             OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS assignment
+    FROM {database}.assignment_moves g
+  ) m
+  GROUP BY m.group, m.topic_id, m.partition, m.assignment
+) h
+WHERE h.last_state = 'ready' AND h.gone = 0 AND (h.to_epoch IS NULL OR h.to_epoch <> h.from_epoch)"""
+
 _PENDING_DELAYED = """\
 SELECT d.topic, timestamp_millis(d.due_hour * 3600000) AS due_hour, d.state,
        CAST(sum(d.record_count - d.released_count) AS BIGINT) AS messages, CAST(count(*) AS BIGINT) AS ranges,
@@ -127,5 +163,7 @@ VIEWS: dict[str, str] = {
     "consumer_lag": _CONSUMER_LAG,
     "group_members": _GROUP_MEMBERS,
     "group_assignments": _GROUP_ASSIGNMENTS,
+    "assignment_history": _ASSIGNMENT_HISTORY,
+    "handoffs": _HANDOFFS,
     "pending_delayed": _PENDING_DELAYED,
 }

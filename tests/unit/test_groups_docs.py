@@ -6,12 +6,16 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import lakemq
 from lakemq.jobs.cli import app
+from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +83,11 @@ def test_the_commands_show_the_group(folder: Path) -> None:
         assert name == "lakemq"
         result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
         assert result.exit_code == 0, (line, result.stderr)
-        word = arguments[3] if arguments[2] == "groups" else arguments[2]
-        said[word + "".join(arguments[5:]) * (word != "sql")] = result.stdout.splitlines()
+        if arguments[2] == "groups":
+            of = arguments[3] + "".join(arguments[5:])
+        else:
+            of = arguments[3].partition("FROM ")[2].split()[0]
+        said[of] = result.stdout.splitlines()
     assert said["describe--state"][0].split()[:4] == ["group", "coordinator", "assignor", "state"]
     assert [line.split() for line in said["list"][1:]] == [["map", "Empty"]]
     assert said["describe"][1].split()[:3] == ["map", "Empty", "cooperative"]
@@ -89,4 +96,21 @@ def test_the_commands_show_the_group(folder: Path) -> None:
         ["map", "positions", str(partition), "unassigned"] for partition in range(4)
     ]
     assert sum(int(line.split()[6]) for line in said["lag"][1:]) == 0
-    assert said["sql"][1].split() == ["unassigned", "4"]
+    assert said["group_assignments"][1].split() == ["unassigned", "4"]
+    assert sorted(line.split()[:2] for line in said["handoffs"][1:]) == [["positions", "2"], ["positions", "3"]]
+
+
+def test_the_query_tells_who_had_a_partition_then(folder: Path) -> None:
+    with lakemq.connect(str(folder / "data/fleet")) as mq:
+
+        def told(query: str) -> list[Any]:
+            return list(run_query(mq.namespace, query)[1])
+
+        ((came, one, two),) = told(
+            "SELECT ended_at, from_member, to_member FROM handoffs WHERE reason = 'balance' AND partition = 3"
+        )
+        for at, owner in ((came, two), (came - timedelta(milliseconds=1), one)):
+            (row,) = told(block("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
+            assert row[0] == owner
+            assert row[1] <= at < row[2]
+        assert told(block("sql")) == []

@@ -39,6 +39,7 @@ HOLDS = {
     "groups": "generation protocol state",
     "members": "member_id instance_id session_timeout_ms",
     "assignments": "partition owner state target",
+    "assignment_moves": "group topic partition state owner reason redelivered_count moved_at_ms",
     "delayed": "file_id partition due_hour first_row record_count state",
     "dead_letters": "source error reason",
 }

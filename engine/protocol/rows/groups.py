@@ -1,30 +1,43 @@
-"""`groups`, `members` and `assignments`."""
+"""`groups`, `members`, `assignments` and `assignment_moves`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from lakemq.tables.specs.groups import ASSIGNMENTS, GROUPS, MEMBERS, AssignmentRow, GroupRow, MemberRow
+from lakemq.tables.specs.groups import (
+    ASSIGNMENT_MOVES,
+    ASSIGNMENTS,
+    GROUPS,
+    MEMBERS,
+    AssignmentMoveRow,
+    AssignmentRow,
+    GroupRow,
+    MemberRow,
+)
 
 from ..hashing import shard
 from ..values.assignments import Assignment, Group, GroupStatus, Member, PartitionStatus, Place
 from ..values.base import Record
+from ..values.deliveries import DeliveryStatus, MessagesSettled
 from ..values.groups import (
     RECORDS,
     MemberJoined,
     MemberLeft,
     MemberMissed,
+    Move,
     PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
     TargetSet,
 )
+from ..values.journal import Step
 from ..values.offsets import OffsetsRemoved
 from ..values.state import State
+from ..values.topics import TopicDeleted
 from .steps import Project, Restore, Steps, records
 
 _configs = msgspec.json.Decoder(dict[str, Any])
@@ -136,6 +149,67 @@ def _assignment_row(state: State, group: str, place: Place, topic: str) -> Assig
     )
 
 
+# -- what has moved -------------------------------------------------------------------------------------
+
+
+def _assignment_moves(state: State, steps: Steps) -> pa.Table:
+    gone = {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
+    return ASSIGNMENT_MOVES.table(
+        AssignmentMoveRow(
+            step=step.step,
+            position=position,
+            group=group,
+            topic_id=move.topic_id,
+            topic=gone.get(move.topic_id) or state.topics[move.topic_id].topic,
+            partition=move.partition,
+            state=status,
+            owner=move.owner,
+            epoch=(move.epoch or step.step) if move.status is PartitionStatus.READY else None,
+            reason=reason,
+            redelivered_count=redelivered_count,
+            moved_at_ms=step.decided_at_ms,
+        )
+        for step in steps
+        for position, group, move, status, reason, redelivered_count in _moves_of(step)
+    )
+
+
+_Moved = tuple[int, str, Move, str, str, int]
+"""Position, group, the move, the state it leads to, what for, and how many messages are delivered again for it."""
+
+
+def _moves_of(step: Step) -> Iterator[_Moved]:
+    redelivered = _redelivered(step)
+    for position, one in enumerate(step.entries):
+        record = one.record
+        if isinstance(record, PartitionsMoved):
+            for move in record.moves:
+                # told once, of the first move that the step makes of it
+                count = redelivered.pop((record.group, move.place), 0)
+                yield position, record.group, move, move.status.value, record.reason, count
+        elif isinstance(record, PartitionsGone):
+            for partition in range(record.partitions):
+                none = Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
+                yield position, record.group, none, "gone", "", 0
+
+
+def _redelivered(step: Step) -> dict[tuple[str, Place], int]:
+    """Messages that an owner had of a partition and that go to the next one, as the step decides."""
+    counts: dict[tuple[str, Place], int] = {}
+    for one in step.entries:
+        record = one.record
+        if isinstance(record, MessagesSettled) and record.reason not in _NO_MOVE:
+            for part in record.parts:
+                if part.status is DeliveryStatus.AVAILABLE:
+                    key = record.group, part.place
+                    counts[key] = counts.get(key, 0) + sum(count for _, count in part.ranges)
+    return counts
+
+
+_NO_MOVE = ("member", "committed", "aborted")
+"""Reasons for which messages change their state while their partition stays where it is."""
+
+
 # -- the way back ---------------------------------------------------------------------------------------
 
 
@@ -193,7 +267,12 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
         state.note_group(name)
 
 
-PROJECT: Project = {GROUPS.name: _groups, MEMBERS.name: _members, ASSIGNMENTS.name: _assignments}
+PROJECT: Project = {
+    GROUPS.name: _groups,
+    MEMBERS.name: _members,
+    ASSIGNMENTS.name: _assignments,
+    ASSIGNMENT_MOVES.name: _assignment_moves,
+}
 RESTORE: Restore = {
     GROUPS.name: _restore_groups,
     MEMBERS.name: _restore_members,

@@ -1,0 +1,181 @@
+"""`assignment_history` and `handoffs`: who had which partition when, and how it went from one to the next."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from golden.story import Story
+from protocol_harness import HOUR_MS, Harness
+from unit.test_protocol_projection import SEEDS, busy
+
+from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
+from lakemq.engine.protocol.projection import project
+from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
+from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
+from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.storage.commits import StoredFile
+
+QUEUE = {"group.protocol": "queue", "max.handoff.ms": 3_000, "rebalance.delay.ms": 5_000}
+HANDOFFS = """
+SELECT "group", topic, partition, from_member, to_member, took_ms, reason, redelivered
+FROM handoffs
+ORDER BY began_at, partition"""
+
+
+def moves(mq: Harness) -> pa.Table:
+    return project(mq.state, mq.steps).get(ASSIGNMENT_MOVES.name, ASSIGNMENT_MOVES.empty())
+
+
+def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(":memory:") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)")
+        connection.from_arrow(rows).create_view(ASSIGNMENT_MOVES.name)
+        for name in ("assignment_history", "handoffs"):
+            connection.execute(f"CREATE VIEW {name} AS {VIEWS[name].format(database='main')}")
+        return connection.execute(query).fetchall()
+
+
+def time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=at_ms)
+
+
+def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
+    """Partition -> who had it then."""
+    at = time(at_ms).isoformat()
+    query = (
+        f"SELECT partition, owner FROM assignment_history WHERE since <= '{at}' AND (until > '{at}' OR until IS NULL)"
+    )
+    return dict(sql(rows, query))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def story() -> Story:
+    """C1 alone has both partitions of `t`, and five messages of each, from 1000 ms on."""
+    story = Story()
+    story.tell({"create": {"t": 2}})
+    story.tell({"publish": {"t-0": 5, "t-1": 5}})
+    story.tell({"join": "C1", "config": QUEUE})
+    story.tell({"acquire": "C1"})
+    return story
+
+
+def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story) -> None:
+    story.mq.now_ms = 10_000
+    story.tell({"join": "C2"})
+    story.tell({"wait_ms": 2_000})
+    story.tell({"ack": {"t-1": "0-4"}})
+    rows = moves(story.mq)
+    assert owners(rows, 999) == {}
+    assert owners(rows, 9_999) == {0: "C1", 1: "C1"}
+    assert owners(rows, 11_999) == {0: "C1", 1: "C1"}
+    assert owners(rows, 12_000) == {0: "C1", 1: "C2"}
+    told = sql(
+        rows,
+        "SELECT state, owner, since, until, reason FROM assignment_history WHERE partition = 1 ORDER BY since, until",
+    )
+    assert [one for one in told if one[2] != one[3]] == [
+        ("ready", "C1", time(1_000), time(10_000), "balance"),
+        ("paused", "C1", time(10_000), time(12_000), "balance"),
+        ("ready", "C2", time(12_000), None, "balance"),
+    ]
+    assert ("unassigned", None, time(12_000), time(12_000), "handed over") in told
+
+
+def test_a_handoff_tells_how_long_it_took_and_that_nothing_was_delivered_again(story: Story) -> None:
+    story.mq.now_ms = 10_000
+    story.tell({"join": "C2"})
+    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", None, None, "balance", 0)]
+    story.tell({"wait_ms": 2_000})
+    story.tell({"ack": {"t-1": "0-4"}})
+    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 2_000, "balance", 0)]
+
+
+def test_what_its_owner_had_when_the_time_was_up_is_counted(story: Story) -> None:
+    story.tell({"ack": {"t-1": ["0-1", 3]}})
+    story.tell({"join": "C2"})
+    story.tell({"wait_ms": 3_000})
+    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 2)]
+
+
+def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story) -> None:
+    story.mq.now_ms = 10_000
+    story.tell({"join": "C2"})
+    story.tell({"ack": {"t-1": "0-4"}})
+    story.mq.now_ms = 20_000
+    story.tell({"silent": "C1"})
+    assert owners(moves(story.mq), 20_001) == {0: None, 1: "C2"}
+    story.tell({"wait_ms": 5_000})
+    assert sql(moves(story.mq), HANDOFFS)[1:] == [("g", "t", 0, "C1", "C2", 5_000, "session", 5)]
+
+
+def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
+    assert {row["epoch"] for row in moves(story.mq).to_pylist()} == {story.mq.state.groups["g"].assignments[1, 0].epoch}
+    epochs = {place: one.epoch for place, one in story.mq.state.groups["g"].assignments.items()}
+    story.tell({"silent": "C1"})
+    assert [row[3:5] for row in sql(moves(story.mq), HANDOFFS)] == [("C1", None)] * 2
+    story.tell({"join": "C1", "knows": True})
+    assert {place: one.epoch for place, one in story.mq.state.groups["g"].assignments.items()} == epochs
+    assert sql(moves(story.mq), HANDOFFS) == []
+
+
+def test_what_is_gone_is_no_handoff_and_a_group_made_anew_begins_anew(story: Story) -> None:
+    story.mq.ask(LeaveGroup("g", ["C1"]))
+    assert [row[3:] for row in sql(moves(story.mq), HANDOFFS)] == [("C1", None, None, "left", 5)] * 2
+    story.mq.ask(DeleteGroup("g"))
+    assert sql(moves(story.mq), HANDOFFS) == []
+    assert owners(moves(story.mq), story.mq.now_ms) == {}
+    story.mq.now_ms += 1
+    story.tell({"join": "C3", "config": QUEUE})
+    assert sql(moves(story.mq), HANDOFFS) == []
+    assert owners(moves(story.mq), story.mq.now_ms) == {0: "C3", 1: "C3"}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> None:
+    mq = busy(seed)
+    query = "SELECT g.group, topic, partition, state, owner FROM assignment_history g WHERE until IS NULL"
+    known = {
+        (group.group, one.topic, place[1], one.status.value, one.owner)
+        for group in mq.state.groups.values()
+        for place, one in group.assignments.items()
+        if one.status.value != "unassigned"
+    }
+    assert {one for one in sql(moves(mq), query) if one[3] != "unassigned"} == known
+
+
+# -- what is kept -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: Story, whole: bool) -> None:
+    story.tell({"create": {"u": 1}})
+    story.tell({"join": "C9", "topics": ["u"], "group": "other"})
+    story.mq.ask(LeaveGroup("other", ["C9"]), DeleteGroup("other"))
+    story.tell({"join": "C2"})
+    story.tell({"ack": {"t-1": "0-4"}})
+    story.mq.now_ms += HOUR_MS
+    story.tell({"silent": "C1"})
+    rows, now = moves(story.mq), living(story.mq.state)
+    left = trimmed(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
+    gone = [] if whole else [("u", 0, "gone", None)]
+    assert [(row["topic"], row["partition"], row["state"], row["owner"]) for row in left.to_pylist()] == [
+        ("t", 0, "ready", "C1"),
+        *gone,
+        ("t", 1, "ready", "C2"),
+        ("t", 0, "unbound", None),
+    ]
+    assert owners(left, story.mq.now_ms) == owners(rows, story.mq.now_ms)
+    assert [row[3:5] for row in sql(left, HANDOFFS)] == [("C1", None)]
+    assert trimmed(ASSIGNMENT_MOVES, left, now, HOUR_MS - 1, whole) == left
+
+
+def test_a_large_file_of_old_moves_is_merged_once_more(story: Story) -> None:
+    now = living(story.mq.state)
+    old = StoredFile("f", 1 << 30, 1, {"max.moved_at_ms": now.now_ms - HOUR_MS})
+    assert is_spent(ASSIGNMENT_MOVES, old, now, HOUR_MS - 1)
+    assert not is_spent(ASSIGNMENT_MOVES, old, now, HOUR_MS)
