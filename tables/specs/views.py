@@ -64,20 +64,31 @@ _TRANSACTION_HISTORY = f"""\
 SELECT {_TRANSACTION.replace("{until}", "updated_at_ms")}
 FROM {{database}}.transactions"""
 
+# What a queue group has acknowledged past its committed offset is not left; of what is not stable nothing is.
 _CONSUMER_LAG = """\
-SELECT c.group, c.topic, c.partition, c.committed_offset, p.last_stable_offset, p.high_watermark,
-       greatest(p.last_stable_offset - c.committed_offset, 0) AS lag,
+SELECT c.group, c.topic, c.partition, c.committed_offset, c.last_stable_offset, c.high_watermark,
+       greatest(c.last_stable_offset - c.committed_offset, 0)
+         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged'
+                         THEN greatest(least(c.stretch.first_offset + c.stretch.record_count, c.last_stable_offset)
+                                       - c.stretch.first_offset, 0)
+                         ELSE 0 END) AS BIGINT) AS lag,
        timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
 FROM (
-  SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
-  FROM {database}.consumer_offsets g
+  SELECT o.group, o.topic, o.partition, o.committed_offset, p.last_stable_offset, p.high_watermark, o.committed_at_ms,
+         o.metadata, explode_outer(o.ranges) AS stretch
+  FROM (
+    SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
+    FROM {database}.consumer_offsets g
+  ) o
+  JOIN (
+    SELECT *, row_number() OVER (PARTITION BY topic_id, partition ORDER BY step DESC) AS age
+    FROM {database}.partitions
+  ) p
+    ON p.topic_id = o.topic_id AND p.partition = o.partition
+  WHERE o.age = 1 AND p.age = 1 AND NOT o.removed AND NOT p.removed
 ) c
-JOIN (
-  SELECT *, row_number() OVER (PARTITION BY topic_id, partition ORDER BY step DESC) AS age
-  FROM {database}.partitions
-) p
-  ON p.topic_id = c.topic_id AND p.partition = c.partition
-WHERE c.age = 1 AND p.age = 1 AND NOT c.removed AND NOT p.removed"""
+GROUP BY c.group, c.topic, c.partition, c.committed_offset, c.last_stable_offset, c.high_watermark, c.committed_at_ms,
+         c.metadata"""
 
 _GROUP_MEMBERS = """\
 SELECT m.group, m.member_id, m.instance_id, m.topics, m.pattern, timestamp_millis(m.joined_at_ms) AS joined_at

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from golden.story import Story
 from protocol_harness import HOUR_MS, Harness
+from unit import projected
+from unit.projected import tables, time_at
 from unit.test_protocol_projection import SEEDS, busy
 
 from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
-from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
-from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.commits import StoredFile
 
 QUEUE = {"group.protocol": "queue", "max.handoff.ms": 3_000, "rebalance.delay.ms": 5_000}
@@ -27,26 +26,17 @@ ORDER BY began_at, partition"""
 
 
 def moves(mq: Harness) -> pa.Table:
-    return project(mq.state, mq.steps).get(ASSIGNMENT_MOVES.name, ASSIGNMENT_MOVES.empty())
+    return tables(mq)[ASSIGNMENT_MOVES.name]
 
 
 def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect(":memory:") as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)")
-        connection.from_arrow(rows).create_view(ASSIGNMENT_MOVES.name)
-        for name in ("assignment_history", "handoffs"):
-            connection.execute(f"CREATE VIEW {name} AS {VIEWS[name].format(database='main')}")
-        return connection.execute(query).fetchall()
-
-
-def time(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=at_ms)
+    others = {spec.name: spec.empty() for spec in TABLES}
+    return projected.sql({**others, ASSIGNMENT_MOVES.name: rows}, query)
 
 
 def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
     """Partition -> who had it then."""
-    at = time(at_ms).isoformat()
+    at = time_at(at_ms).isoformat()
     query = (
         f"SELECT partition, owner FROM assignment_history WHERE since <= '{at}' AND (until > '{at}' OR until IS NULL)"
     )
@@ -79,11 +69,11 @@ def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story
         "SELECT state, owner, since, until, reason FROM assignment_history WHERE partition = 1 ORDER BY since, until",
     )
     assert [one for one in told if one[2] != one[3]] == [
-        ("ready", "C1", time(1_000), time(10_000), "balance"),
-        ("paused", "C1", time(10_000), time(12_000), "balance"),
-        ("ready", "C2", time(12_000), None, "balance"),
+        ("ready", "C1", time_at(1_000), time_at(10_000), "balance"),
+        ("paused", "C1", time_at(10_000), time_at(12_000), "balance"),
+        ("ready", "C2", time_at(12_000), None, "balance"),
     ]
-    assert ("unassigned", None, time(12_000), time(12_000), "handed over") in told
+    assert ("unassigned", None, time_at(12_000), time_at(12_000), "handed over") in told
 
 
 def test_a_handoff_tells_how_long_it_took_and_that_nothing_was_delivered_again(story: Story) -> None:

@@ -59,6 +59,7 @@ def test_the_commands_show_the_queue(folder: Path) -> None:
         ["ship", "orders", str(partition), "unassigned"] for partition in range(4)
     ]
     assert sum(int(line.split()[1]) for line in said["sql"][1:]) == 40
+    assert {line.split()[6] for line in said["lag"][1:]} == {"0"}
 
 
 def test_the_commands_show_dead_letters(folder: Path) -> None:

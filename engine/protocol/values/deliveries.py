@@ -158,8 +158,8 @@ class Deliveries:
 
     def left_count(self, end: int) -> int:
         """Offsets before `end` that are not done with."""
-        new = max(0, end - max(self.next_offset, self.start))
-        return new + sum(one.length for one in self.stretches if one.status is not DeliveryStatus.ACKNOWLEDGED)
+        done = (one for one in self.stretches if one.status is DeliveryStatus.ACKNOWLEDGED)
+        return max(0, end - self.start) - sum(max(0, min(one.end, end) - one.first) for one in done)
 
     def held(self) -> list[Stretch]:
         """What its owner has and has said nothing of."""

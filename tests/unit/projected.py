@@ -1,0 +1,38 @@
+"""SQL over what the core in memory would write: all tables and views, in DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from protocol_harness import Harness
+
+from lakemq.engine.protocol.projection import project
+from lakemq.jobs.sql import _MACROS
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.views import VIEWS
+
+
+def tables(mq: Harness) -> dict[str, pa.Table]:
+    """As one pass over all steps writes them."""
+    written = project(mq.state, mq.steps)
+    return {spec.name: written.get(spec.name, spec.empty()) for spec in TABLES}
+
+
+def sql(given: Mapping[str, pa.Table], query: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(":memory:") as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for macro in _MACROS:
+            connection.execute(macro)
+        for name, rows in given.items():
+            connection.from_arrow(rows).create_view(name)
+        for name, text in VIEWS.items():
+            connection.execute(f"CREATE VIEW {name} AS {text.format(database='main')}")
+        return connection.execute(query).fetchall()
+
+
+def time_at(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=at_ms)
