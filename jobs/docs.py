@@ -18,7 +18,7 @@ from typing import Any
 from lakemq.engine.client.consume.groups import DELIVERY_TRANSITIONS, GROUP, PARTITION_TRANSITIONS
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
-from lakemq.engine.client.topics import TOPIC
+from lakemq.engine.client.topics import LOG_TRANSITIONS, TOPIC
 from lakemq.engine.client.transactions.operations import TRANSITIONS, Transitions
 from lakemq.engine.namespace.config import ENGINE, NOT_OURS, Parameter
 from lakemq.errors import LakeMQError, all_errors
@@ -187,6 +187,7 @@ def states_page() -> str:
                 " Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that is not "
                 "known: never asked for, or expired.",
             ),
+            *_states(LOG_TRANSITIONS, " They are in [`partitions`](tables.md#partitions)."),
             *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
             *_states(DELIVERY_TRANSITIONS, " They are in [`consumer_offsets`](tables.md#consumer_offsets)."),
         ]

@@ -9,16 +9,30 @@ from typing import Any, Protocol, TypeVar
 from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
 from ..protocol.parameters import TOPIC
 from ..protocol.values.state import State
-from ..protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic, TopicDone
+from ..protocol.values.topics import (
+    LOG_TRANSITIONS,
+    AlterTopic,
+    CreateTopic,
+    DeleteRecords,
+    DeleteTopic,
+    Topic,
+    TopicDone,
+)
 from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
 from .requester import Requester
+
+__all__ = ["LOG_TRANSITIONS", "TopicDescription", "Topics", "parse_config"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """A topic: its settings (those set, and all with defaults) and how far its partitions reach."""
+    """A topic: its settings (those set, and all with defaults) and how far its partitions reach.
+
+    partitions: that take what is published. After them come, in the lists, those that drain, and those that have ended:
+    partition_states says of each what it is.
+    """
 
     topic: str
     topic_id: int
@@ -28,6 +42,7 @@ class TopicDescription:
     subscriptions: list[str]
     beginning_offsets: list[int]
     end_offsets: list[int]
+    partition_states: list[str]
 
     @property
     def message_count(self) -> int:
@@ -87,11 +102,16 @@ class Topics:
         config: Mapping[str, Any] | None = None,
         partitions: int | None = None,
         subscriptions: Sequence[str] | None = None,
+        force: bool = False,
     ) -> TopicDescription:
-        """Set or (with None) reset settings, add partitions, replace subscriptions."""
+        """Set or (with None) reset settings, change the number of partitions, replace subscriptions.
+
+        force: also to fewer partitions: what is published goes to those that are left, the last ones drain. Raises
+        UnknownTopicOrPartition, InvalidTopic, InvalidConfig; InvalidPartitions: there are more.
+        """
         wanted = None if subscriptions is None else texts("subscriptions", subscriptions, InvalidTopic)
         number = None if partitions is None else whole_number("partitions", partitions, error=InvalidPartitions)
-        self._ask(AlterTopic(topic_name("topic", topic), _checked_config(config), number, wanted))
+        self._ask(AlterTopic(topic_name("topic", topic), _checked_config(config), number, wanted, flag("force", force)))
         return self.describe(topic)
 
     def delete(self, topic: str) -> None:
@@ -139,4 +159,5 @@ def _description(topic: Topic) -> TopicDescription:
         subscriptions=list(topic.subscriptions),
         beginning_offsets=topic.log_starts.tolist(),
         end_offsets=topic.high_watermarks.tolist(),
+        partition_states=[topic.status(partition).value for partition in range(topic.log_count)],
     )

@@ -44,7 +44,7 @@ class _Logs:
     @classmethod
     def of(cls, topics: Sequence[Topic]) -> _Logs:
         """topics: ascending by id."""
-        counts = np.array([topic.partition_count for topic in topics], np.int64)
+        counts = np.array([topic.log_count for topic in topics], np.int64)
         starts = np.concatenate([np.zeros(0, np.int64), *(topic.log_starts for topic in topics)])
         return cls(topics, np.array([t.topic_id for t in topics], np.int64), np.cumsum(counts) - counts, starts)
 

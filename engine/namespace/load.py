@@ -69,7 +69,7 @@ def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RES
         raise _damaged(store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions")
     state = restore(watermark, tables)
     for topic in state.topics.values():
-        found, expected = counts.get(topic.topic_id, 0), topic.partition_count
+        found, expected = counts.get(topic.topic_id, 0), topic.log_count
         if found < expected:  # their offsets would be given out again
             raise _damaged(store, f"{PARTITIONS.name} has {found} partitions of {topic.topic}, expected {expected}")
     return state

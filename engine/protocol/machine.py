@@ -206,8 +206,7 @@ def evolve(state: State, record: Record, segments: Segments = NO_SEGMENTS) -> No
 def begin_step(state: State, now_ms: int) -> int:
     """Open the next step; returns its time, which never goes back. All records that follow belong to it."""
     state.step += 1
-    state.touched_groups.clear()
-    state.delays.begin_step()
+    state.begin_step()
     state.now_ms = max(state.now_ms, now_ms)
     return state.now_ms
 
@@ -216,8 +215,7 @@ def replay(state: State, steps: Iterable[Step]) -> State:
     """Fold steps of the journal, in order, into the state."""
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
-        state.touched_groups.clear()
-        state.delays.begin_step()
+        state.begin_step()
         for one in step.entries:
             evolve(state, one.record, one.segments)
     return state

@@ -25,6 +25,7 @@ Subscription = Annotated[
     typer.Option(metavar="DESTINATION", help="A destination it also receives, such as 'flights/>'; repeatable."),
 ]
 
+_PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "messages", "state")
 _COLUMNS = ("topic", "partitions", "messages", "config", "subscriptions")
 
 
@@ -73,16 +74,20 @@ def describe(ctx: typer.Context, topic: Name) -> None:
         typer.echo()
         show(_settings(found), session.output, ("setting", "value", "set"))
         typer.echo()
-    show(_partitions(found), session.output, ("topic", "partition", "beginning_offset", "end_offset", "messages"))
+    show(_partitions(found), session.output, _PARTITIONS)
 
 
-@topics.command(help=f"Change settings, add partitions, replace subscriptions. {NEEDS_ANSWER}")
+@topics.command(help=f"Change settings, the number of partitions, subscriptions. {NEEDS_ANSWER}")
 def alter(
     ctx: typer.Context,
     topic: Name,
     partitions: Annotated[
-        int | None, typer.Option(metavar="N", help="The new number of partitions; never fewer.")
+        int | None, typer.Option(metavar="N", help="The new number of partitions; fewer only with --force.")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also to fewer: keys go to those left, the others are read to their ends."),
+    ] = False,
     config: Config = None,
     reset: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="A setting that gets its default back; repeatable.")
@@ -105,7 +110,7 @@ def alter(
         raise typer.BadParameter("nothing to change", param_hint="lakemq topics alter")
     session = session_of(ctx)
     with session.connect() as mq, answered(mq):
-        changed = mq.topics.alter(topic, {**changes, **dict.fromkeys(reset or ())}, partitions, wanted)
+        changed = mq.topics.alter(topic, {**changes, **dict.fromkeys(reset or ())}, partitions, wanted, force)
     show([_summary(changed)], session.output, _COLUMNS)
 
 
@@ -136,7 +141,7 @@ def delete_records(
     with session.connect() as mq, answered(mq):
         mq.topics.delete_records(topic, limits)
         left = mq.topics.describe(topic)
-    show(_partitions(left), session.output, ("topic", "partition", "beginning_offset", "end_offset", "messages"))
+    show(_partitions(left), session.output, _PARTITIONS)
 
 
 def _partition_limit(pair: tuple[str, str]) -> tuple[int, int]:
@@ -159,7 +164,11 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
 
 
 def _whole(topic: TopicDescription) -> dict[str, Any]:
-    offsets = {"beginning_offsets": topic.beginning_offsets, "end_offsets": topic.end_offsets}
+    offsets = {
+        "beginning_offsets": topic.beginning_offsets,
+        "end_offsets": topic.end_offsets,
+        "partition_states": topic.partition_states,
+    }
     return {**_summary(topic), "settings": topic.settings, **offsets}
 
 
@@ -171,12 +180,13 @@ def _settings(topic: TopicDescription) -> list[dict[str, Any]]:
 
 
 def _partitions(topic: TopicDescription) -> Iterator[dict[str, Any]]:
-    ends = zip(topic.beginning_offsets, topic.end_offsets, strict=True)
-    for partition, (first, end) in enumerate(ends):
+    logs = zip(topic.beginning_offsets, topic.end_offsets, topic.partition_states, strict=True)
+    for partition, (first, end, state) in enumerate(logs):
         yield {
             "topic": topic.topic,
             "partition": partition,
             "beginning_offset": first,
             "end_offset": end,
             "messages": end - first,
+            "state": state,
         }

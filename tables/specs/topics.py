@@ -18,7 +18,9 @@ class TopicRow:
     step: int = column(INT64, "The step that decided it.")
     topic_id: int = column(INT64, "Id, never reused.")
     topic: str = column(TEXT, "Name.")
-    partition_count: int = column(INT32, "Number of partitions.")
+    partition_count: int = column(INT32, "Number of partitions that take what is published.")
+    draining_count: int = column(INT32, "Number of those after them that are only read to their ends.")
+    ended_count: int = column(INT32, "Number of those after these that were.")
     config: str = column(TEXT, "What was set, as a JSON object; the rest are defaults.")
     subscriptions: list[str] = column(pa.list_(TEXT), "Destinations it also receives.")
     state: str = column(TEXT, "active or deleted.")
@@ -49,6 +51,7 @@ class PartitionRow:
         " (acknowledged).",
         nullable=True,
     )
+    state: str = column(TEXT, "active, draining or ended.")
     open_transactions: list[Any] = column(OPEN_TRANSACTIONS, "Transactions that are open here, and where they begin.")
     removed: bool = column(BOOL, "Deleted with its topic.")
 

@@ -412,6 +412,11 @@ class Story(QueueWords):
         places = {text: place_of(text) for text in expected}
         return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in places.items()}
 
+    def see_logs(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
+        """Topic -> the states of its partitions."""
+        topics = {name: self.mq.state.topic(name) for name in expected}
+        return {name: [one.status(p).value for p in range(one.log_count)] for name, one in topics.items()}
+
     def see_deleted_by(self, _: Any) -> list[Any]:
         """What the last step has deleted, and why."""
         records = [one.record for one in self.mq.steps[-1].entries]

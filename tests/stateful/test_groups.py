@@ -26,6 +26,7 @@ from lakemq.engine.protocol.values.groups import (
     MemberJoined,
     MemberLeft,
     MemberSilent,
+    PartitionsAdded,
     PartitionsGone,
     PartitionsMoved,
     RebalanceCompleted,
@@ -43,7 +44,7 @@ from lakemq.engine.protocol.values.offsets import (
     OffsetsRemoved,
     ResetOffsets,
 )
-from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic
+from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic, PartitionsEnded, Topic
 
 GROUP = "g"
 MAX_POLL_MS = 10_000
@@ -75,6 +76,8 @@ class Groups(RuleBasedStateMachine):
         """And epoch -> generation."""
         self.living: set[str] = set()
         self.committed: dict[Place, int] = {}
+        self.begins: dict[Place, int] = {}
+        """Where the group begins in what it has, but where somebody has made it forget that."""
         self.delay_ms = 0
 
     # -- what happens -----------------------------------------------------------------------------------
@@ -160,6 +163,11 @@ class Groups(RuleBasedStateMachine):
         if topic in self.mq.state.topic_ids:
             self.mq.one(AlterTopic(topic, partitions=self.mq.state.topic(topic).partition_count + more))
 
+    @rule(topic=st.sampled_from(TOPICS), partitions=st.integers(1, 2))
+    def shrink(self, topic: str, partitions: int) -> None:
+        if topic in self.mq.state.topic_ids:
+            self.mq.one(AlterTopic(topic, partitions=partitions, force=True))
+
     @rule(topic=st.sampled_from(TOPICS))
     def delete_or_make(self, topic: str) -> None:
         if topic in self.mq.state.topic_ids:
@@ -170,7 +178,9 @@ class Groups(RuleBasedStateMachine):
     @rule(topic=st.sampled_from(TOPICS))
     def publish(self, topic: str) -> None:
         if topic in self.mq.state.topic_ids:
-            request: Produce = self.mq.produce({0: 2}, topic)
+            request: Produce = self.mq.produce(
+                dict.fromkeys(range(self.mq.state.topic(topic).partition_count), 2), topic
+            )
             self.mq.one(request)
 
     @rule(member=members, data=st.data())
@@ -224,6 +234,14 @@ class Groups(RuleBasedStateMachine):
             for t, p in group.owned(member)
         ]
         self.mq.one(CommitOffsets(GROUP, done, None, member, group.generation))
+
+    @rule(member=members, topic=st.sampled_from(TOPICS), more=st.booleans())
+    def shrink_what_one_has_worked_off(self, member: str, topic: str, more: bool) -> None:
+        """more: of which something is left."""
+        self.work_off_what_comes(member, topic)
+        self.publish(topic) if more else None
+        self.shrink(topic, 1)
+        self.pass_time(member, 1)
 
     def _further(self, data: st.DataObject, place: Place) -> int:
         """As consumers do that never seek."""
@@ -312,9 +330,16 @@ class Groups(RuleBasedStateMachine):
                 elif isinstance(record, RebalanceCompleted):
                     assert record.generation == self.generation + 1
                     self.generation = record.generation
+                elif isinstance(record, PartitionsAdded):
+                    for partition, at in enumerate(record.start_offsets, record.first):
+                        self.begins[record.topic_id, partition] = at or 0
+                elif isinstance(record, PartitionsEnded):
+                    self._check_passed(record)
                 elif isinstance(record, PartitionsGone):
-                    self.had = {place: one for place, one in self.had.items() if place[0] != record.topic_id}
-                    self.owners = {place: who for place, who in self.owners.items() if place[0] != record.topic_id}
+                    gone = {(record.topic_id, partition) for partition in range(record.first, record.partitions)}
+                    self.had = {place: one for place, one in self.had.items() if place not in gone}
+                    self.owners = {place: who for place, who in self.owners.items() if place not in gone}
+                    self.begins = {place: at for place, at in self.begins.items() if place not in gone}
                 elif isinstance(record, GroupForgotten):
                     assert not self.living
                     assert not self.owners
@@ -327,11 +352,19 @@ class Groups(RuleBasedStateMachine):
             self.generations[step.step] = self.generation
         self.seen_steps = len(self.mq.steps)
 
+    def _check_passed(self, record: PartitionsEnded) -> None:
+        """Nothing is left of it for a group that has been there. It takes no publish any more, so the ends are its."""
+        topic = self.mq.state.topics[record.topic_id]
+        for partition in range(record.first, topic.log_count):
+            place, end = (record.topic_id, partition), int(topic.high_watermarks[partition])
+            assert self.committed.get(place, self.begins.get(place, end)) >= end
+
     def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
         """I7: they move back only where an operator has said so, which the journal has."""
         if isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 del self.committed[record.topic_id, partition]
+                self.begins.pop((record.topic_id, partition), None)
             return
         for topic_id, one in zip(record.topic_ids, record.offsets, strict=True):
             place = topic_id, one.partition
@@ -381,6 +414,8 @@ class Groups(RuleBasedStateMachine):
         if group is None or group.status is not GroupStatus.STABLE:
             return
         wanted = {name for one in group.members.values() for name in one.topics}
+        counts = {name: one.consumed_count for name, one in self._topics_of(group).items()}
+        assert {name: sum(one.topic == name for one in group.assignments.values()) for name in counts} == counts
         for place, one in group.assignments.items():
             assert (one.owner is not None) == (self.mq.state.topics[place[0]].topic in wanted)
             if one.owner is not None:
@@ -389,6 +424,9 @@ class Groups(RuleBasedStateMachine):
             counts = Counter(one.owner for one in group.assignments.values())
             shares = [counts[name] for name in group.members]
             assert max(shares) - min(shares) <= 1
+
+    def _topics_of(self, group: Group) -> dict[str, Topic]:
+        return {self.mq.state.topics[t].topic: self.mq.state.topics[t] for t, _ in group.assignments}
 
     def teardown(self) -> None:
         """Left alone, with members that do as they are told, every group comes to rest."""

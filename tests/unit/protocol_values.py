@@ -110,6 +110,7 @@ from lakemq.engine.protocol.values.topics import (
     CreateTopic,
     DeleteRecords,
     DeleteTopic,
+    PartitionsEnded,
     RecordsDeleted,
     TopicAltered,
     TopicCreated,
@@ -346,6 +347,7 @@ RESULTS: Kinds = {
 RECORDS: Kinds = {
     TopicCreated: st.builds(TopicCreated, small, texts, small, configs, columns(texts)),
     TopicAltered: st.builds(TopicAltered, small, texts, small, configs, columns(texts)),
+    PartitionsEnded: st.builds(PartitionsEnded, small, texts, small),
     TopicDeleted: st.builds(TopicDeleted, small, texts, small),
     RecordsDeleted: st.builds(RecordsDeleted, small, texts, st.dictionaries(small, counts), texts),
     ProducerInitialized: st.builds(ProducerInitialized, small, epochs),

@@ -184,7 +184,11 @@ def calls(mq: Connection) -> list[Call]:
             right(topic=TOPIC, partitions=2, config=dict, subscriptions=list, exist_ok=True),
             mq.topics.create,
         ),
-        Call("topics.alter", right(topic=TOPIC, config=dict, partitions=2, subscriptions=list), mq.topics.alter),
+        Call(
+            "topics.alter",
+            right(topic=TOPIC, config=dict, partitions=2, subscriptions=list, force=False),
+            mq.topics.alter,
+        ),
         Call("topics.delete", right(topic="nobody"), mq.topics.delete),
         Call("topics.delete_records", right(topic=TOPIC, before=lambda: {0: 0}), mq.topics.delete_records),
         Call(

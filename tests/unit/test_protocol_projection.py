@@ -68,7 +68,8 @@ def happen(mq: Harness, chance: random.Random) -> None:
         return
     kind, topic = chance.randrange(49), mq.state.topic(name)
     if kind == 0:
-        mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, topic.partition_count + chance.randrange(2)))
+        count = max(1, topic.partition_count + chance.choice([-1, 0, 1]))
+        mq.ask(AlterTopic(name, {"retention.ms": chance.randrange(9)}, count, force=True))
     elif kind == 1:
         mq.ask(DeleteTopic(name))
     elif kind == 2:

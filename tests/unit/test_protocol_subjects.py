@@ -18,6 +18,7 @@ from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, Par
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogStatus
 from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
 from lakemq.engine.protocol.values.transitions import Transitions
 from lakemq.tables.specs.registry import TABLES
@@ -75,6 +76,7 @@ def test_every_table_but_a_few_is_projected() -> None:
     [
         (TransactionStatus, TRANSITIONS),
         (PartitionStatus, PARTITION_TRANSITIONS),
+        (LogStatus, LOG_TRANSITIONS),
     ],
 )
 def test_a_table_of_transitions_has_every_state(states: type[Enum], transitions: Transitions) -> None:

@@ -137,6 +137,7 @@ def test_a_row_class_is_frozen_and_checks_its_columns() -> None:
         log_start_offset=0,
         high_watermark=5,
         last_stable_offset=3,
+        state="active",
         open_transactions=[{"producer_id": 7, "first_offset": 3}],
         removed=False,
     )

@@ -86,5 +86,5 @@ class Resets:
 
 def _places(state: State, name: str, partition: int | None) -> list[tuple[int, int]]:
     topic = state.topic(name)
-    partitions = range(topic.partition_count) if partition is None else (partition,)
+    partitions = range(topic.consumed_count) if partition is None else (partition,)
     return [topic.place(number) for number in partitions]

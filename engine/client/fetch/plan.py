@@ -132,7 +132,7 @@ def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mappin
             raise UnknownTopicOrPartition(
                 f"{topic.topic} has no such partition.",
                 found=partition,
-                expected=f"0 to {topic.partition_count - 1}",
+                expected=f"0 to {topic.log_count - 1}",
             )
         number = checked_offset(offset, lowest=-2)
         offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)

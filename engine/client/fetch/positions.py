@@ -43,7 +43,7 @@ def plan_positions(
     starts = _positions(reader, files, topic, isolation, start)
     ends = _positions(reader, files, topic, isolation, end)
     if partitions is not None:
-        unknown = [p for p in partitions if not 0 <= p < topic.partition_count]
+        unknown = [p for p in partitions if not 0 <= p < topic.log_count]
         if unknown:
             raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
         if lacking := [p for p in partitions if p not in starts]:
@@ -86,7 +86,7 @@ def offsets_for_times(
 ) -> dict[int, tuple[int, int] | None]:
     """Partition -> (offset, timestamp in ms) of its first message not before the time, None where there is none."""
     topic = reader.refresh().topic(topic_name)
-    unknown = [p for p in times if not 0 <= p < topic.partition_count]
+    unknown = [p for p in times if not 0 <= p < topic.log_count]
     if unknown:
         raise UnknownTopicOrPartition(f"{topic_name} has no such partition.", found=unknown[0])
     return _for_times(reader, files, topic, {p: microseconds(t) for p, t in times.items()})

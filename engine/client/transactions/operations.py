@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...protocol.errors import TransactionalIdNotFound, UnknownTopicOrPartition
+from ...protocol.errors import TransactionalIdNotFound
 from ...protocol.hashing import shard
 from ...protocol.names import shown
 from ...protocol.values.state import State
@@ -84,8 +84,7 @@ class Transactions:
         """The producers the sequencer remembers of a partition. Raises UnknownTopicOrPartition."""
         topic, partition, state = topic_name("topic", topic), partition_number(partition), self._state()
         known = state.topic(topic)
-        if not 0 <= partition < known.partition_count:
-            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        known.place(partition)
         firsts = known.open_transactions.get(partition, {})
         found = []
         for producer_id, producer in sorted(state.producers.items()):

@@ -104,7 +104,7 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
     changed: dict[tuple[str, Place], str] = {}
     for _, record in records(steps):
         if isinstance(record, PartitionsGone):
-            changed |= {(record.group, (record.topic_id, p)): record.topic for p in range(record.partitions)}
+            changed |= {(record.group, (record.topic_id, p)): record.topic for p in _gone(record)}
         elif isinstance(record, PartitionsMoved):
             changed |= {(record.group, move.place): "" for move in record.moves}
         elif isinstance(record, TargetSet):
@@ -116,6 +116,10 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
         elif _concerns_all(record):
             changed |= {(record.subject, place): "" for place in _places_of(state, record.subject)}
     return ASSIGNMENTS.table(_assignment_row(state, *key, topic) for key, topic in sorted(changed.items()))
+
+
+def _gone(record: PartitionsGone) -> range:
+    return range(record.first, record.partitions)
 
 
 def _places_of(state: State, group: str) -> Mapping[Place, Assignment]:
@@ -188,7 +192,7 @@ def _moves_of(step: Step) -> Iterator[_Moved]:
                 count = redelivered.pop((record.group, move.place), 0)
                 yield position, record.group, move, move.status.value, record.reason, count
         elif isinstance(record, PartitionsGone):
-            for partition in range(record.partitions):
+            for partition in _gone(record):
                 none = Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
                 yield position, record.group, none, "gone", "", 0
 

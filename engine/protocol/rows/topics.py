@@ -19,7 +19,15 @@ from ..values.deliveries import Deliveries, DeliveryStatus, Stretch
 from ..values.log import Produced
 from ..values.segments import Segments
 from ..values.state import State
-from ..values.topics import MAX_PARTITIONS, RecordsDeleted, Topic, TopicAltered, TopicCreated, TopicDeleted
+from ..values.topics import (
+    MAX_PARTITIONS,
+    PartitionsEnded,
+    RecordsDeleted,
+    Topic,
+    TopicAltered,
+    TopicCreated,
+    TopicDeleted,
+)
 from ..values.transactions import MarkersWritten
 from . import stretches
 from .steps import Project, Restore, Steps, records
@@ -31,7 +39,7 @@ def _topics(state: State, steps: Steps) -> pa.Table:
     changed = {
         record.topic_id: record.topic
         for _, record in records(steps)
-        if isinstance(record, TopicCreated | TopicAltered | TopicDeleted)
+        if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded | TopicDeleted)
     }
     return TOPICS.table(
         _topic_row(state.step, state.topics[topic_id])
@@ -47,6 +55,8 @@ def _topic_row(step: int, topic: Topic) -> TopicRow:
         topic_id=topic.topic_id,
         topic=topic.topic,
         partition_count=topic.partition_count,
+        draining_count=topic.draining_count,
+        ended_count=topic.ended_count,
         config=msgspec.json.encode(topic.config).decode(),
         subscriptions=topic.subscriptions,
         state="active",
@@ -60,6 +70,8 @@ def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
         topic_id=topic_id,
         topic=name,
         partition_count=0,
+        draining_count=0,
+        ended_count=0,
         config="{}",
         subscriptions=[],
         state="deleted",
@@ -72,8 +84,9 @@ def _partitions(state: State, steps: Steps) -> pa.Table:
     for step in steps:
         for one in step.entries:
             record = one.record
-            if isinstance(record, TopicCreated | TopicAltered):
-                changed.setdefault(record.topic_id, set()).update(range(record.partitions))
+            if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded):
+                known = state.topics.get(record.topic_id)
+                changed.setdefault(record.topic_id, set()).update(range(known.log_count if known else 0))
             elif isinstance(record, DeadLettersSettled):
                 changed.setdefault(record.topic_id, set()).update(part.partition for part in record.parts)
                 _add_touched(changed, one.segments)
@@ -114,6 +127,7 @@ def _partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], r
         np.concatenate([topic.high_watermarks[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.last_stable_offsets[partitions] for topic, partitions in chosen]),
         _redrives(touched, n),
+        pa.array([topic.status(partition).value for topic, mine in touched for partition in mine], pa.string()),
         pa.array([_open(topic, partition) for topic, mine in touched for partition in mine], OPEN_TRANSACTIONS),
         pa.repeat(removed, n),
     ]
@@ -139,13 +153,16 @@ def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
 
 def _restore_topics(state: State, rows: pa.Table) -> None:
     for row in TOPICS.rows(rows):
-        if not 1 <= row.partition_count <= MAX_PARTITIONS:
-            raise ValueError(f"{TOPICS.name} has {row.topic} with {row.partition_count} partitions")
+        counts = row.partition_count, row.draining_count, row.ended_count
+        if min(counts) < 0 or not 1 <= row.partition_count <= sum(counts) <= MAX_PARTITIONS:
+            raise ValueError(f"{TOPICS.name} has {row.topic} with {sum(counts)} partitions")
         if row.topic in state.topic_ids:
             raise ValueError(f"{TOPICS.name} has two topics {row.topic}")
-        zeros = np.zeros(row.partition_count, np.int64)
+        zeros = np.zeros(sum(counts), np.int64)
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
-        state.add(Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy()))
+        topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
+        topic.draining_count, topic.ended_count = row.draining_count, row.ended_count
+        state.add(topic)
 
 
 def _restore_partitions(state: State, partitions: pa.Table) -> None:
@@ -154,10 +171,10 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
     topic_ids, numbers, ends, starts = (partitions.column(name).to_numpy() for name in names)
     found, counts = np.unique(topic_ids, return_counts=True)
     topics = [state.topics[topic_id] for topic_id in found.tolist()]
-    beyond = numbers >= np.repeat(np.array([topic.partition_count for topic in topics], np.int64), counts)
+    beyond = numbers >= np.repeat(np.array([topic.log_count for topic in topics], np.int64), counts)
     if len(wrong := np.flatnonzero((numbers < 0) | beyond)):
         topic = state.topics[int(topic_ids[wrong[0]])]
-        raise ValueError(f"{PARTITIONS.name} has a partition of {topic.topic} beyond its {topic.partition_count}")
+        raise ValueError(f"{PARTITIONS.name} has a partition of {topic.topic} beyond its {topic.log_count}")
     if len(wrong := np.flatnonzero((starts < 0) | (starts > ends))):
         topic = state.topics[int(topic_ids[wrong[0]])]
         raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")

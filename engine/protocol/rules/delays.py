@@ -186,11 +186,13 @@ class _Log:
     def _append(self, one: WaitingRange, first: int, upto: int) -> None:
         if first == upto:
             return
-        told, count = one.told, upto - first
-        place, first_row = (told.topic_id, told.partition), told.first_row + first
+        told, count, topic = one.told, upto - first, self._state.topics[one.told.topic_id]
+        # of fewer partitions than there were when it was published
+        partition = told.partition % topic.partition_count
+        place, first_row = (told.topic_id, partition), told.first_row + first
         end = self._ends.get(place)
         if end is None:
-            end = int(self._state.topics[told.topic_id].high_watermarks[told.partition])
+            end = int(topic.high_watermarks[partition])
         self._ends[place] = end + count
         last = self._last.get(place)
         if last is not None and _goes_on(last, one, first_row):
@@ -201,7 +203,8 @@ class _Log:
             return
         self._last[place] = {
             "topic_id": told.topic_id,
-            "partition": told.partition,
+            "partition": partition,
+            "file_partition": told.partition,
             "base_offset": end,
             "record_count": count,
             "last_offset": end + count - 1,
@@ -228,7 +231,6 @@ class _Log:
             n,
             kind=["data"] * n,
             topic=[topic.topic for topic in topics],
-            file_partition=columns["partition"],
             append_time_ms=[now_ms if by_us else None for by_us in stamped],
             decided_at_ms=[now_ms] * n,
             transactional=[False] * n,
@@ -238,8 +240,9 @@ class _Log:
 
 
 def _goes_on(last: dict[str, Any], one: WaitingRange, first_row: int) -> bool:
-    ends = last["file_id"], last["first_row"] + last["record_count"], last["producer_id"], last["producer_epoch"]
-    return ends == (one.told.file_id, first_row, *one.author)
+    in_file = last["file_id"], last["file_partition"], last["first_row"] + last["record_count"]
+    author = last["producer_id"], last["producer_epoch"]
+    return (in_file, author) == ((one.told.file_id, one.told.partition, first_row), one.author)
 
 
 # -- what ends beside it ----------------------------------------------------------------------------------

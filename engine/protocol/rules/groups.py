@@ -234,7 +234,7 @@ def evolve_added(state: State, record: PartitionsAdded, segments: Segments) -> N
 
 def evolve_gone(state: State, record: PartitionsGone, segments: Segments) -> None:
     group = _touched(state, record.group)
-    group.remove_topic(record.topic_id)
+    group.remove(record.topic_id, record.first)
     group.group_epoch += 1
 
 

@@ -130,7 +130,7 @@ def _expanded(state: State, asked: ResetPlace, offset: int) -> list[tuple[Place,
     topic = state.topic(asked.topic) if asked.topic_id is None else state.topics.get(asked.topic_id)
     if topic is None:
         raise UnknownTopicId(found=f"{shown(asked.topic)} with id {asked.topic_id}")
-    partitions = range(topic.partition_count) if asked.partition is None else (asked.partition,)
+    partitions = range(topic.consumed_count) if asked.partition is None else (asked.partition,)
     at = offset if asked.offset is None else asked.offset
     return [(topic.place(partition), at) for partition in partitions]
 

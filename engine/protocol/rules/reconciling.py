@@ -34,8 +34,9 @@ from .timers import Time, Timer, Timers
 def starts_of(topic: Topic, reset: str) -> list[int | None]:
     """Where a group begins in each partition of a topic that it hears of first."""
     if reset == "none":
-        return [None] * topic.partition_count
-    return [int(at) for at in (topic.log_starts if reset == "earliest" else topic.last_stable_offsets)]
+        return [None] * topic.consumed_count
+    offsets = topic.log_starts if reset == "earliest" else topic.last_stable_offsets
+    return [int(at) for at in offsets[: topic.consumed_count]]
 
 
 def start_of(state: State, group: Group, place: Place, owner: str | None) -> int | None:
@@ -92,7 +93,7 @@ def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> li
 
 
 def decide_topics(state: State, group: Group) -> list[Record]:
-    """Partitions and topics that have come or gone since; what comes is read from its start."""
+    """Partitions and topics that have come or gone since; what comes is read from its start, or where it goes on."""
     counts = group.partition_counts
     named = {
         name: topic_id
@@ -107,9 +108,12 @@ def decide_topics(state: State, group: Group) -> list[Record]:
     ]
     for topic_id in wanted:
         topic, known = state.topics[topic_id], counts.get(topic_id, 0)
-        if topic.partition_count > known:
-            starts = [int(at) for at in topic.log_starts[known:]]
+        if topic.consumed_count > known:
+            added = range(known, topic.consumed_count)
+            starts = [state.resumed.get((topic_id, number), int(topic.log_starts[number])) for number in added]
             entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts), known))
+        elif topic.consumed_count < known:
+            entries.append(PartitionsGone(group.group, topic_id, topic.topic, known, topic.consumed_count))
     return entries
 
 

@@ -13,7 +13,6 @@ from ..errors import (
     InvalidTopic,
     OffsetOutOfRange,
     TopicAlreadyExists,
-    UnknownTopicOrPartition,
 )
 from ..names import check_subscription, check_topic_name, folded
 from ..parameters import TOPIC
@@ -31,6 +30,7 @@ from ..values.topics import (
     DeleteRecords,
     DeleteTopic,
     LogOutgrown,
+    PartitionsEnded,
     RecordsDeleted,
     Topic,
     TopicAltered,
@@ -38,6 +38,7 @@ from ..values.topics import (
     TopicDeleted,
     TopicDone,
 )
+from . import draining
 from .delays import decide_dropped
 from .registries import Folds, Rules
 from .timers import Timers
@@ -85,18 +86,19 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
 
 
 def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
-    """The topic with other settings, subscriptions, or more partitions (they take the next numbers).
+    """The topic with other settings, subscriptions, or number of partitions: more take the next numbers, those that
+    are too many drain.
 
-    Raises UnknownTopicOrPartition, InvalidPartitions (fewer partitions), InvalidConfig, InvalidTopic.
+    Raises UnknownTopicOrPartition, InvalidPartitions (fewer partitions, unless forced), InvalidConfig, InvalidTopic.
     """
     topic = state.topic(request.topic)
     partitions = topic.partition_count if request.partitions is None else request.partitions
     _check_partition_count(partitions)
-    if partitions < topic.partition_count:
+    if partitions < topic.partition_count and not request.force:
         raise InvalidPartitions(
-            "A topic cannot be given fewer partitions.",
+            "With fewer partitions most keys go elsewhere, and the last ones are only read to their ends.",
             found=partitions,
-            expected=f"at least {topic.partition_count}",
+            expected=f"at least {topic.partition_count}, or force",
         )
     subscriptions = topic.subscriptions if request.subscriptions is None else request.subscriptions
     for subscription in subscriptions:
@@ -152,7 +154,7 @@ def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
         if (partitions := [p for topic_id, p in committed if topic_id == topic.topic_id])
     ]
     removed += decide_dropped(state, topic)
-    return Decision(Done(), (*removed, JournalEntry(TopicDeleted(topic.topic_id, topic.topic, topic.partition_count))))
+    return Decision(Done(), (*removed, JournalEntry(TopicDeleted(topic.topic_id, topic.topic, topic.log_count))))
 
 
 def decide_delete_records(state: State, request: DeleteRecords, given: Given) -> Decision:
@@ -163,12 +165,7 @@ def decide_delete_records(state: State, request: DeleteRecords, given: Given) ->
     topic = state.topic(request.topic)
     log_starts: dict[int, int] = {}
     for partition, before in request.before.items():
-        if not 0 <= partition < topic.partition_count:
-            raise UnknownTopicOrPartition(
-                f"{topic.topic} has no such partition.",
-                found=partition,
-                expected=f"0 to {topic.partition_count - 1}",
-            )
+        topic.place(partition)
         high_watermark = int(topic.high_watermarks[partition])
         offset = high_watermark if before == -1 else before
         if not 0 <= offset <= high_watermark:
@@ -239,15 +236,19 @@ def evolve_created(state: State, record: TopicCreated, segments: Segments) -> No
 
 def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
     topic = state.own(record.topic_id)
-    added = np.zeros(record.partitions - topic.partition_count, np.int64)
     state.touched_groups.update(state.groups_with(record.topic_id))
-    topic.high_watermarks = np.concatenate([topic.high_watermarks, added])
-    topic.log_starts = np.concatenate([topic.log_starts, added])
+    for partition in topic.give_partitions(record.partitions):
+        state.resumed[topic.topic_id, partition] = int(topic.high_watermarks[partition])
     before = [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]
     topic.config = record.config
     state.subscribe(record.topic_id, record.subscriptions)
     if before != [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]:
         state.routing_step = state.step
+
+
+def evolve_ended(state: State, record: PartitionsEnded, segments: Segments) -> None:
+    state.own(record.topic_id).end_from(record.first)
+    state.touched_groups.update(state.groups_with(record.topic_id))
 
 
 def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> None:
@@ -275,7 +276,8 @@ DECIDE: Rules = {
 EVOLVE: Folds = {
     TopicCreated: evolve_created,
     TopicAltered: evolve_altered,
+    PartitionsEnded: evolve_ended,
     TopicDeleted: evolve_deleted,
     RecordsDeleted: evolve_records_deleted,
 }
-TIMERS: Timers = ()
+TIMERS: Timers = draining.TIMERS

@@ -201,13 +201,15 @@ class Group:
         self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
         self._note(place, one)
 
-    def remove_topic(self, topic_id: int) -> None:
-        """None of its partitions is the group's."""
-        for place in [place for place in self.assignments if place[0] == topic_id]:
+    def remove(self, topic_id: int, first: int) -> None:
+        """None of the topic's partitions from this number on is the group's."""
+        for place in [place for place in self.assignments if place[0] == topic_id and place[1] >= first]:
             self._forget(place, self.assignments.pop(place).owner)
             self.paused.discard(place)
             self.moving.discard(place)
         self.partition_counts.pop(topic_id, None)
+        if first:
+            self.partition_counts[topic_id] = first
 
     def set_target(self, place: Place, member_id: str | None) -> None:
         """Who is to have it from now on; None: nobody."""

@@ -174,12 +174,15 @@ class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
 
 
 class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
-    """The group has none of the topic's partitions any more: the topic was deleted, or the group is forgotten."""
+    """The group has none of the topic's partitions from the number `first` on any more: they have ended; or all are
+    gone, with the topic or the group. partitions: how many it had.
+    """
 
     group: str
     topic_id: int
     topic: str
     partitions: int
+    first: int = 0
 
     @property
     def subject(self) -> str:

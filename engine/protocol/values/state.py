@@ -29,10 +29,10 @@ class State:
 
     topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
-    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying,
-    also REDRIVE for dead letters that are to go back;
-    touched_groups: those in which, or in a topic of which, something has happened in this step; lent: topics that a
-    snapshot has as well, to be replaced (`own`) instead of changed.
+    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying, also REDRIVE
+    for dead letters that are to go back; touched_groups: those in which, or in a topic of which, something has happened
+    in this step; resumed: (topic_id, partition) -> where it goes on, of those that this step has begun again; lent:
+    topics that a snapshot has as well, to be replaced (`own`) instead of changed.
 
     A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
     folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any.
@@ -62,6 +62,7 @@ class State:
     dying: set[tuple[str, int, int]] = field(default_factory=set)
     groups: dict[str, Group] = field(default_factory=dict)
     touched_groups: set[str] = field(default_factory=set)
+    resumed: dict[tuple[int, int], int] = field(default_factory=dict)
     manned_groups: set[str] = field(default_factory=set)
     waiting_groups: set[str] = field(default_factory=set)
     delays: Delays = field(default_factory=Delays)
@@ -125,6 +126,12 @@ class State:
             return left
         left = replace(left, offsets={}, deliveries={}, dying=set())
         return replace(left, groups={}, manned_groups=set(), waiting_groups=set())
+
+    def begin_step(self) -> None:
+        """Nothing has happened in it yet."""
+        self.touched_groups.clear()
+        self.resumed.clear()
+        self.delays.begin_step()
 
     def note_group(self, name: str) -> None:
         """Something of this group has changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -13,9 +14,31 @@ from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
 from .deliveries import Deliveries
+from .transitions import Transitions
 
 MAX_PARTITIONS = 100_000
 """Of a topic."""
+
+
+class LogStatus(str, Enum):
+    """The states of a partition of a topic."""
+
+    ACTIVE = "active"
+    """It takes what is published."""
+    DRAINING = "draining"
+    """The topic has fewer partitions now: nothing is published to it, groups go on until they have come to its end."""
+    ENDED = "ended"
+    """They have, and are given it no more. What it still holds can be fetched; its number may be used again."""
+
+
+LOG_TRANSITIONS = Transitions(
+    "A partition of a topic",
+    {
+        LogStatus.ACTIVE: {LogStatus.DRAINING},
+        LogStatus.DRAINING: {LogStatus.ACTIVE, LogStatus.ENDED},
+        LogStatus.ENDED: {LogStatus.ACTIVE},
+    },
+)
 
 
 class CreateTopic(Request, frozen=True, tag="create_topic"):
@@ -26,12 +49,16 @@ class CreateTopic(Request, frozen=True, tag="create_topic"):
 
 
 class AlterTopic(Request, frozen=True, tag="alter_topic"):
-    """`config` sets keys, null resets one to its default; `partitions` and `subscriptions` replace what is there."""
+    """`config` sets keys, null resets one to its default; `partitions` and `subscriptions` replace what is there.
+
+    force: also if there are fewer partitions then.
+    """
 
     topic: str
     config: dict[str, Any] = {}
     partitions: int | None = None
     subscriptions: list[str] | None = None
+    force: bool = False
 
 
 class DeleteTopic(Request, frozen=True, tag="delete_topic"):
@@ -84,8 +111,20 @@ class TopicAltered(Record, frozen=True, tag="topic_altered"):
         return self.topic
 
 
+class PartitionsEnded(Record, frozen=True, tag="partitions_ended"):
+    """Groups have come to the end of those from the number `first` on, which were draining."""
+
+    topic_id: int
+    topic: str
+    first: int
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
 class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
-    """partitions: how many it had."""
+    """partitions: how many it had, those included that have ended."""
 
     topic_id: int
     topic: str
@@ -131,6 +170,7 @@ class Topic:
 
     open_transactions: partition -> producer_id -> first offset of that producer's open transaction; redrives: partition
     -> which of its dead letters are to go back where they come from (dying), or are done with (acknowledged).
+    draining_count, ended_count: of all partitions the last ones have ended, and those before them drain.
     """
 
     topic_id: int
@@ -141,6 +181,8 @@ class Topic:
     log_starts: Offsets
     open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
     redrives: dict[int, Deliveries] = field(default_factory=dict)
+    draining_count: int = 0
+    ended_count: int = 0
 
     def copy(self) -> Topic:
         """The same, with partitions of its own."""
@@ -154,14 +196,44 @@ class Topic:
         )
 
     @property
-    def partition_count(self) -> int:
+    def log_count(self) -> int:
+        """Of all its partitions, those included that have ended."""
         return len(self.high_watermarks)
+
+    @property
+    def consumed_count(self) -> int:
+        """Of those that groups have: they go on in what drains."""
+        return self.log_count - self.ended_count
+
+    @property
+    def partition_count(self) -> int:
+        """Of those that take what is published."""
+        return self.consumed_count - self.draining_count
+
+    def status(self, partition: int) -> LogStatus:
+        if partition < self.partition_count:
+            return LogStatus.ACTIVE
+        return LogStatus.DRAINING if partition < self.consumed_count else LogStatus.ENDED
+
+    def give_partitions(self, count: int) -> list[int]:
+        """From now on so many take what is published; returns those that do again after they had ended."""
+        ended = range(self.consumed_count, min(count, self.log_count))
+        added = np.zeros(max(0, count - self.log_count), np.int64)
+        consumed = max(self.consumed_count, count)
+        self.high_watermarks = np.concatenate([self.high_watermarks, added])
+        self.log_starts = np.concatenate([self.log_starts, added])
+        self.ended_count, self.draining_count = self.log_count - consumed, consumed - count
+        return list(ended)
+
+    def end_from(self, first: int) -> None:
+        """Those from this number on have ended."""
+        self.draining_count, self.ended_count = first - self.partition_count, self.log_count - first
 
     def place(self, partition: int) -> tuple[int, int]:
         """Its id, and this partition of it; raises UnknownTopicOrPartition."""
-        if not 0 <= partition < self.partition_count:
+        if not 0 <= partition < self.log_count:
             raise UnknownTopicOrPartition(
-                f"{self.topic} has no such partition.", found=partition, expected=f"0 to {self.partition_count - 1}"
+                f"{self.topic} has no such partition.", found=partition, expected=f"0 to {self.log_count - 1}"
             )
         return self.topic_id, partition
 
@@ -182,4 +254,4 @@ class Topic:
 
 REQUESTS = (CreateTopic, AlterTopic, DeleteTopic, DeleteRecords)
 RESULTS = (TopicDone,)
-RECORDS = (TopicCreated, TopicAltered, TopicDeleted, RecordsDeleted)
+RECORDS = (TopicCreated, TopicAltered, PartitionsEnded, TopicDeleted, RecordsDeleted)

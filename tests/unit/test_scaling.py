@@ -1,0 +1,208 @@
+"""Topics that are given more partitions, or fewer, while members of groups consume them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+from unit.served import CONFIG, new_name, new_topic, until
+from unit.test_group_consumer import Told, add, member, owned, settle, shared, texts
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.sequencer import sequencer as sequencer_module
+from lakemq.errors import InvalidPartitions
+from lakemq.jobs.cli import app
+from lakemq.jobs.sql import run_query
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with pytest.MonkeyPatch.context() as patched, ExitStack() as stack:
+        patched.setattr(sequencer_module, "EXPIRY_INTERVAL_MS", 50)
+        config = {**CONFIG, "project.interval.ms": 100}
+        mq = stack.enter_context(
+            lakemq.connect(str(tmp_path_factory.mktemp("scaling") / "mq"), create=True, config=config)
+        )
+        mq.serving()
+        yield mq
+
+
+def told(mq: Connection, query: str) -> list[tuple[Any, ...]]:
+    return list(run_query(mq.namespace, query)[1])
+
+
+def keyed(mq: Connection, topic: str, mark: str, count: int = 200) -> list[str]:
+    values = [f"{mark}{i}" for i in range(count)]
+    mq.publish(topic, pa.table({"value": values, "key": [f"k{i % 40}" for i in range(count)]}))
+    return values
+
+
+# -- more ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_added_partitions_join_and_nothing_else_is_disturbed(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 4), new_name("g")
+    listeners = [Told(), Told()]
+    options: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": "earliest"}
+    members = [mq.consumer(group, topics=[topic], listener=one, **options) for one in listeners]
+    seen: list[str] = []
+
+    def poll() -> None:
+        for one in members:
+            batch = one.poll(max_records=50)
+            seen.extend(texts(batch))
+            if batch:
+                one.commit(batch)
+
+    until(lambda: poll() or [len(one.assignment()) for one in members] == [2, 2])
+    sent = keyed(mq, topic, "a")
+    until(lambda: poll() or len(seen) == len(sent))
+    before = {one.partition: one for one in mq.groups.assignments(group)}
+    for one in listeners:
+        one.words.clear()
+    sent += keyed(mq, topic, "b")
+    mq.topics.alter(topic, partitions=6)
+    sent += keyed(mq, topic, "c")
+    until(lambda: poll() or (len(seen) >= len(sent) and [len(one.assignment()) for one in members] == [3, 3]))
+    assert sorted(seen) == sorted(sent), "each once, and none stands still"
+    assert sorted(word for one in listeners for word in one.words) == [("assigned", [4]), ("assigned", [5])]
+    after = {one.partition: one for one in mq.groups.assignments(group)}
+    assert {p: after[p] for p in before} == before, "the same owners since the same time"
+    assert {p for p, one in after.items() if one.since_ms >= before[0].since_ms and p not in before} == {4, 5}
+    for one in members:
+        one.close()
+
+
+# -- fewer --------------------------------------------------------------------------------------------------
+
+
+def test_fewer_partitions_need_force(mq: Connection) -> None:
+    topic = new_topic(mq, 3)
+    with pytest.raises(InvalidPartitions, match="force"):
+        mq.topics.alter(topic, partitions=2)
+    assert mq.topics.describe(topic).partitions == 3
+
+
+def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Connection) -> None:
+    topic, group = new_topic(mq, 4), new_name("g")
+    with member(mq, group, topic) as one, mq.producer(linger_ms=0) as producer:
+        settle(one, on=lambda: len(owned(one)) == 4)
+        sent = keyed(mq, topic, "a")
+        for i in range(20):
+            producer.send(topic, f"p{i}", key=f"k{i}")
+        producer.flush()
+        ends = mq.topics.describe(topic).end_offsets
+        changed = mq.topics.alter(topic, partitions=2, force=True)
+        assert changed.partitions == 2
+        assert changed.partition_states == ["active", "active", "draining", "draining"]
+        futures = [producer.send(topic, f"q{i}", key=f"k{i}") for i in range(40)]
+        producer.flush()
+        assert {future.result(5).partition for future in futures} == {0, 1}
+        sent += [*(f"p{i}" for i in range(20)), *(f"q{i}" for i in range(40)), *keyed(mq, topic, "b")]
+        assert mq.topics.describe(topic).end_offsets[2:] == ends[2:]
+        time.sleep(0.3)
+        assert mq.topics.describe(topic).partition_states[2:] == ["draining", "draining"], "nobody has read them"
+        seen: list[str] = []
+        while len(seen) < len(sent):
+            batch = one.poll(max_records=1000, timeout_ms=5_000)
+            seen += texts(batch)
+            one.commit(batch)
+        assert sorted(seen) == sorted(sent)
+        settle(one, on=lambda: owned(one) == [0, 1])
+        assert mq.topics.describe(topic).partition_states == ["active", "active", "ended", "ended"]
+        assert len(mq.fetch(topic).to_arrow()) == len(sent), "what has ended can be fetched"
+        mq.topics.alter(topic, partitions=3)
+        settle(one, on=lambda: owned(one) == [0, 1, 2])
+        add(mq, topic, {2: 3}, "again ")
+        batch = one.poll(timeout_ms=5_000)
+        assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
+        assert batch.starts[topic, 2] == ends[2]
+
+
+def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:
+    topic, group, first, second = shared(mq, 4)
+    listener = Told()
+    first._listener = listener
+    before = {one.partition: one for one in mq.groups.assignments(group)}
+    assert [owned(first), owned(second)] == [[0, 1], [2, 3]]
+    mq.topics.alter(topic, partitions=3, force=True)
+    settle(first, second, on=lambda: owned(second) == [2])
+    assert listener.words == []
+    assert {one.partition: one for one in mq.groups.assignments(group)} == {p: before[p] for p in range(3)}
+    first.close()
+    second.close()
+
+
+def test_a_queue_is_read_to_its_end(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 3, 1: 3})
+    with mq.consumer(group, topics=[topic], protocol="queue", auto_offset_reset="earliest") as one:
+        assert isinstance(one, QueueConsumer)
+        got = []
+        while len(got) < 6:
+            got += list(one.poll(timeout_ms=5_000))
+        one.ack([message for message in got if message.partition == 0 or message.offset < 2])
+        one.flush()
+        mq.topics.alter(topic, partitions=1, force=True)
+        time.sleep(0.3)
+        assert mq.topics.describe(topic).partition_states == ["active", "draining"]
+        one.ack([message for message in got if message.partition == 1 and message.offset == 2])
+        one.flush()
+        until(lambda: mq.topics.describe(topic).partition_states == ["active", "ended"])
+        until(lambda: one.poll() is not None and one.assignment() == [(topic, 0)])
+
+
+def test_what_was_to_come_to_it_comes_to_another(mq: Connection) -> None:
+    """Also in files, where rows of several partitions lie side by side."""
+    topic = new_topic(mq, 4)
+    mq.topics.alter(topic, {"delay.slot.ms": 50})
+    values = [f"{p}.{i} {'x' * 300}" for p in range(4) for i in range(5)]
+    rows = pa.table({"value": values, "partition": [p for p in range(4) for _ in range(5)]})
+    mq.publish(topic, rows, deliver_at=int(time.time() * 1000) + 800)
+    mq.topics.alter(topic, partitions=1, force=True)
+    until(lambda: sum(mq.topics.describe(topic).end_offsets) == 20)
+    found = mq.fetch(topic).to_arrow()
+    assert sorted(value.decode() for value in found["value"].to_pylist()) == values
+    assert set(found["partition"].to_pylist()) == {0}
+    mq.topics.create(topic + "later")  # which is projected after it
+    until(lambda: told(mq, f"SELECT count(*) FROM topics WHERE topic = '{topic}later'") == [(1,)])
+    assert told(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
+
+
+# -- who looks ----------------------------------------------------------------------------------------------
+
+
+def test_it_is_shown_and_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t", 3)
+        add(mq, "t", {0: 1, 1: 1, 2: 1})
+        mq.consumer("g", assign=["t"]).commit({("t", 1): 0, ("t", 2): 1})
+    said = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1"])
+    assert said.exit_code != 0
+    assert "INVALID_PARTITIONS" in said.stderr
+    said = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1", "--force"])
+    assert said.exit_code == 0, said.stderr
+    with lakemq.connect(path, config=CONFIG) as mq:
+        mq.step_until_idle()
+        shown = ["active", "draining", "ended"]
+        assert mq.topics.describe("t").partition_states == shown
+        rows = told(
+            mq,
+            "SELECT partition, state FROM partitions p WHERE step = "
+            "(SELECT max(step) FROM partitions WHERE partition = p.partition) ORDER BY partition",
+        )
+        assert rows == list(enumerate(shown))
+    said = CliRunner().invoke(app, ["--path", path, "topics", "describe", "t"])
+    assert [line.split()[-1] for line in said.stdout.splitlines() if line.startswith("t ")][-3:] == shown
