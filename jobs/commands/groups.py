@@ -27,6 +27,7 @@ _COLUMNS = (
     "last_stable_offset",
     "high_watermark",
     "lag",
+    "deleted",
     "committed_at",
     "pending",
 )
@@ -43,6 +44,7 @@ _DESCRIBED = (
     "members",
     "partitions",
     "lag",
+    "deleted",
     "expires_at",
     "shard",
     "coordinator",
@@ -89,8 +91,9 @@ def describe(
 ) -> None:
     """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
 
-    problem: why partitions are given out by another assignor than the one that was asked for; waits_for: members that
-    are to give up partitions first; expires_at: when what the group has committed is forgotten, unless it is used.
+    deleted: offsets that retention or delete-records deleted before the group was done with them; problem: why
+    partitions are given out by another assignor than the one that was asked for; waits_for: members that are to
+    give up partitions first; expires_at: when what the group has committed is forgotten, unless it is used.
     """
     session = session_of(ctx)
     if state and members:
@@ -231,6 +234,7 @@ def _lag(one: PartitionLag) -> dict[str, Any]:
         "last_stable_offset": one.last_stable_offset,
         "high_watermark": one.high_watermark,
         "lag": one.lag,
+        "deleted": one.deleted,
         "committed_at": of_millis(one.committed_at_ms),
         "metadata": one.metadata,
         "pending": one.pending,

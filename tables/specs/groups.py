@@ -81,7 +81,8 @@ class AssignmentRow:
     since_ms: int = column(INT64, "Since when it is in this state.")
     reason: str = column(TEXT, "What it came into this state for.")
     lost_by: str | None = column(TEXT, "Member that had it and may be back, while it is unbound.", nullable=True)
-    removed: bool = column(BOOL, "Its topic was deleted, or its group.")
+    deleted_count: int = column(INT64, "Offsets that were deleted before the group had committed any.")
+    removed: bool = column(BOOL, "It has ended, or was deleted with its topic or group.")
 
 
 ASSIGNMENTS = TableSpec(

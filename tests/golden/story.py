@@ -10,6 +10,7 @@ from golden.queue_words import QueueWords, place_of
 from protocol_harness import Harness
 from protocol_reader import Reader
 
+from lakemq.engine.client.consume.groups import _deleted
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
@@ -474,6 +475,11 @@ class Story(QueueWords):
 
     def see_groups(self, _: Any) -> list[str]:
         return sorted(self.mq.state.groups)
+
+    def see_deleted(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """What was deleted before groups were done with it."""
+        state = self.mq.state
+        return {g: {self._name(p): n for p in state.group_places(g) if (n := _deleted(state, g, p))} for g in expected}
 
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """What groups have committed."""

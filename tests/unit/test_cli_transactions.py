@@ -199,10 +199,12 @@ def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: s
         "last_stable_offset": 5,
         "high_watermark": 5,
         "lag": 2,
+        "deleted": 0,
         "metadata": "halfway",
         "pending": None,
     }
-    assert lake("groups", "lag", "mirror").stdout.splitlines()[0].split()[-3:] == ["lag", "committed_at", "pending"]
+    shown = lake("groups", "lag", "mirror").stdout.splitlines()[0].split()
+    assert shown[-4:] == ["lag", "deleted", "committed_at", "pending"]
     assert ("mirror", "Empty") in {(one["group"], one["state"]) for one in found("groups", "list")}
     assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 from unit.served import CONFIG, new_name, new_topic, served, until
 
 import lakemq
@@ -26,6 +28,7 @@ from lakemq.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
+from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
@@ -188,6 +191,21 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
     assert rows == [(one.group, one.topic, one.partition, one.state, one.owner) for one in assignments]
     assert told('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
     assert len(told("SELECT * FROM assignments")) > 4
+
+
+def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t", 2)
+        mq.publish("t", pa.table({"value": ["v"] * 10, "partition": [0, 1] * 5}))
+        with mq.consumer("g", assign=["t"]) as consumer:
+            consumer.commit({("t", 0): 2, ("t", 1): 5})
+        mq.topics.delete_records("t", {0: 4, 1: 5})
+        path = mq.namespace.path
+    with lakemq.connect(path) as again:
+        assert [one.deleted for one in again.groups.lag("g")] == [2, 0]
+        assert again.groups.describe("g").deleted == 2
+    said = CliRunner().invoke(app, ["--path", path, "groups", "describe", "g", "--output", "json"])
+    assert json.loads(said.stdout)["deleted"] == 2
 
 
 def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """A group in a partition. lag: offsets between what it has committed and the last stable offset.
+    """A group in a partition. lag: offsets between what it has committed and the last stable offset; deleted: that were
+    deleted before it was done with them.
 
     committed_offset, committed_at_ms, metadata, lag: None before it has committed there, though a transaction that is
     still open may (pending: its transactional id).
@@ -49,6 +50,7 @@ class PartitionLag:
     last_stable_offset: int
     high_watermark: int
     lag: int | None
+    deleted: int
     committed_at_ms: int | None
     metadata: str | None
     pending: str | None
@@ -56,7 +58,8 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """A group. partitions: those for which it has offsets; lag: over all of them.
+    """A group. partitions: those for which it has offsets; lag: over all of them; deleted: offsets that were deleted
+    before it was done with them.
 
     shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
     protocol: None where it has never had members; problem: why the assignor is not the one that was asked for;
@@ -78,6 +81,7 @@ class GroupInfo:
     waits_for: list[str]
     partitions: int
     lag: int
+    deleted: int
     idle_since_ms: int | None
     expires_at_ms: int | None
 
@@ -276,6 +280,7 @@ def _described(state: State, group: str, retention_ms: int) -> GroupInfo:
         sorted({known.assignments[place].owner or "" for place in known.paused}) if known else [],
         len(rows),
         sum(row.lag or 0 for row in rows),
+        sum(_deleted(state, group, place) for place in state.group_places(group)),
         idle_ms,
         None if idle_ms is None or retention_ms < 0 or not state.offsets.get(group) else idle_ms + retention_ms,
     )
@@ -310,6 +315,12 @@ def _lag(state: State, group: str, place: tuple[int, int], stable: int) -> int:
     return max(0, stable - state.offsets[group][place].offset) if deliveries is None else deliveries.left_count(stable)
 
 
+def _deleted(state: State, name: str, place: tuple[int, int]) -> int:
+    committed, group = state.offsets.get(name, {}).get(place), state.groups.get(name)
+    own = group.assignments.get(place) if group else None
+    return (committed.deleted_count if committed else 0) + (own.deleted_count if own else 0)
+
+
 def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:
     topic, partition = state.topics[place[0]], place[1]
     known = state.offsets.get(group, {}).get(place)
@@ -322,6 +333,7 @@ def _row(state: State, group: str, place: tuple[int, int], pending: str | None) 
         stable,
         int(topic.high_watermarks[partition]),
         _lag(state, group, place, stable) if known else None,
+        _deleted(state, group, place),
         known.committed_at_ms if known else None,
         known.metadata if known else None,
         pending,

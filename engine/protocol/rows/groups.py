@@ -37,7 +37,7 @@ from ..values.groups import (
 from ..values.journal import Step
 from ..values.offsets import OffsetsRemoved
 from ..values.state import State
-from ..values.topics import TopicDeleted
+from ..values.topics import RecordsDeleted, TopicDeleted
 from .steps import Project, Restore, Steps, records
 
 _configs = msgspec.json.Decoder(dict[str, Any])
@@ -110,6 +110,11 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
         elif isinstance(record, TargetSet):
             targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
             changed |= {(record.group, place): "" for place in targets if place in _places_of(state, record.group)}
+        elif isinstance(record, RecordsDeleted):
+            deleted = {(record.topic_id, partition) for partition in record.log_starts}
+            for name, group in state.groups.items():
+                there = deleted & group.assignments.keys()
+                changed |= {(name, place): "" for place in there if group.assignments[place].deleted_count}
         elif isinstance(record, OffsetsRemoved):
             removed = ((record.topic_id, partition) for partition in record.partitions)
             changed |= {(record.group, place): "" for place in removed if place in _places_of(state, record.group)}
@@ -149,6 +154,7 @@ def _assignment_row(state: State, group: str, place: Place, topic: str) -> Assig
         since_ms=one.since_ms,
         reason=one.reason,
         lost_by=one.lost_by,
+        deleted_count=one.deleted_count,
         removed=known is None,
     )
 
@@ -265,6 +271,7 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
             row.since_ms,
             row.reason,
             row.lost_by,
+            row.deleted_count,
         )
         group.add(place, assignment)
     for name in state.groups:

@@ -16,6 +16,7 @@ from ..values.deliveries import (
 )
 from ..values.offsets import CommittedOffset, OffsetsCommitted, OffsetsRemoved
 from ..values.state import State
+from ..values.topics import RecordsDeleted
 from . import stretches
 from .steps import Project, Restore, Steps, records
 
@@ -29,6 +30,12 @@ def _consumer_offsets(state: State, steps: Steps) -> pa.Table:
         elif isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
+        elif isinstance(record, RecordsDeleted):
+            deleted = {(record.topic_id, partition) for partition in record.log_starts}
+            told = record.topic, step.decided_at_ms
+            for group, known in state.offsets.items():
+                there = deleted & known.keys()
+                changed |= {(group, *place): told for place in there if known[place].deleted_count}
         elif isinstance(record, MessagesPassed):
             changed[record.group, record.topic_id, record.partition] = None, step.decided_at_ms
         elif isinstance(record, MessagesAcquired | MessagesSettled | MessagesDeadLettered):
@@ -54,6 +61,7 @@ def _row(
         ranges=None if deliveries is None else [stretches.stored(one) for one in deliveries.stretches],
         metadata=committed.metadata if committed else None,
         committed_at_ms=committed.committed_at_ms if committed else at_ms,
+        deleted_count=committed.deleted_count if committed else 0,
         shard=shard,
         removed=committed is None,
     )
@@ -62,7 +70,7 @@ def _row(
 def _restore(state: State, rows: pa.Table) -> None:
     for row in CONSUMER_OFFSETS.rows(rows):
         place = (row.topic_id, row.partition)
-        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms)
+        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, row.deleted_count)
         state.offsets.setdefault(row.group, {})[place] = committed
         if row.ranges is not None:
             known = state.deliveries.setdefault(row.group, {})

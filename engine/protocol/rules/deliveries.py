@@ -43,7 +43,6 @@ from ..values.deliveries import (
     ranges_of,
 )
 from ..values.journal import JournalEntry
-from ..values.offsets import CommittedOffset
 from ..values.segments import Segments
 from ..values.state import State
 from .giving_back import died, given_back
@@ -292,9 +291,9 @@ def evolve_passed(state: State, record: MessagesPassed, segments: Segments) -> N
 def _note(state: State, group: str, place: Place) -> None:
     """How far the group has come is what is done of it; a partition that is to move may be free now."""
     start = state.deliveries[group][place].start
-    committed = state.offsets.setdefault(group, {})
+    committed = state.offsets.get(group, {})
     if place not in committed or committed[place].offset != start:
-        committed[place] = CommittedOffset(start, None, state.now_ms)
+        state.note_offset(group, place, start)
     known = state.groups.get(group)
     if known is not None and place in known.paused:
         state.touched_groups.add(group)

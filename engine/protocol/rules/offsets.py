@@ -161,8 +161,7 @@ def evolve_committed(state: State, record: OffsetsCommitted, segments: Segments)
     new = list(zip(record.topic_ids, record.offsets, strict=True))
     if record.transactional_id is None:
         for topic_id, one in new:
-            committed = CommittedOffset(one.offset, one.metadata, state.now_ms)
-            state.offsets.setdefault(record.group, {})[topic_id, one.partition] = committed
+            state.note_offset(record.group, (topic_id, one.partition), one.offset, one.metadata)
             # who moves a queue group by hand means all that follows
             state.forget_deliveries(record.group, (topic_id, one.partition))
     elif transaction := state.transactions.get(record.transactional_id):

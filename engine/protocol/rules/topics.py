@@ -40,6 +40,7 @@ from ..values.topics import (
 )
 from . import draining
 from .delays import decide_dropped
+from .losing import lose
 from .registries import Folds, Rules
 from .timers import Timers
 
@@ -260,7 +261,10 @@ def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> No
 def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segments) -> None:
     topic = state.own(record.topic_id)
     for partition, offset in record.log_starts.items():
-        topic.log_starts[partition] = max(int(topic.log_starts[partition]), offset)
+        before = int(topic.log_starts[partition])
+        if offset > before:
+            lose(state, topic.place(partition), before, offset)
+            topic.log_starts[partition] = offset
         if (known := topic.redrives.get(partition)) is not None:
             known.cut_off(offset)
             state.note_dying(REDRIVE, (record.topic_id, partition))

@@ -92,7 +92,8 @@ class Assignment:
     """A partition of a group. epoch: the step in which its owner got it, which fences all that owner says.
 
     start_offset: where its owner began, or its first one is to; target: who is to have it; since_ms: of the status;
-    lost_by: who had it, and may be back, of a partition that is unbound.
+    lost_by: who had it, and may be back, of a partition that is unbound; deleted_count: offsets that were deleted
+    before the group had committed any.
     """
 
     topic: str
@@ -104,6 +105,7 @@ class Assignment:
     since_ms: int = 0
     reason: str = ""
     lost_by: str | None = None
+    deleted_count: int = 0
 
     @property
     def is_free(self) -> bool:

@@ -158,6 +158,12 @@ class State:
         """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
         return sorted(place for place in places if place[0] in self.topics)
 
+    def note_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
+        """The group has come so far now."""
+        committed = self.offsets.setdefault(group, {})
+        deleted_count = committed[place].deleted_count if place in committed else 0
+        committed[place] = CommittedOffset(offset, metadata, self.now_ms, deleted_count)
+
     def deliveries_of(self, group: str, place: tuple[int, int]) -> Deliveries | None:
         """None: nothing was delivered of it yet. group: or REDRIVE."""
         if group != REDRIVE:
