@@ -25,7 +25,7 @@ _offsets = st.dictionaries(st.integers(0, 2), st.integers(-1, 6), min_size=1)
 topic_requests: st.SearchStrategy[AnyRequest] = st.one_of(
     st.builds(CreateTopic, _names, _partitions, st.just({}), _subscriptions),
     st.builds(CreateTopic, _names, _partitions),
-    st.builds(AlterTopic, _names, st.just({}), _partitions, st.none() | _subscriptions),
+    st.builds(AlterTopic, _names, st.just({}), _partitions, st.none() | _subscriptions, st.booleans()),
     st.builds(DeleteRecords, _names, _offsets),
     st.builds(InitProducer),
     st.builds(DeleteTopic, _names),
@@ -78,8 +78,8 @@ class Publisher:
         long_runs = data.draw(st.booleans(), label="long runs")
         version = st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))
         request = Produce(
-            [TopicRef(t.topic, t.topic_id, len(t.logs)) for t in topics],
-            ranges_of([len(t.logs) for t in topics], picks, file, long_runs),
+            [TopicRef(t.topic, t.topic_id, t.partitions) for t in topics],
+            ranges_of([t.partitions for t in topics], picks, file, long_runs),
             self.world.history[-1].step,
             refused=[RefusedRows("a", file, len(picks), refused, "E", "why")] if refused else [],
             application=data.draw(st.sampled_from([None, None, None]) | version, label="version"),

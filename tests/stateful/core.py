@@ -119,7 +119,7 @@ class Core(SideBySide):
                 (offset, self.values[row.file_id][row.row])
                 for offset, row in self.reader.read(topic, partition, isolation).items()
             ]
-            for partition in range(topic.partition_count)
+            for partition in range(topic.log_count)
         }
 
     def seen(self, isolation: Isolation) -> set[str]:

@@ -37,6 +37,7 @@ class SideBySide:
             found = state.topics[topic.topic_id]
             columns = found.log_starts, found.last_stable_offsets, found.high_watermarks
             marks = list(zip(*(column.tolist() for column in columns), strict=True))
+            assert found.partition_count == topic.partitions, topic.topic
             assert marks == [(log.start, log.stable, len(log)) for log in topic.logs], topic.topic
             for partition, mark in enumerate(marks):
                 self._go_forward((topic.topic_id, partition), mark)

@@ -193,7 +193,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     def placed(self, topic: str, picks: list[int]) -> tuple[pa.Table, list[tuple[int, str]]]:
         """New messages as a table, and the partition and value of each; some are too long to ride in a letter."""
         self.messages += len(picks)
-        count = len(self.model.named(topic).logs)
+        count = self.model.named(topic).partitions
         rows = [(p % count, f"m{self.messages - i}" + "." * (p * 40)) for i, p in enumerate(picks)]
         return pa.table({"partition": [p for p, _ in rows], "value": [v for _, v in rows]}), rows
 
@@ -211,7 +211,11 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.append(topic, rows, None)
 
     def add_a_partition(self, topic: str) -> None:
-        self.ask(AlterTopic(topic, {}, len(self.model.named(topic).logs) + 1))
+        self.ask(AlterTopic(topic, {}, self.model.named(topic).partitions + 1))
+
+    @rule(topic=topics, partitions=st.integers(1, 3))
+    def change_partitions(self, topic: str, partitions: int) -> None:
+        self.ask(AlterTopic(topic, {}, partitions, force=True))
 
     @rule(topic=topics, partition=st.integers(0, 3), share=st.sampled_from([0.3, 1.0]))
     def delete_records(self, topic: str, partition: int, share: float) -> None:

@@ -245,7 +245,7 @@ class World(SideBySide):
 
     def logs(self, reader: Reader, topic: Topic, isolation: Isolation = "read_committed") -> Shown:
         """Partition -> (offset, value) of all that can be read."""
-        found: Shown = {p: [] for p in range(topic.partition_count)}
+        found: Shown = {p: [] for p in range(topic.log_count)}
         plan = plan_fetch(reader, topic, isolation, beginning_offsets(topic), end_offsets(topic, isolation))
         for row in fetch_arrow(self.namespace.files, plan).to_pylist():
             found[row["partition"]].append((row["offset"], row["value"].decode()))

@@ -60,7 +60,7 @@ def _check_fresh(model: Namespace, request: Produce) -> None:
         raise Refused("STALE_TOPIC_METADATA")
     for ref in request.topics:
         topic = model.topics[ref.topic_id]
-        if not topic.active or len(topic.logs) != ref.partition_count:
+        if not topic.active or topic.partitions != ref.partition_count:
             raise Refused("STALE_TOPIC_METADATA")
     if any(file.file_id in model.lost_files for file in request.files):
         raise Refused("FILE_MISSING")

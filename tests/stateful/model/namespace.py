@@ -73,10 +73,13 @@ class Log(list["str | None"]):
 
 @dataclass
 class Topic:
+    """partitions: those that take what is published, the first ones of all that there have ever been."""
+
     topic_id: int
     topic: str
     subscriptions: list[str]
     logs: list[Log]
+    partitions: int
     active: bool = True
 
 

@@ -13,7 +13,7 @@ def create(model: Namespace, request: CreateTopic) -> TopicDone:
         raise Refused("TOPIC_ALREADY_EXISTS")
     topic_id = max(model.topics, default=0) + 1
     logs = [Log() for _ in range(request.partitions)]
-    model.topics[topic_id] = Topic(topic_id, request.topic, request.subscriptions, logs)
+    model.topics[topic_id] = Topic(topic_id, request.topic, request.subscriptions, logs, request.partitions)
     if any(topic.subscriptions for topic in model.active()):
         model.routing_step = model.step
     return TopicDone(topic_id, request.partitions)
@@ -21,10 +21,11 @@ def create(model: Namespace, request: CreateTopic) -> TopicDone:
 
 def alter(model: Namespace, request: AlterTopic) -> TopicDone:
     topic = model.named(request.topic)
-    partitions = request.partitions or len(topic.logs)
-    if partitions < len(topic.logs):
+    partitions = request.partitions or topic.partitions
+    if partitions < topic.partitions and not request.force:
         raise Refused("INVALID_PARTITIONS")
     topic.logs += [Log() for _ in range(partitions - len(topic.logs))]
+    topic.partitions = partitions
     if request.subscriptions is not None and request.subscriptions != topic.subscriptions:
         topic.subscriptions = request.subscriptions
         model.routing_step = model.step
