@@ -331,6 +331,7 @@ def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
         "ranges": None,
         "metadata": "note",
         "committed_at_ms": 9_000,
+        "deleted_count": 0,
         "shard": 3,
         "removed": False,
     }

@@ -18,8 +18,9 @@ _Ended = tuple[int, int]
 
 
 def _waiting(state: State) -> list[_Ended]:
-    found = ((topic, _ended_from(state, topic)) for topic in state.topics.values() if topic.draining_count)
-    return [(topic.topic_id, first) for topic, first in found if first < topic.consumed_count]
+    draining = (state.topics[topic_id] for topic_id in sorted(state.draining))
+    ended = ((topic, _ended_from(state, topic)) for topic in draining)
+    return [(topic.topic_id, first) for topic, first in ended if first < topic.consumed_count]
 
 
 def _has_ended(state: State, key: _Ended, time: Time) -> bool:

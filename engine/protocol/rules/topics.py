@@ -240,6 +240,7 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
     state.touched_groups.update(state.groups_with(record.topic_id))
     for partition in topic.give_partitions(record.partitions):
         state.resumed[topic.topic_id, partition] = int(topic.high_watermarks[partition])
+    state.note_draining(topic)
     before = [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]
     topic.config = record.config
     state.subscribe(record.topic_id, record.subscriptions)
@@ -248,7 +249,9 @@ def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> No
 
 
 def evolve_ended(state: State, record: PartitionsEnded, segments: Segments) -> None:
-    state.own(record.topic_id).end_from(record.first)
+    topic = state.own(record.topic_id)
+    topic.end_from(record.first)
+    state.note_draining(topic)
     state.touched_groups.update(state.groups_with(record.topic_id))
 
 

@@ -35,7 +35,8 @@ class State:
     topics that a snapshot has as well, to be replaced (`own`) instead of changed.
 
     A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
-    folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any.
+    folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any;
+    draining: ids of those that are given up partitions.
     Nor does a step look through all groups: manned_groups are those with members, waiting_groups those of which
     something waits, for an assignor, for the end of a delay, or for a partition to be given up.
     """
@@ -52,6 +53,7 @@ class State:
     topic_ids: dict[str, int] = field(default_factory=dict)
     folded_names: dict[str, str] = field(default_factory=dict)
     subscribers: dict[str, list[str]] = field(default_factory=dict)
+    draining: set[int] = field(default_factory=set)
     producers: dict[int, ProducerState] = field(default_factory=dict)
     applications: dict[tuple[str, str], Application] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class State:
         self.topics[topic.topic_id] = topic
         self.topic_ids[topic.topic] = topic.topic_id
         self.folded_names[folded(topic.topic)] = topic.topic
+        self.note_draining(topic)
         if topic.subscriptions:
             self.subscribers[topic.topic] = topic.subscriptions
 
@@ -91,6 +94,11 @@ class State:
             self.folded_names.pop(folded(topic.topic), None)
             self.subscribers.pop(topic.topic, None)
         self.lent.discard(topic_id)
+        self.draining.discard(topic_id)
+
+    def note_draining(self, topic: Topic) -> None:
+        """Its partitions have changed."""
+        (self.draining.add if topic.draining_count else self.draining.discard)(topic.topic_id)
 
     def subscribe(self, topic_id: int, subscriptions: list[str]) -> None:
         """From now on these are the topic's."""
@@ -116,6 +124,7 @@ class State:
             topic_ids=dict(self.topic_ids),
             folded_names=dict(self.folded_names),
             subscribers=dict(self.subscribers),
+            draining=set(self.draining),
             lent=set(self.topics),
         )
 
