@@ -294,7 +294,9 @@ class Connection:
     @cached_property
     def delayed(self) -> DelayedMessages:
         """Schedule delayed messages, see what waits, and cancel by receipt."""
-        return DelayedMessages(self._arrow_publisher, self.requester, self._whole_state, self._clock)
+        return DelayedMessages(
+            self._arrow_publisher, self.requester, self._whole_state, self._look, self.namespace.store, self._clock
+        )
 
     @cached_property
     def groups(self) -> Groups:

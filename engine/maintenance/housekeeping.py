@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
@@ -171,7 +172,8 @@ class Housekeeping:
         if now is not None:
             chosen = [f for f in files if f in chosen or f in wasted or is_spent(handle.spec, f, now, retention_ms)]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
-        rows = _kept(handle.spec, handle.read(files=chosen), floor, whole=len(chosen) == len(files))
+        told_since_ms = self._now_ms() - self._config.ms("delay.history.ms")
+        rows = _kept(handle.spec, handle.read(files=chosen), floor, len(chosen) == len(files), told_since_ms)
         if now is not None:
             rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
         if handle.spec.name == SEGMENTS.name and self._settled is not None:
@@ -322,10 +324,11 @@ def _newest(small: Sequence[StoredFile]) -> list[StoredFile]:
     return chosen
 
 
-def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:
+def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool, told_since_ms: int = 0) -> pa.Table:
     """The rows a merge keeps: all of a log's, a changelog's newest per key at or below the floor and all later ones.
 
-    whole: the rows are the whole table, so that a key removed by the floor needs no row to say so.
+    whole: the rows are the whole table, so that a key removed by the floor needs no row to say so; told_since_ms: but
+    what has become of delays since then is told.
     """
     if spec.name == WATERMARKS.name:
         return newest(rows.append_column("all", pa.repeat(0, rows.num_rows)), ["all"]).drop_columns("all")
@@ -333,5 +336,6 @@ def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool) -> pa.Table:
         return rows
     settled = newest(rows.filter(pc.field("step") <= floor), spec.keys)
     if whole and "removed" in settled.column_names:
-        settled = settled.filter(~pc.field("removed"))
+        is_told = pc.field("changed_at_ms") >= told_since_ms if spec.name == DELAYED.name else pc.scalar(False)
+        settled = settled.filter(~pc.field("removed") | is_told)
     return pa.concat_tables([settled, rows.filter(pc.field("step") > floor)])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import of_millis
+from lakemq.jobs.commands.times import of_millis, parse_moment
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.publish.delayed import DelayedInfo
 
-delayed = typer.Typer(no_args_is_help=True, help="List and cancel delayed messages.")
+delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")
+
+DeliverAt = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="A time in ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."),
+]
+DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 
 _LISTED = ("topic", "messages", "open", "ranges", "first_due", "last_due")
 _DESCRIBED = ("topic", "messages", "open", "ranges", "first_due", "last_due", "released_until")
@@ -42,8 +49,8 @@ def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The 
 
 
 @delayed.command(
-    help=f"Cancel messages by their receipts; of each it is told what became of it: cancelled, released or not_found."
-    f" {NEEDS_ANSWER}"
+    help="Cancel messages by their receipts; of each it is told what became of it: cancelled, released, rescheduled or"
+    f" not_found. {NEEDS_ANSWER}"
 )
 def cancel(
     ctx: typer.Context,
@@ -54,6 +61,33 @@ def cancel(
         outcomes = mq.delayed.cancel_all(receipts)
     rows = [{"receipt": one, "outcome": outcome} for one, outcome in zip(receipts, outcomes, strict=True)]
     show(rows, session.output, ("receipt", "outcome"))
+
+
+@delayed.command(
+    help=f"Let a message that waits come at another time; shows its receipt from now on, or what became of it."
+    f" {NEEDS_ANSWER}"
+)
+def reschedule(
+    ctx: typer.Context,
+    receipt: Annotated[str, typer.Argument(help="As `schedule` and `send` give it.")],
+    deliver_at: DeliverAt = None,
+    delay_ms: DelayMs = None,
+) -> None:
+    session, at = session_of(ctx), moment_of(deliver_at)
+    if (at is None) == (delay_ms is None):
+        raise typer.BadParameter("give --deliver-at or --delay-ms", param_hint="--deliver-at")
+    with session.connect() as mq, answered(mq):
+        told = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
+    row = {"outcome": told.outcome, "deliver_at": of_millis(told.deliver_at_ms), "receipt": told.receipt}
+    show([row], session.output, ("outcome", "deliver_at", "receipt"))
+
+
+def moment_of(deliver_at: str | None) -> datetime | int | None:
+    """What --deliver-at says; a usage error where it is no time."""
+    try:
+        return None if deliver_at is None else parse_moment(deliver_at)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--deliver-at") from None
 
 
 def _shown(one: DelayedInfo) -> dict[str, Any]:

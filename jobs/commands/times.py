@@ -17,6 +17,16 @@ def parse_time(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
+def parse_moment(text: str) -> datetime | int:
+    """A time, or milliseconds since 1970. Raises ValueError."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
+
+
 def parse_position(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, or a time. Raises ValueError."""
     if text in ("earliest", "latest"):

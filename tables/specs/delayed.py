@@ -24,6 +24,7 @@ class DelayedRow:
     file_id: int = column(INT64, "Data file.")
     footer_hash: int | None = column(INT64, "By which the file is known, as in segments.", nullable=True)
     first_row: int = column(INT64, "First row of the range.")
+    reschedules: int = column(INT64, "How often its row was rescheduled; 0: it is as it was published.")
     record_count: int = column(INT64, "Number of rows, in the order in which they are due.")
     first_due_ms: int = column(INT64, "When the first of them is due.")
     last_due_ms: int = column(INT64, "When the last of them is due.")
@@ -34,20 +35,25 @@ class DelayedRow:
     transactional_id: str | None = column(TEXT, "Whose transaction has not ended yet.", nullable=True)
     scheduled_step: int | None = column(INT64, "The step that decided it, while they wait.", nullable=True)
     position: int | None = column(INT32, "Order among the ranges of that step.", nullable=True)
-    released_count: int = column(INT64, "Rows that are in the log, from the first on.")
+    waiting_count: int = column(INT64, "Rows that wait.")
+    released_count: int = column(INT64, "Rows that are in the log, but for those passed over, from the first on.")
     cancelled_rows: list[int] | None = column(
-        pa.list_(INT64), "Numbers within the range of rows that are not delivered, while others wait.", nullable=True
+        pa.list_(INT64), "Numbers within the range of rows that are passed over.", nullable=True
     )
-    state: str = column(TEXT, "open, waiting, released, cancelled or aborted.")
+    rescheduled_rows: list[int] | None = column(
+        pa.list_(INT64), "Those of them that have a range of their own since, with another time.", nullable=True
+    )
+    state: str = column(TEXT, "open, waiting, or what its last rows were: released, cancelled, rescheduled, aborted.")
     changed_at_ms: int = column(INT64, "When that was decided, or a step soon afterwards.")
-    removed: bool = column(BOOL, "Nothing of it waits any more.")
+    changed_by: str | None = column(TEXT, "The request that did, of a client's number; null: time.", nullable=True)
+    removed: bool = column(BOOL, "Nothing of it waits any more. The row goes after delay.history.ms.")
 
 
 DELAYED = TableSpec(
     name="delayed",
     row=DelayedRow,
     shape="changelog",
-    keys=("file_id", "first_row", "topic_id"),
+    keys=("file_id", "first_row", "topic_id", "reschedules"),
     sort_by=("due_hour", "topic_id", "partition", "file_id", "first_row"),
     comment="Messages to be delivered later, as ranges of rows that are due within an hour.",
 )

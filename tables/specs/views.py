@@ -145,10 +145,10 @@ WHERE h.last_state = 'ready' AND h.gone = 0 AND (h.to_epoch IS NULL OR h.to_epoc
 
 _PENDING_DELAYED = """\
 SELECT d.topic, timestamp_millis(d.due_hour * 3600000) AS due_hour, d.state,
-       CAST(sum(d.record_count - d.released_count) AS BIGINT) AS messages, CAST(count(*) AS BIGINT) AS ranges,
+       CAST(sum(d.waiting_count) AS BIGINT) AS messages, CAST(count(*) AS BIGINT) AS ranges,
        timestamp_millis(min(d.first_due_ms)) AS first_due, timestamp_millis(max(d.last_due_ms)) AS last_due
 FROM (
-  SELECT *, row_number() OVER (PARTITION BY file_id, first_row, topic_id ORDER BY step DESC) AS age
+  SELECT *, row_number() OVER (PARTITION BY file_id, first_row, topic_id, reschedules ORDER BY step DESC) AS age
   FROM {database}.delayed
 ) d
 WHERE d.age = 1 AND NOT d.removed

@@ -16,7 +16,7 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged
-from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged
+from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged, RescheduleDelays
 from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.groups import (
     Assigned,
@@ -374,17 +374,25 @@ class Story(QueueWords):
     def ask_operator_aborts(self, _: Any, transactional_id: str) -> AnyRequest:
         return AbortTransaction(transactional_id)
 
-    def ask_cancel(self, _: Any, values: list[str]) -> AnyRequest:
-        """By the ranges that they were published in, one of a publish."""
+    def ask_cancel(self, _: Any, values: list[str], reschedules: int = 0) -> AnyRequest:
+        return CancelDelays(*self._receipts(values, reschedules))
+
+    def ask_reschedule(self, _: Any, values: list[str], to: Sequence[int], reschedules: int = 0) -> AnyRequest:
+        return RescheduleDelays(*self._receipts(values, reschedules), list(to))
+
+    def _receipts(self, values: list[str], reschedules: int) -> list[list[int]]:
+        """By the ranges that they were published in, one of a publish; or those of so many times later."""
         rows = [(file, row) for one in values for file, of in self.values.items() for row in _at(of, one)]
         told = [one for step in self.mq.steps for entry in step.entries for one in _delayed(entry.record)]
         found = [
-            (one.topic_id, one.file_id, one.first_row, row - one.first_row)
+            (one.topic_id, one.file_id, row, 0, reschedules)
+            if reschedules
+            else (one.topic_id, one.file_id, one.first_row, row - one.first_row, 0)
             for file, row in rows
             for one in told
             if one.file_id == file and one.first_row <= row < one.first_row + one.record_count
         ]
-        return CancelDelays(*map(list, zip(*found, strict=True)))
+        return list(map(list, zip(*found, strict=True)))
 
     # -- what is to be seen -----------------------------------------------------------------------------
 
@@ -508,7 +516,8 @@ def answer_of(result: AnyResult) -> Any:
     if isinstance(result, DeadLettersJudged):
         return {"count": result.count}
     if isinstance(result, DelaysJudged):
-        return {"outcomes": [one.value for one in result.outcomes]}
+        told: dict[str, Any] = {"outcomes": [one.value for one in result.outcomes]}
+        return {**told, "due_ms": result.due_ms} if result.due_ms else told
     if isinstance(result, OffsetsJudged):
         return {"fenced": result.fenced}
     if isinstance(result, OffsetsChanged):

@@ -20,6 +20,7 @@ from stateful.runs import runs
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rows.delays import ended_ranges
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
@@ -27,6 +28,9 @@ from lakemq.engine.protocol.values.delays import (
     DelayedRange,
     DelaysJudged,
     DelaysReleased,
+    DelayStatus,
+    RangeKey,
+    RescheduleDelays,
 )
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Produce
@@ -47,13 +51,16 @@ dues = st.lists(st.integers(-5, 40), min_size=1, max_size=4).map(sorted)
 
 @dataclass
 class Message:
-    """order: of its publishing. state: open, waiting, released, gone."""
+    """order: of its publishing, or since when it is due then. state: open, waiting, released, gone. moved: how often it
+    was rescheduled.
+    """
 
     partition: int
     due_ms: int
     order: tuple[int, int]
     transaction: TransactionRef | None
     state: str
+    moved: int = 0
 
 
 class Later(Executor):
@@ -171,16 +178,63 @@ class Delays(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         """Some rows of what was published; of each it is told what became of it."""
         rows = data.draw(st.lists(st.sampled_from(sorted(self.messages)), min_size=1, max_size=3))
-        keys = {row: self.first_rows[row[:2]] for row in rows}
-        columns = [[row[0] for row in rows], [row[1] for row in rows], [keys[row] for row in rows]]
-        judged = self.mq.one(CancelDelays(*columns, [row[2] - keys[row] for row in rows]))
+        judged = self.mq.one(CancelDelays(*self._receipts(rows)))
         assert isinstance(judged, DelaysJudged)
         for row, outcome in zip(rows, judged.outcomes, strict=True):
             one = self.messages[row]
             assert (outcome is CancelOutcome.CANCELLED) >= (one.state == "waiting")
-            assert outcome is not CancelOutcome.RELEASED or one.state == "released"
             assert outcome is not CancelOutcome.CANCELLED or one.state in ("waiting", "gone")
+            self._is_true(row, outcome)
             one.state = "gone" if one.state == "waiting" else one.state
+
+    def _receipts(self, rows: Sequence[Row], older: int = 0) -> list[list[int]]:
+        """The newest receipts of the messages, or such as were true so many times before."""
+        moved = [max(0, self.messages[row].moved - older) for row in rows]
+        begins = [row[2] if times else self.first_rows[row[:2]] for row, times in zip(rows, moved, strict=True)]
+        index = [row[2] - first for row, first in zip(rows, begins, strict=True)]
+        return [[row[0] for row in rows], [row[1] for row in rows], begins, index, moved]
+
+    def _is_true(self, row: Row, outcome: CancelOutcome) -> None:
+        """Of what is not in the state any more the journal knows."""
+        if outcome is CancelOutcome.NOT_FOUND and self.messages[row].state != "open":
+            key, index = self._key(row)
+            (told,) = [one for one in ended_ranges(self.mq.steps) if one.end.told.key == key][-1:]
+            outcome = told.outcome_of(index)
+            aborted = told.status is DelayStatus.ABORTED
+            assert self.messages[row].state == "gone" if aborted else outcome is not CancelOutcome.NOT_FOUND
+        assert outcome is not CancelOutcome.RELEASED or self.messages[row].state == "released"
+
+    def _key(self, row: Row) -> tuple[RangeKey, int]:
+        topic_id, file_id, first_row, index, moved = (column[0] for column in self._receipts([row]))
+        return RangeKey(topic_id, file_id, first_row, moved), index
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data(), seconds=st.integers(-5, 40), count=st.integers(1, 2))
+    def reschedule(self, data: st.DataObject, seconds: int, count: int) -> None:
+        """One message, which may be in several topics: all of it, or nothing."""
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.messages)), min_size=1, max_size=count, unique=True))
+        due_ms = max(0, self.mq.now_ms + seconds * 1000)
+        judged = self.mq.one(RescheduleDelays(*self._receipts(rows), [due_ms] * len(rows)))
+        assert isinstance(judged, DelaysJudged)
+        all_wait = all(self.messages[row].state == "waiting" for row in rows)
+        assert bool(judged.due_ms) is all_wait
+        for n, row in enumerate(rows):
+            one = self.messages[row]
+            self._is_true(row, judged.outcomes[n])
+            if all_wait:
+                self.publishes += 1
+                one.due_ms, one.order, one.moved = judged.due_ms[n], (self.publishes, 0), judged.reschedules[n]
+                assert one.due_ms >= due_ms
+
+    @precondition(lambda self: any(one.moved for one in self.messages.values()))
+    @rule(data=st.data(), reschedules=st.booleans())
+    def an_old_receipt_changes_nothing(self, data: st.DataObject, reschedules: bool) -> None:
+        row = data.draw(st.sampled_from(sorted(row for row, one in self.messages.items() if one.moved)))
+        old = self._receipts([row], older=1)
+        judged = self.mq.one(RescheduleDelays(*old, [self.mq.now_ms]) if reschedules else CancelDelays(*old))
+        assert isinstance(judged, DelaysJudged)
+        assert judged.outcomes[0] in (CancelOutcome.RESCHEDULED, CancelOutcome.NOT_FOUND)
+        assert not judged.due_ms
 
     @rule(name=st.sampled_from(TOPICS), chance=st.integers(0, 9))
     def delete_topic(self, name: str, chance: int) -> None:

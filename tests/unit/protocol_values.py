@@ -28,6 +28,8 @@ from lakemq.engine.protocol.values.delays import (
     DelaysJudged,
     DelaysReleased,
     DelaysSettled,
+    EndedRanges,
+    RescheduleDelays,
 )
 from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
@@ -194,7 +196,17 @@ delayed_ranges = st.integers(0, 3).flatmap(
             st.lists(one, min_size=n, max_size=n)
             for one in (counts, texts, small, file_ids, st.none() | millis, *(counts,) * 2, *(millis,) * 4)
         ),
+        st.just([]) | st.lists(counts, min_size=n, max_size=n),
     )
+)
+ended_ranges = st.builds(
+    lambda ranges, *more: EndedRanges(
+        *(getattr(ranges, name) for name in DelayedRanges.__struct_fields__),
+        *(one[: len(ranges.topic)] for one in more),
+    ),
+    delayed_ranges,
+    st.just([]) | st.lists(counts, min_size=3, max_size=3),
+    *[st.just([]) | st.lists(st.lists(counts, max_size=2), min_size=3, max_size=3)] * 2,
 )
 
 
@@ -316,7 +328,14 @@ REQUESTS: Kinds = {
         st.booleans(),
     ),
     CancelDelays: st.builds(CancelDelays, columns(small), columns(file_ids), columns(small), columns(small))
-    | st.builds(CancelDelays, *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small))),
+    | st.builds(
+        CancelDelays, *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small, small))
+    ),
+    RescheduleDelays: st.builds(RescheduleDelays, columns(small), columns(file_ids), *(columns(small),) * 4)
+    | st.builds(
+        RescheduleDelays,
+        *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small, small, counts)),
+    ),
 }
 
 RESULTS: Kinds = {
@@ -330,7 +349,7 @@ RESULTS: Kinds = {
         st.booleans(),
         columns(st.builds(WaitingUnit, counts, small, counts, st.none() | file_ids, counts)),
     ),
-    DelaysJudged: st.builds(DelaysJudged, columns(st.sampled_from(CancelOutcome))),
+    DelaysJudged: st.builds(DelaysJudged, columns(st.sampled_from(CancelOutcome)), columns(small), columns(counts)),
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     DeadLettersJudged: st.builds(DeadLettersJudged, counts),
@@ -371,15 +390,18 @@ RECORDS: Kinds = {
         columns(file_ids),
         columns(counts),
         columns(columns(counts)),
+        ended_ranges,
         delayed_ranges,
+        columns(st.none() | small),
+        columns(st.none() | small),
     ),
     DelaysReleased: st.builds(
-        DelaysReleased, counts, columns(small), columns(file_ids), columns(counts), columns(counts), delayed_ranges
+        DelaysReleased, counts, columns(small), columns(file_ids), columns(counts), columns(counts), ended_ranges
     ),
     DelaysSettled: st.builds(
         DelaysSettled, texts, small, epochs, columns(small), columns(file_ids), columns(counts), delayed_ranges
     ),
-    DelaysDropped: st.builds(DelaysDropped, texts, delayed_ranges),
+    DelaysDropped: st.builds(DelaysDropped, texts, ended_ranges),
     DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
     OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),

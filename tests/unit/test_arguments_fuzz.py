@@ -307,6 +307,11 @@ def calls(mq: Connection) -> list[Call]:
         ),
         Call("delayed.cancel", right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4"), mq.delayed.cancel),
         Call("delayed.cancel_all", right(receipts=list), mq.delayed.cancel_all),
+        Call(
+            "delayed.reschedule",
+            right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4", deliver_at=None, delay_ms=10**10),
+            mq.delayed.reschedule,
+        ),
         Call("delayed.all", right(topic=None), mq.delayed.all),
         Call("step_until_idle", right(wait_ms=0), wait),
     ]

@@ -15,7 +15,17 @@ from unit.served import CONFIG, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import DelayQueueFull, DelayTooLong, InvalidReceipt, InvalidRecord, InvalidTimestamp, LakeMQError
+from lakemq.engine.client.publish.delayed import Rescheduled
+from lakemq.engine.maintenance.housekeeping import _kept
+from lakemq.errors import (
+    DelayQueueFull,
+    DelayTooLong,
+    InvalidReceipt,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTimestamp,
+    LakeMQError,
+)
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
@@ -306,7 +316,7 @@ def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
     seen_at(mq, topic, 1)
     time.sleep(0.2)
     assert values(mq, topic) == ["comes"]
-    assert mq.delayed.cancel_all([receipt, kept]) == ["not_found", "not_found"]
+    assert mq.delayed.cancel_all([receipt, kept]) == ["cancelled", "released"]
     assert mq.delayed.cancel_all([]) == []
     assert mq.delayed.pointer_ms() > 0
 
@@ -333,6 +343,59 @@ def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: i
     for topic in topics:
         seen_at(mq, topic, len(expected))
         assert sorted(values(mq, topic)) == expected
+
+
+def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq: Connection) -> None:
+    topic = quick(mq)
+    first = mq.delayed.schedule(topic, "moved", delay_ms=10**9)
+    mq.delayed.schedule(topic, "before", delay_ms=100)
+    due_ms = now_ms() + 500
+    moved = mq.delayed.reschedule(first, deliver_at=due_ms)
+    assert moved.outcome == "rescheduled"
+    assert due_ms <= (moved.deliver_at_ms or 0) < due_ms + 50
+    assert mq.delayed.reschedule(first, delay_ms=0) == Rescheduled("rescheduled")
+    assert mq.delayed.cancel(first) == "rescheduled"
+    assert (moved.deliver_at_ms or 0) <= seen_at(mq, topic, 2)
+    assert values(mq, topic) == ["before", "moved"]
+    assert mq.delayed.cancel_all([first, moved.receipt or ""]) == ["rescheduled", "released"]
+    assert mq.delayed.reschedule(moved.receipt or "", delay_ms=0) == Rescheduled("released")
+
+
+@pytest.mark.parametrize("count", [30, 2_000])
+def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, count: int) -> None:
+    topic, other = quick(mq), quick(mq)
+    mq.topics.alter(other, {}, subscriptions=[f"{topic}/>"])
+    mq.topics.alter(topic, {}, subscriptions=[f"{topic}/>"])
+    with mq.producer(linger_ms=200) as producer:
+        base_ms = now_ms() + 10**8
+        sent = [producer.send(f"{topic}/x", f"{i}", deliver_at=base_ms + i) for i in range(count)]
+    chosen = [0, count // 2, count - 1]
+    receipts = {i: sent[i].receipt or "" for i in chosen}
+    for delay_ms in (10**7, 10**8, 300):
+        told = {i: mq.delayed.reschedule(receipt, delay_ms=delay_ms) for i, receipt in receipts.items()}
+        receipts = {i: one.receipt or "" for i, one in told.items()}
+    assert mq.delayed.cancel(receipts.pop(0)) == "cancelled"
+    for name in (topic, other):
+        seen_at(mq, name, 2)
+        assert sorted(values(mq, name)) == sorted(map(str, chosen[1:]))
+        assert mq.delayed.all(name)[0].messages == count - 3
+
+
+def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
+    topic = quick(mq, **{"delay.mode": "levels"})
+    receipt = mq.delayed.schedule(topic, "v", delay_ms=5_000)
+    for how, error in (
+        ({}, InvalidRequest),
+        ({"delay_ms": -1}, InvalidTimestamp),
+        ({"deliver_at": YEAR_9999_MS}, DelayTooLong),
+        ({"deliver_at": 1, "delay_ms": 1}, InvalidRecord),
+    ):
+        with pytest.raises(error):
+            mq.delayed.reschedule(receipt, **how)
+    before_ms = now_ms()
+    moved = mq.delayed.reschedule(receipt, delay_ms=6_000)
+    assert 10_000 <= (moved.deliver_at_ms or 0) - before_ms < 11_000
+    assert mq.delayed.cancel(moved.receipt or "") == "cancelled"
 
 
 def test_what_waits_is_told_by_topic(mq: Connection) -> None:
@@ -369,6 +432,33 @@ def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
     assert mq.delayed.cancel(real) == "cancelled"
 
 
+def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_path: Path) -> None:
+    """From the journal's tail, from the table, and from a table that was merged; then no more."""
+    path, config = str(tmp_path / "mq"), {**CONFIG, "compact.min.files": 2, "checkpoint.interval": 5}
+    with lakemq.connect(path, create=True, config=config) as mq, mq.serving():
+        topic = quick(mq)
+        ids = [mq.delayed.schedule(topic, f"{i}", delay_ms=10**9 if i < 2 else 0) for i in range(3)]
+        seen_at(mq, topic, 1)
+        assert mq.delayed.cancel(ids[0]) == "cancelled"
+        assert mq.delayed.reschedule(ids[1], delay_ms=0).outcome == "rescheduled"
+        seen_at(mq, topic, 2)
+        for _ in range(12):
+            assert mq.delayed.cancel_all(ids) == ["cancelled", "rescheduled", "released"]
+            mq.delayed.cancel(mq.delayed.schedule(topic, "more", delay_ms=10**9))
+            time.sleep(0.3)
+    assert kept(path, {**config, "delay.history.ms": 10**9}) > 0
+    assert kept(path, {**config, "delay.history.ms": 0}) == 0
+
+
+def kept(path: str, config: dict[str, Any]) -> int:
+    """How many rows of what has ended a merge of the whole table keeps."""
+    with lakemq.connect(path, config=config) as mq:
+        handle = mq.namespace.store.open(DELAYED)
+        rows, now = handle.read(), now_ms()
+        since_ms = now - mq.namespace.config.ms("delay.history.ms")
+        return _kept(DELAYED, rows, handle.last_step(), whole=True, told_since_ms=since_ms).num_rows
+
+
 def test_the_command_lists_and_cancels(mq: Connection) -> None:
     topic = quick(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)
@@ -380,5 +470,7 @@ def test_the_command_lists_and_cancels(mq: Connection) -> None:
 
     assert [topic, "1", "0", "1"] in [line[:4] for line in run("list")]
     assert [line[:2] for line in run("describe", topic)] == [[topic, "1"]]
-    assert run("cancel", receipt) == [[receipt, "cancelled"]]
+    ((outcome, *_, moved),) = run("reschedule", receipt, "--deliver-at", "2200-01-01")
+    assert outcome == "rescheduled"
+    assert run("cancel", receipt, moved) == [[receipt, "rescheduled"], [moved, "cancelled"]]
     assert run("describe", topic) == []

@@ -20,7 +20,7 @@ from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, files_added, project, watermark
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
-from lakemq.engine.protocol.values.delays import CancelDelays
+from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import (
     Assigned,
@@ -103,8 +103,12 @@ def happen(mq: Harness, chance: random.Random) -> None:
 def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
     if kind == 40:
         if mq.state.delays.ranges and chance.randrange(2):
-            key = chance.choice(sorted(mq.state.delays.ranges))
-            mq.ask(CancelDelays([key.topic_id], [key.file_id], [key.first_row], [chance.randrange(3)]))
+            *place, reschedules = chance.choice(sorted(mq.state.delays.ranges))
+            row = [*([number] for number in place), [chance.randrange(3)], [reschedules]]
+            if chance.randrange(2):
+                mq.ask(RescheduleDelays(*row, [mq.now_ms + chance.choice([0, HOUR_MS])]))
+            else:
+                mq.ask(CancelDelays(*row))
         mq.release({(file_id, row): HOUR_MS * 99 + row for file_id in range(1000) for row in range(9)}, 2)
         return
     name, partition, file_id = chance.choice("xy"), chance.randrange(topic.partition_count), len(mq.steps)

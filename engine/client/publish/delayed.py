@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from lakemq.tables.storage.store import Store
+
 from ...namespace.clock import Clock
 from ...protocol.errors import InvalidRequest
-from ...protocol.values.delays import CancelOutcome, DelaysJudged
+from ...protocol.values.delays import CancelDelays, CancelOutcome, DelaysJudged, RescheduleDelays
 from ...protocol.values.state import State
 from ..arguments import text, texts, topic_name
 from ..requester import Requester
 from .arrow import ArrowPublisher
+from .delaying import EXACT, DelayRule
+from .fates import fates_of
+from .placing import checked_due
 from .publication import Publication
-from .receipts import cancel_request
-from .record import Records, checked_bytes, checked_destination, checked_extras
+from .receipts import Place, columns_of, places_of, receipt_of
+from .record import Records, checked_bytes, checked_delay, checked_destination, checked_extras
+from .routing import delay_rule_of
 
-_SERIOUS = (CancelOutcome.RELEASED, CancelOutcome.NOT_FOUND)
+_SERIOUS = (
+    CancelOutcome.RELEASED,
+    CancelOutcome.RESCHEDULED,
+    CancelOutcome.NOT_FOUND,
+    CancelOutcome.CANCELLED,
+    CancelOutcome.WAITING,
+)
 """Of a message in several topics the outcome is the first of these that there is."""
+
+
+def _worst(outcomes: Collection[CancelOutcome]) -> CancelOutcome:
+    return next(one for one in _SERIOUS if one in outcomes)
+
+
+def _rule(state: State, topic_id: int) -> DelayRule:
+    """Of a topic that is gone any: nothing waits for it."""
+    topic = state.topics.get(topic_id)
+    return EXACT if topic is None else delay_rule_of(topic)
+
+
+@dataclass(frozen=True)
+class Rescheduled:
+    """outcome: `rescheduled`, or why not, as `cancel` tells it. receipt, deliver_at_ms: by which it is known from now
+    on, and when it comes (of one in several topics, in the first); None: nothing has changed.
+    """
+
+    outcome: str
+    receipt: str | None = None
+    deliver_at_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +75,13 @@ class DelayedMessages:
         publisher: Callable[[], ArrowPublisher],
         requester: Requester,
         state: Callable[[], State],
+        look: Callable[[Callable[[State], list[DelayRule]]], list[DelayRule]],
+        store: Store,
         clock: Clock,
     ) -> None:
-        """state: as of the newest step, with all that waits."""
+        """state: as of the newest step, with all that waits; look: at topics as of it."""
         self._publisher, self._requester, self._state, self._clock = publisher, requester, state, clock
+        self._look, self._store = look, store
 
     def schedule(
         self,
@@ -77,8 +113,9 @@ class DelayedMessages:
         return receipt
 
     def cancel(self, receipt: str) -> str:
-        """What became of the message: `cancelled`, it will not come; `released`, it is in the log; `not_found`, it does
-        not wait (any more), as when it was released or cancelled before.
+        """What became of the message: `cancelled`, it will not come; `released`, it is in the log; `rescheduled`, it is
+        known by another receipt since; `not_found`, it never waited, does not yet, or that was longer ago than
+        delay.history.ms.
 
         Of one in several topics: `cancelled` only if it is so in all of them. Raises InvalidReceipt, RequestTimedOut.
         """
@@ -86,17 +123,58 @@ class DelayedMessages:
 
     def cancel_all(self, receipts: Sequence[str]) -> list[str]:
         """The same for many, in one request."""
-        listed = texts("receipts", receipts)
-        if not listed:
+        places = places_of(texts("receipts", receipts), self._requester.namespace_id)
+        if not places:
             return []
-        request, counts = cancel_request(listed, self._requester.namespace_id)
-        judged = self._requester.ask(request)
+        flat = [place for mine in places for place in mine]
+        judged = self._requester.ask(CancelDelays(*columns_of(flat)))
         assert isinstance(judged, DelaysJudged)
-        outcomes, told = iter(judged.outcomes), []
-        for count in counts:
-            mine = [next(outcomes) for _ in range(count)]
-            told.append(next((one for one in _SERIOUS if one in mine), CancelOutcome.CANCELLED).value)
-        return told
+        outcomes = iter(self._definite(flat, judged.outcomes))
+        return [_worst([next(outcomes) for _ in mine]).value for mine in places]
+
+    def reschedule(
+        self, receipt: str, *, deliver_at: datetime | int | None = None, delay_ms: int | None = None
+    ) -> Rescheduled:
+        """Let a message that waits come at another time, or so long after this call; not before now.
+
+        If it does not wait, or not in all of its topics, nothing changes, and what became of it is told as by `cancel`.
+        Raises InvalidReceipt, InvalidTimestamp, DelayTooLong, RequestTimedOut: it may have been rescheduled.
+        """
+        (places,) = places_of([text("receipt", receipt)], self._requester.namespace_id)
+        due_ms = self._due_ms(places, deliver_at, delay_ms)
+        judged = self._requester.ask(RescheduleDelays(*columns_of(places), due_ms))
+        assert isinstance(judged, DelaysJudged)
+        if not judged.due_ms:
+            return Rescheduled(_worst(self._definite(places, judged.outcomes)).value)
+        moved = [
+            Place(place.topic_id, place.file_id, place.first_row + place.row, 0, reschedules)
+            for place, reschedules in zip(places, judged.reschedules, strict=True)
+        ]
+        receipt = receipt_of(self._requester.namespace_id, moved)
+        return Rescheduled(CancelOutcome.RESCHEDULED.value, receipt, judged.due_ms[0])
+
+    def _due_ms(self, places: Sequence[Place], deliver_at: object, delay_ms: object) -> list[int]:
+        """As each topic rounds it. Raises InvalidRequest, InvalidRecord, InvalidTimestamp, DelayTooLong."""
+        if deliver_at is None and delay_ms is None:
+            raise InvalidRequest("A message is rescheduled to a time, or by a delay.", found="neither")
+        at_us, delay = checked_delay(deliver_at, delay_ms)
+        now_us = self._clock.now_ms() * 1000
+        due_us = now_us + 1000 * (delay or 0) if at_us is None else at_us
+        rules = self._look(lambda state: [_rule(state, place.topic_id) for place in places])
+        return [checked_due(rule, now_us, due_us) for rule in rules]
+
+    def _definite(self, places: Sequence[Place], outcomes: Sequence[CancelOutcome]) -> list[CancelOutcome]:
+        """The same, with what became of rows whose range has ended as a whole."""
+        gone = {place.range for place, one in zip(places, outcomes, strict=True) if one is CancelOutcome.NOT_FOUND}
+        if not gone:
+            return list(outcomes)
+        fates = fates_of(self._store, self._clock, gone)
+        return [
+            fates[place.range].outcome_of(place.row)
+            if outcome is CancelOutcome.NOT_FOUND and place.range in fates
+            else outcome
+            for place, outcome in zip(places, outcomes, strict=True)
+        ]
 
     def all(self, topic: str | None = None) -> list[DelayedInfo]:
         """Per topic, by name, what waits; of this topic alone, if it is named."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +15,29 @@ from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
 
 from ...protocol.errors import InvalidReceipt
 from ...protocol.names import shown
-from ...protocol.values.delays import CancelDelays
+from ...protocol.values.delays import RangeKey
 from ...protocol.values.log import WaitingUnit
 from .placing import Placed
 
-_PLACE = r"(?:[0-9a-f]{1,16}\.){3}[0-9a-f]{1,16}"
+_PLACE = r"(?:[0-9a-f]{1,16}\.){3,4}[0-9a-f]{1,16}"
 _RECEIPT = re.compile(rf"lmq1:([0-9a-zA-Z-]{{1,64}}):({_PLACE}(?:,{_PLACE})*)")
 _MOST_CHARACTERS = 1 << 20
 
 Numbers = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where a delayed message is in one topic: its range, and its number within that."""
+
+    topic_id: int
+    file_id: int
+    first_row: int
+    row: int
+    reschedules: int = 0
+
+    @property
+    def range(self) -> RangeKey:
+        return RangeKey(self.topic_id, self.file_id, self.first_row, self.reschedules)
 
 
 @dataclass(frozen=True)
@@ -64,13 +79,12 @@ class Receipts:
         for part in self._slices:
             if part.first <= row < part.first + part.record_count:
                 places = self._places(part, row - part.first)
-                said = ",".join(".".join(f"{number:x}" for number in place) for place in places)
-                return f"lmq1:{self._namespace_id}:{said}" if places else None
+                return receipt_of(self._namespace_id, places) if places else None
         return None
 
-    def _places(self, part: Slice, row: int) -> list[tuple[int, int, int, int]]:
-        """(topic_id, file_id, first row of its range, number within it), per topic."""
-        found: list[tuple[int, int, int, int]] = []
+    def _places(self, part: Slice, row: int) -> list[Place]:
+        """Per topic."""
+        found: list[Place] = []
         for number, (one, rank, topic_ids) in enumerate(zip(part.each, part.ranks, self._topic_ids, strict=True)):
             partition, due_ms = int(one.partition[row]), int(one.due_ms[row])
             if due_ms == NOT_DELAYED:
@@ -86,22 +100,34 @@ class Receipts:
                     continue
                 else:
                     place = (begins.file_id, begins.first_row + first - int(rank[unit].min()))
-                found.append((topic_id, *place, int(rank[row]) - first))
+                found.append(Place(topic_id, *place, int(rank[row]) - first))
         return found
 
 
-def cancel_request(receipts: Sequence[str], namespace_id: str) -> tuple[CancelDelays, list[int]]:
-    """The request for all of them, and of how many rows each tells. Raises InvalidReceipt."""
-    rows: list[list[int]] = []
-    counts: list[int] = []
+def receipt_of(namespace_id: str, places: Sequence[Place]) -> str:
+    """The receipt of a message that is in these places."""
+    # a message that was not rescheduled does without that number
+    said = (place if place.reschedules else place[:-1] for place in places)
+    return f"lmq1:{namespace_id}:" + ",".join(".".join(f"{number:x}" for number in one) for one in said)
+
+
+def places_of(receipts: Sequence[str], namespace_id: str) -> list[list[Place]]:
+    """Where the message of each is. Raises InvalidReceipt."""
+    places = []
     for receipt in receipts:
         found = _RECEIPT.fullmatch(receipt) if len(receipt) <= _MOST_CHARACTERS else None
         if found is None:
             raise InvalidReceipt("This is no receipt.", found=shown(receipt), expected="lmq1:...")
         if found[1] != namespace_id:
             raise InvalidReceipt("The receipt is of another namespace.", found=found[1], expected=namespace_id)
-        mine = [[int(number, 16) for number in place.split(".")] for place in found[2].split(",")]
-        rows += mine
-        counts.append(len(mine))
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-    return CancelDelays(*columns), counts
+        places.append([Place(*(int(number, 16) for number in one.split("."))) for one in found[2].split(",")])
+    return places
+
+
+Numbered: TypeAlias = tuple[list[int], list[int], list[int], list[int], list[int]]
+
+
+def columns_of(places: Sequence[Place]) -> Numbered:
+    """As requests name them; at least one."""
+    topic_id, file_id, first_row, row, reschedules = (list(column) for column in zip(*places, strict=True))
+    return topic_id, file_id, first_row, row, reschedules

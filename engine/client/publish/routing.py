@@ -72,10 +72,11 @@ class RouteCache:
 
 def _placement(topic: Topic) -> _Placement:
     most_bytes = topic.setting("max.message.bytes")
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, _delay_rule(topic)
+    return topic.partition_count, topic.setting("partitioner"), most_bytes, delay_rule_of(topic)
 
 
-def _delay_rule(topic: Topic) -> DelayRule:
+def delay_rule_of(topic: Topic) -> DelayRule:
+    """How it delays, by its settings."""
     levels_ms = sorted(topic.setting("delay.levels")) if topic.setting("delay.mode") == "levels" else ()
     return DelayRule(
         topic.setting("delay.slot.ms"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -10,6 +11,7 @@ from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 
 from ..values.base import Record
 from ..values.delays import (
+    CancelOutcome,
     Delayed,
     DelayedRange,
     DelaysCancelled,
@@ -17,34 +19,63 @@ from ..values.delays import (
     DelaysReleased,
     DelaysSettled,
     DelayStatus,
+    RangeEnd,
     RangeKey,
     WaitingRange,
     keys_of,
+    outcome_of,
 )
 from ..values.state import State
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps
 
-_Ended = tuple[DelayedRange, DelayStatus]
+
+@dataclass(frozen=True)
+class RangeEnded:
+    """How a range ended, what its last rows were, when, and by which request, if by any."""
+
+    end: RangeEnd
+    status: DelayStatus
+    at_ms: int
+    by: str | None
+
+    def outcome_of(self, index: int) -> CancelOutcome:
+        """What became of a row."""
+        told, released_count, cancelled, rescheduled = self.end
+        if self.status is DelayStatus.ABORTED or index >= told.record_count:
+            return CancelOutcome.NOT_FOUND
+        outcome = outcome_of(index, released_count, cancelled, rescheduled)
+        # with its topic
+        return CancelOutcome.CANCELLED if outcome is CancelOutcome.WAITING else outcome
+
+
+def ended_ranges(steps: Steps) -> Iterator[RangeEnded]:
+    """The ranges that these steps have ended."""
+    for step in steps:
+        for one in step.entries:
+            for end, status in _ends(one.record):
+                yield RangeEnded(end, status, step.decided_at_ms, one.request_id)
+
+
+def _ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
+    if isinstance(record, DelaysReleased):
+        yield from ((end, DelayStatus.RELEASED) for end in record.done.ends())
+    elif isinstance(record, DelaysCancelled):
+        status = DelayStatus.RESCHEDULED if record.producer_id else DelayStatus.CANCELLED
+        yield from ((end, status) for end in record.done.ends())
+    elif isinstance(record, DelaysDropped):
+        yield from ((end, DelayStatus.CANCELLED) for end in record.ranges.ends())
+    elif isinstance(record, DelaysSettled):
+        yield from ((RangeEnd(told, 0, [], []), DelayStatus.ABORTED) for told in record.aborted.rows())
 
 
 def _delayed(state: State, steps: Steps) -> pa.Table:
-    changed: dict[RangeKey, int] = {}
-    ended: dict[RangeKey, _Ended] = {}
-    for step, record in records(steps):
-        ended |= {told.key: (told, status) for told, status in _ended(record)}
-        changed |= dict.fromkeys(_touched(record), step.decided_at_ms)
-    return DELAYED.table(_row(state, key, changed[key], ended) for key in sorted(changed))
-
-
-def _ended(record: Record) -> Iterator[_Ended]:
-    if isinstance(record, DelaysReleased):
-        yield from ((told, DelayStatus.RELEASED) for told in record.done.rows())
-    elif isinstance(record, DelaysCancelled):
-        yield from ((told, DelayStatus.CANCELLED) for told in record.done.rows())
-    elif isinstance(record, DelaysDropped):
-        yield from ((told, DelayStatus.CANCELLED) for told in record.ranges.rows())
-    elif isinstance(record, DelaysSettled):
-        yield from ((told, DelayStatus.ABORTED) for told in record.aborted.rows())
+    changed: dict[RangeKey, tuple[int, str | None]] = {}
+    for step in steps:
+        for one in step.entries:
+            changed |= dict.fromkeys(_touched(one.record), (step.decided_at_ms, one.request_id))
+    ended = {one.end.told.key: one for one in ended_ranges(steps)}
+    changed |= {key: (one.at_ms, one.by) for key, one in ended.items() if key not in state.delays.ranges}
+    return DELAYED.table(_row(state, key, *changed[key], ended) for key in sorted(changed))
 
 
 def _touched(record: Record) -> Iterator[RangeKey]:
@@ -52,17 +83,17 @@ def _touched(record: Record) -> Iterator[RangeKey]:
         yield from (told.key for told in record.ranges.rows())
     elif isinstance(record, DelaysCancelled | DelaysReleased | DelaysSettled):
         yield from keys_of(record.topic_id, record.file_id, record.first_row)
-    yield from (told.key for told, _ in _ended(record))
+    if isinstance(record, DelaysCancelled):
+        yield from (told.key for told in record.instead.rows())
 
 
-def _row(state: State, key: RangeKey, at_ms: int, ended: dict[RangeKey, _Ended]) -> DelayedRow:
+def _row(state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[RangeKey, RangeEnded]) -> DelayedRow:
     live = state.delays.ranges.get(key)
     if live is None:
-        told, status = ended[key]
-        released_count = told.record_count if status is DelayStatus.RELEASED else 0
+        (told, released_count, cancelled, rescheduled), status = ended[key].end, ended[key].status
     else:
         told, status = live.told, DelayStatus.OPEN if live.is_open else DelayStatus.WAITING
-        released_count = live.released_count
+        released_count, cancelled, rescheduled = live.released_count, live.cancelled, live.rescheduled
     return DelayedRow(
         step=state.step,
         **told._asdict(),
@@ -72,12 +103,22 @@ def _row(state: State, key: RangeKey, at_ms: int, ended: dict[RangeKey, _Ended])
         transactional_id=live.transactional_id if live else None,
         scheduled_step=live.step if live else None,
         position=live.position if live else None,
+        waiting_count=live.left_count if live else 0,
         released_count=released_count,
-        cancelled_rows=live.cancelled if live and live.cancelled else None,
+        cancelled_rows=cancelled or None,
+        rescheduled_rows=rescheduled or None,
         state=status.value,
         changed_at_ms=at_ms,
+        changed_by=by,
         removed=live is None,
     )
+
+
+def ended_row(row: DelayedRow) -> RangeEnded:
+    """What a row tells of a range that has ended."""
+    told = DelayedRange(*(getattr(row, name) for name in DelayedRange._fields))
+    end = RangeEnd(told, row.released_count, list(row.cancelled_rows or ()), list(row.rescheduled_rows or ()))
+    return RangeEnded(end, DelayStatus(row.state), row.changed_at_ms, row.changed_by)
 
 
 def _restore(state: State, rows: pa.Table) -> None:
@@ -88,7 +129,7 @@ def _restore(state: State, rows: pa.Table) -> None:
             raise ValueError(f"{DELAYED.name} has a range of {row.topic} that is not as it was written")
         is_open = row.state == DelayStatus.OPEN.value
         one = WaitingRange(told, row.scheduled_step, row.position, *author, is_open, row.released_count)
-        one.cancelled = list(row.cancelled_rows or ())
+        one.cancelled, one.rescheduled = list(row.cancelled_rows or ()), list(row.rescheduled_rows or ())
         state.delays.add(one)
 
 

@@ -7,7 +7,7 @@ always a number of its rows from the first on, and that number only grows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..errors import DelayQueueFull, InvalidRequest
@@ -23,10 +23,13 @@ from ..values.delays import (
     DelaysJudged,
     DelaysReleased,
     DelaysSettled,
+    RangeEnd,
     RangeKey,
     RangesDue,
+    RescheduleDelays,
     WaitingRange,
     columns_of,
+    ended,
     keys_of,
 )
 from ..values.journal import JournalEntry
@@ -114,57 +117,105 @@ def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
             counts[key] = upto
     if not counts:
         return Decision(Done())
-    done = [state.delays.ranges[key].told for key, count in counts.items() if _is_all(state, key, count)]
-    left = {key: count for key, count in counts.items() if not _is_all(state, key, count)}
+    done = {key: count for key, count in counts.items() if not state.delays.ranges[key].left_after(count)}
+    left = {key: count for key, count in counts.items() if key not in done}
     record = DelaysReleased(
         max(state.delays.pointer_ms, min(request.pointer_ms, state.now_ms)),
         [key.topic_id for key in left],
         [key.file_id for key in left],
         [key.first_row for key in left],
         list(left.values()),
-        columns_of(done),
+        ended([_end(state.delays.ranges[key], count) for key, count in done.items()]),
     )
     return Decision(Done(), (JournalEntry(record, log.segments()),))
 
 
-def _is_all(state: State, key: RangeKey, count: int) -> bool:
-    return not state.delays.ranges[key].left_after(count)
+def _end(one: WaitingRange, released_count: int, now: Collection[int] = (), rescheduled: bool = False) -> RangeEnd:
+    """How it ends, with so many of its rows released. now: rows that wait, and are cancelled or rescheduled."""
+    cancelled = sorted({*one.cancelled, *now}) if now else one.cancelled
+    moved = sorted({*one.rescheduled, *now}) if now and rescheduled else one.rescheduled
+    return RangeEnd(one.told, released_count, list(cancelled), list(moved))
 
 
 def decide_cancel(state: State, request: CancelDelays, given: Given) -> Decision:
     """Rows that wait will not be delivered. Of the others it is told what became of them. Raises InvalidRequest."""
-    columns = (request.topic_id, request.file_id, request.first_row, request.index)
+    rows = _rows(request)
+    found = [_outcome(state, *row) for row in rows]
+    waiting = [row for row, outcome in zip(rows, found, strict=True) if outcome is CancelOutcome.WAITING]
+    judged = DelaysJudged([CancelOutcome.CANCELLED if one is CancelOutcome.WAITING else one for one in found])
+    return Decision(judged, (JournalEntry(_cancelled(state, waiting)),) if waiting else ())
+
+
+def decide_reschedule(state: State, request: RescheduleDelays, given: Given) -> Decision:
+    """Rows that wait do so for another time, not before this one; all or, where one does not wait, none.
+
+    Raises InvalidRequest.
+    """
+    rows = _rows(request)
+    if len(request.due_ms) != len(rows) or len(set(rows)) < len(rows):
+        raise InvalidRequest("Each row is named once, with its time.", found=f"{len(request.due_ms)} times")
+    outcomes = [_outcome(state, *row) for row in rows]
+    if {*outcomes} != {CancelOutcome.WAITING}:
+        return Decision(DelaysJudged(outcomes))
+    due_ms = [max(one, state.now_ms) for one in request.due_ms]
+    instead = [_instead(state, *row, at_ms) for row, at_ms in zip(rows, due_ms, strict=True)]
+    record = _cancelled(state, rows, instead)
+    judged = DelaysJudged([CancelOutcome.RESCHEDULED] * len(rows), [one.reschedules for one in instead], due_ms)
+    return Decision(judged, (JournalEntry(record),))
+
+
+def _rows(request: CancelDelays | RescheduleDelays) -> list[tuple[RangeKey, int]]:
+    """The rows of the request: the range of each, and its number in that."""
+    reschedules = request.reschedules or [0] * len(request.topic_id)
+    columns = (request.topic_id, request.file_id, request.first_row, reschedules, request.index)
     if len({len(column) for column in columns}) != 1:
         raise InvalidRequest("The columns differ in length.", found=[len(column) for column in columns])
-    outcomes: list[CancelOutcome] = []
-    fresh: dict[RangeKey, set[int]] = {}
-    for topic_id, file_id, first_row, index in zip(*columns, strict=True):
-        key = RangeKey(topic_id, file_id, first_row)
-        outcome = _outcome(state, key, index)
-        outcomes.append(outcome)
-        if outcome is CancelOutcome.CANCELLED and index not in state.delays.ranges[key].cancelled:
-            fresh.setdefault(key, set()).add(index)
-    if not fresh:
-        return Decision(DelaysJudged(outcomes))
-    done = [key for key, rows in fresh.items() if len(rows) == state.delays.ranges[key].left_count]
-    left = {key: sorted(rows) for key, rows in fresh.items() if key not in set(done)}
-    record = DelaysCancelled(
-        [key.topic_id for key in left],
-        [key.file_id for key in left],
-        [key.first_row for key in left],
-        list(left.values()),
-        columns_of([state.delays.ranges[key].told for key in done]),
-    )
-    return Decision(DelaysJudged(outcomes), (JournalEntry(record),))
+    return [(RangeKey(*key), index) for *key, index in zip(*columns, strict=True)]
 
 
 def _outcome(state: State, key: RangeKey, index: int) -> CancelOutcome:
     one = state.delays.ranges.get(key)
     if one is None or one.is_open or index >= one.told.record_count:
         return CancelOutcome.NOT_FOUND
-    # what was cancelled is passed over, and stays cancelled
-    is_released = index < one.released_count and index not in one.cancelled
-    return CancelOutcome.RELEASED if is_released else CancelOutcome.CANCELLED
+    return one.outcome_of(index)
+
+
+def _cancelled(
+    state: State, rows: Sequence[tuple[RangeKey, int]], instead: Sequence[DelayedRange] = ()
+) -> DelaysCancelled:
+    """These rows, all of which wait, do so no more. instead: the ranges that they are from now on, one of each row."""
+    fresh: dict[RangeKey, set[int]] = {}
+    for key, index in rows:
+        fresh.setdefault(key, set()).add(index)
+    ranges, moved = state.delays.ranges, bool(instead)
+    done = {key for key, mine in fresh.items() if len(mine) == ranges[key].left_count}
+    left = {key: sorted(mine) for key, mine in fresh.items() if key not in done}
+    ends = [_end(ranges[key], ranges[key].released_count, fresh[key], moved) for key in fresh if key in done]
+    return DelaysCancelled(
+        [key.topic_id for key in left],
+        [key.file_id for key in left],
+        [key.first_row for key in left],
+        list(left.values()),
+        ended(ends),
+        columns_of(instead),
+        [ranges[key].producer_id for key, _ in rows] if instead else [],
+        [ranges[key].producer_epoch for key, _ in rows] if instead else [],
+    )
+
+
+def _instead(state: State, key: RangeKey, index: int, due_ms: int) -> DelayedRange:
+    """The row as a range of its own. Its number is free: rows of a range may have been published once more."""
+    told = state.delays.ranges[key].told
+    place = RangeKey(key.topic_id, key.file_id, key.first_row + index, key.reschedules + 1)
+    while place in state.delays.ranges:
+        place = place._replace(reschedules=place.reschedules + 1)
+    return told._replace(
+        first_row=place.first_row,
+        record_count=1,
+        first_due_ms=due_ms,
+        last_due_ms=due_ms,
+        reschedules=place.reschedules,
+    )
 
 
 class _Log:
@@ -266,8 +317,8 @@ def decide_dropped(state: State, topic: Topic) -> list[JournalEntry]:
     """What was to come to a topic that is deleted never will."""
     if topic.topic_id not in state.delays.pending:
         return []
-    there = [one.told for key, one in state.delays.ranges.items() if key.topic_id == topic.topic_id]
-    return [JournalEntry(DelaysDropped(topic.topic, columns_of(there)))]
+    there = [one for key, one in state.delays.ranges.items() if key.topic_id == topic.topic_id]
+    return [JournalEntry(DelaysDropped(topic.topic, ended([_end(one, one.released_count) for one in there])))]
 
 
 # -- folding ----------------------------------------------------------------------------------------------
@@ -275,17 +326,19 @@ def decide_dropped(state: State, topic: Topic) -> list[JournalEntry]:
 
 def evolve_delayed(state: State, record: Delayed, segments: Segments) -> None:
     for told in record.ranges.rows():
-        one = WaitingRange(
-            told,
-            state.step,
-            state.delays.published,
-            record.producer_id,
-            record.producer_epoch,
-            record.transactional_id,
-            record.transactional_id is not None,
-        )
-        state.delays.published += 1
-        state.delays.add(one)
+        _add(state, told, record.producer_id, record.producer_epoch, record.transactional_id)
+
+
+def _add(
+    state: State,
+    told: DelayedRange,
+    producer_id: int | None,
+    producer_epoch: int | None,
+    transactional_id: str | None = None,
+) -> None:
+    is_open, place = transactional_id is not None, (state.step, state.delays.published)
+    state.delays.published += 1
+    state.delays.add(WaitingRange(told, *place, producer_id, producer_epoch, transactional_id, is_open))
 
 
 def evolve_released(state: State, record: DelaysReleased, segments: Segments) -> None:
@@ -297,15 +350,18 @@ def evolve_released(state: State, record: DelaysReleased, segments: Segments) ->
     for key, count in zip(keys, record.released_count, strict=True):
         state.delays.release(key, count)
     for told in record.done.rows():
-        state.delays.release(told.key, told.record_count)
+        state.delays.remove(told.key)
 
 
 def evolve_cancelled(state: State, record: DelaysCancelled, segments: Segments) -> None:
     keys = keys_of(record.topic_id, record.file_id, record.first_row)
     for key, rows in zip(keys, record.cancelled, strict=True):
-        state.delays.cancel(key, rows)
+        state.delays.cancel(key, rows, bool(record.producer_id))
     for told in record.done.rows():
         state.delays.remove(told.key)
+    authors = zip(record.producer_id, record.producer_epoch, strict=True)
+    for told, author in zip(record.instead.rows(), authors, strict=True):
+        _add(state, told, *author)
 
 
 def evolve_settled(state: State, record: DelaysSettled, segments: Segments) -> None:
@@ -321,7 +377,7 @@ def evolve_dropped(state: State, record: DelaysDropped, segments: Segments) -> N
         state.delays.remove(told.key)
 
 
-DECIDE: Rules = {RangesDue: decide_release, CancelDelays: decide_cancel}
+DECIDE: Rules = {RangesDue: decide_release, CancelDelays: decide_cancel, RescheduleDelays: decide_reschedule}
 EVOLVE: Folds = {
     Delayed: evolve_delayed,
     DelaysCancelled: evolve_cancelled,

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from .base import Count, FileId, Number, Record, Request, Result
+from .base import Count, DueMillis, FileId, Number, Record, Request, Result
 
 
 class DelayStatus(str, Enum):
@@ -21,21 +21,28 @@ class DelayStatus(str, Enum):
     WAITING = "waiting"
     RELEASED = "released"
     CANCELLED = "cancelled"
+    RESCHEDULED = "rescheduled"
+    """Its last rows wait for another time, as ranges of their own."""
     ABORTED = "aborted"
 
 
 class RangeKey(NamedTuple):
-    """A range that waits; topics that share stored rows have a range each."""
+    """A range that waits; topics that share stored rows have a range each.
+
+    reschedules: how often it was put off or brought forward; 0: as it was published. Others have one row.
+    """
 
     topic_id: int
     file_id: int
     first_row: int
+    reschedules: int = 0
 
 
 class DelayedRanges(msgspec.Struct, frozen=True):
     """Ranges of rows that wait, as columns of equal length; the rows of each are in the order in which they are due.
 
-    first_due_ms, last_due_ms: of its first row and its last, within one hour; footer_hash: as in `segments`.
+    first_due_ms, last_due_ms: of its first row and its last, within one hour; footer_hash: as in `segments`;
+    reschedules: empty where all are 0.
     """
 
     topic_id: list[int] = []
@@ -49,10 +56,26 @@ class DelayedRanges(msgspec.Struct, frozen=True):
     last_due_ms: list[int] = []
     min_timestamp_ms: list[int] = []
     max_timestamp_ms: list[int] = []
+    reschedules: list[int] = []
 
     def rows(self) -> list[DelayedRange]:
-        columns = (getattr(self, name) for name in self.__struct_fields__)
+        columns = [getattr(self, name) for name in DelayedRange._fields]
+        columns[-1] = self.reschedules or [0] * len(self.topic_id)
         return [DelayedRange(*row) for row in zip(*columns, strict=True)]
+
+
+class EndedRanges(DelayedRanges, frozen=True):
+    """Ranges of which nothing waits any more. The columns are as in WaitingRange; empty where no range has any."""
+
+    released_count: list[int] = []
+    cancelled: list[list[int]] = []
+    rescheduled: list[list[int]] = []
+
+    def ends(self) -> list[RangeEnd]:
+        n = len(self.topic_id)
+        nothing: list[list[int]] = [[]] * n
+        rows = (self.rows(), self.released_count or [0] * n, self.cancelled or nothing, self.rescheduled or nothing)
+        return [RangeEnd(*row) for row in zip(*rows, strict=True)]
 
 
 class DelayedRange(NamedTuple):
@@ -69,21 +92,44 @@ class DelayedRange(NamedTuple):
     last_due_ms: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    reschedules: int = 0
 
     @property
     def key(self) -> RangeKey:
-        return RangeKey(self.topic_id, self.file_id, self.first_row)
+        return RangeKey(self.topic_id, self.file_id, self.first_row, self.reschedules)
+
+
+class RangeEnd(NamedTuple):
+    """One of EndedRanges."""
+
+    told: DelayedRange
+    released_count: int
+    cancelled: list[int]
+    rescheduled: list[int]
 
 
 def columns_of(ranges: Sequence[DelayedRange]) -> DelayedRanges:
     """Ranges as columns."""
-    if not ranges:
-        return DelayedRanges()
-    return DelayedRanges(*map(list, zip(*ranges, strict=True)))
+    return DelayedRanges(*_columns(ranges))
+
+
+def _columns(ranges: Sequence[DelayedRange]) -> list[list[Any]]:
+    columns: list[list[Any]] = [list(column) for column in zip(*ranges, strict=True)]
+    if columns and not any(columns[-1]):
+        columns[-1] = []
+    return columns
+
+
+def ended(ends: Sequence[RangeEnd]) -> EndedRanges:
+    """Ranges that end now, as columns."""
+    if not ends:
+        return EndedRanges()
+    told, *columns = zip(*ends, strict=True)
+    return EndedRanges(*_columns(told), *(list(column) if any(column) else [] for column in columns))
 
 
 def keys_of(topic_id: list[int], file_id: list[int], first_row: list[int]) -> list[RangeKey]:
-    """Keys that were columns."""
+    """Keys of several rows, which were columns: hence as they were published."""
     return [RangeKey(*key) for key in zip(topic_id, file_id, first_row, strict=True)]
 
 
@@ -105,8 +151,12 @@ class CancelOutcome(str, Enum):
 
     CANCELLED = "cancelled"
     RELEASED = "released"
+    RESCHEDULED = "rescheduled"
+    """It waits for another time, by another receipt, or did."""
     NOT_FOUND = "not_found"
-    """It does not wait, or no more: it never did, or has been released or cancelled as a whole range before."""
+    """The state has nothing of it: it never waited, or its whole range has ended."""
+    WAITING = "waiting"
+    """It waits as before: it was to be rescheduled with others that do not."""
 
 
 class CancelDelays(Request, frozen=True, tag="cancel_delays"):
@@ -116,26 +166,44 @@ class CancelDelays(Request, frozen=True, tag="cancel_delays"):
     file_id: list[FileId]
     first_row: list[Count]
     index: list[Count]
+    reschedules: list[Count] = []
+
+
+class RescheduleDelays(Request, frozen=True, tag="reschedule_delays"):
+    """Rows of one message that are to be delivered at other times, all of them or none. due_ms: of each."""
+
+    topic_id: list[Number]
+    file_id: list[FileId]
+    first_row: list[Count]
+    index: list[Count]
+    reschedules: list[Count]
+    due_ms: list[DueMillis]
 
 
 class DelaysJudged(Result, frozen=True, tag="delays_judged"):
-    """Per row what became of it."""
+    """Per row what became of it. reschedules, due_ms: where they wait from now on, if they were rescheduled now."""
 
     outcomes: list[CancelOutcome]
+    reschedules: list[int] = []
+    due_ms: list[int] = []
 
 
 class DelaysCancelled(Record, frozen=True, tag="delays_cancelled"):
-    """Rows that wait never will be delivered.
+    """Rows that wait are not delivered as they were to be.
 
     topic_id, file_id, first_row, cancelled: ranges of which others wait still, and the numbers of the rows within each;
-    done: those of which none does.
+    done: those of which none does; instead: ranges of the same rows that wait from now on: they were rescheduled;
+    producer_id, producer_epoch: of each of these.
     """
 
     topic_id: list[int] = []
     file_id: list[int] = []
     first_row: list[int] = []
     cancelled: list[list[int]] = []
-    done: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+    done: EndedRanges = msgspec.field(default_factory=EndedRanges)
+    instead: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+    producer_id: list[int | None] = []
+    producer_epoch: list[int | None] = []
 
 
 class Delayed(Record, frozen=True, tag="delayed"):
@@ -163,7 +231,7 @@ class DelaysReleased(Record, frozen=True, tag="delays_released"):
     file_id: list[int] = []
     first_row: list[int] = []
     released_count: list[int] = []
-    done: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
+    done: EndedRanges = msgspec.field(default_factory=EndedRanges)
 
 
 class DelaysSettled(Record, frozen=True, tag="delays_settled"):
@@ -189,7 +257,7 @@ class DelaysDropped(Record, frozen=True, tag="delays_dropped"):
     """A topic was deleted, and with it what was to come to it."""
 
     topic: str
-    ranges: DelayedRanges
+    ranges: EndedRanges
 
     @property
     def subject(self) -> str:
@@ -201,7 +269,7 @@ class WaitingRange:
     """A range as it is now. step, position: when it was published, and the place in that step.
 
     released_count: of its rows, from the first on; is_open: its transaction has not ended; cancelled: numbers of rows
-    that are passed over, ascending.
+    that are passed over, ascending; rescheduled: those of them that wait for another time.
     """
 
     told: DelayedRange
@@ -213,6 +281,7 @@ class WaitingRange:
     is_open: bool
     released_count: int = 0
     cancelled: list[int] = field(default_factory=list)
+    rescheduled: list[int] = field(default_factory=list)
 
     @property
     def author(self) -> tuple[int | None, int | None]:
@@ -226,6 +295,24 @@ class WaitingRange:
         """How many of its rows wait, once so many are released."""
         passed_over = len(self.cancelled) - bisect_left(self.cancelled, released_count)
         return self.told.record_count - released_count - passed_over
+
+    def outcome_of(self, index: int) -> CancelOutcome:
+        """What has become of this row."""
+        return outcome_of(index, self.released_count, self.cancelled, self.rescheduled)
+
+
+def outcome_of(index: int, released_count: int, cancelled: list[int], rescheduled: list[int]) -> CancelOutcome:
+    """What has become of a row of a range. The others are as in WaitingRange."""
+    if _has(rescheduled, index):
+        return CancelOutcome.RESCHEDULED
+    if _has(cancelled, index):
+        return CancelOutcome.CANCELLED
+    return CancelOutcome.RELEASED if index < released_count else CancelOutcome.WAITING
+
+
+def _has(ascending: list[int], number: int) -> bool:
+    at = bisect_left(ascending, number)
+    return at < len(ascending) and ascending[at] == number
 
 
 @dataclass
@@ -281,12 +368,14 @@ class Delays:
         if not one.left_count:
             del self.ranges[key]
 
-    def cancel(self, key: RangeKey, rows: list[int]) -> None:
+    def cancel(self, key: RangeKey, rows: list[int], rescheduled: bool = False) -> None:
         """These of its rows wait no more; others do."""
         one = self.ranges.get(key)
         if one is not None:
             before = one.left_count
             one.cancelled = sorted({*one.cancelled, *rows})
+            if rescheduled:
+                one.rescheduled = sorted({*one.rescheduled, *rows})
             self._count(one.told.topic_id, one.left_count - before)
 
     def begin_step(self) -> None:
@@ -301,6 +390,6 @@ class Delays:
             self.pending.pop(topic_id, None)
 
 
-REQUESTS = (CancelDelays,)
+REQUESTS = (CancelDelays, RescheduleDelays)
 RESULTS = (DelaysJudged,)
 RECORDS = (Delayed, DelaysCancelled, DelaysReleased, DelaysSettled, DelaysDropped)
