@@ -55,6 +55,7 @@ from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
 from .publish.producer import Producer
 from .publish.publication import ON_ERROR, OnError, Publication
+from .publish.receipts import PublishedRows
 from .publish.request import COLUMNS, body_of
 from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
@@ -151,7 +152,7 @@ class Connection:
         txn_version: int | None = None,
         deliver_at: Any = None,
         delay_ms: Any = None,
-    ) -> Published:
+    ) -> PublishedRows:
         """Publish all rows of a DataFrame or Arrow table, together or not at all.
 
         data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
@@ -179,7 +180,7 @@ class Connection:
 
     def _publish(
         self, publication: Publication, data: DataFrame | pa.Table | Any, columns: Mapping[str, Any], order_by: Any
-    ) -> Published:
+    ) -> PublishedRows:
         rows = arrow_table(data)
         if rows is not None:
             table = selected(ordered(rows, order_by), columns)
@@ -187,7 +188,7 @@ class Connection:
             body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
             return self._arrow_publisher().publish(publication, body, asked)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return self._spark_publisher().publish(publication, data, columns, order_by)
+        return PublishedRows.of(self._spark_publisher().publish(publication, data, columns, order_by))
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
@@ -295,7 +296,7 @@ class Connection:
     def delayed(self) -> DelayedMessages:
         """Schedule delayed messages, see what waits, and cancel by receipt."""
         return DelayedMessages(
-            self._arrow_publisher, self.requester, self._whole_state, self._look, self.namespace.store, self._clock
+            self._arrow_publisher, self.requester, self._whole_state, self._look, self.namespace, self._clock
         )
 
     @cached_property
@@ -321,7 +322,7 @@ class Connection:
 
     def _publish_inside(
         self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
-    ) -> Published:
+    ) -> PublishedRows:
         named = dict(columns)
         order_by = named.pop("order_by", None)
         unknown = named.keys() - set(COLUMNS)

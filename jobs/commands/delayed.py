@@ -22,6 +22,9 @@ DeliverAt = Annotated[
 ]
 DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell of which messages it would be.")]
+
+_CANCELLED = ("topic", "partition", "key", "deliver_at", "receipt", "outcome")
 _LISTED = ("topic", "messages", "open", "ranges", "first_due", "last_due")
 _DESCRIBED = ("topic", "messages", "open", "ranges", "first_due", "last_due", "released_until")
 
@@ -49,18 +52,46 @@ def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The 
 
 
 @delayed.command(
-    help="Cancel messages by their receipts; of each it is told what became of it: cancelled, released, rescheduled or"
-    f" not_found. {NEEDS_ANSWER}"
+    help="Cancel messages by their receipts, or all that wait and are of a topic, have a key, and for which a condition"
+    " holds; of each it is told what became of it: cancelled, released, rescheduled or not_found."
+    f" {NEEDS_ANSWER}"
 )
 def cancel(
     ctx: typer.Context,
-    receipts: Annotated[list[str], typer.Argument(metavar="RECEIPT...", help="As `schedule` and `send` give them.")],
+    receipts: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECEIPT...]", help="As `schedule` and `send` give them.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Those of this topic.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Those with this key.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="SQL, as DuckDB has it, over the columns of pending_delayed_rows."),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    session, is_where = session_of(ctx), any(one is not None for one in (topic, key, where))
+    if bool(receipts) == is_where:
+        raise typer.BadParameter("give receipts, or --topic, --key or --where", param_hint="RECEIPT")
+    if dry_run and not is_where:
+        raise typer.BadParameter("only with --topic, --key or --where", param_hint="--dry-run")
+    with session.connect() as mq, answered(mq):
+        if is_where:
+            show(mq.delayed.cancel_where(topic, key, where, dry_run=dry_run).to_pylist(), session.output, _CANCELLED)
+            return
+        outcomes = mq.delayed.cancel_all(receipts or [])
+    rows = [{"receipt": one, "outcome": outcome} for one, outcome in zip(receipts or [], outcomes, strict=True)]
+    show(rows, session.output, ("receipt", "outcome"))
+
+
+@delayed.command(help=f"Cancel all that waits for a topic; shows how many messages of each outcome. {NEEDS_ANSWER}")
+def purge(
+    ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The topic.")], dry_run: DryRun = False
 ) -> None:
     session = session_of(ctx)
     with session.connect() as mq, answered(mq):
-        outcomes = mq.delayed.cancel_all(receipts)
-    rows = [{"receipt": one, "outcome": outcome} for one, outcome in zip(receipts, outcomes, strict=True)]
-    show(rows, session.output, ("receipt", "outcome"))
+        told = mq.delayed.cancel_where(topic, dry_run=dry_run).column("outcome").value_counts().to_pylist()
+    rows = [{"outcome": one["values"], "messages": one["counts"]} for one in told]
+    show(rows, session.output, ("outcome", "messages"))
 
 
 @delayed.command(

@@ -143,13 +143,16 @@ FROM (
 ) h
 WHERE h.last_state = 'ready' AND h.gone = 0 AND (h.to_epoch IS NULL OR h.to_epoch <> h.from_epoch)"""
 
-_PENDING_DELAYED = """\
+_NEWEST_DELAYED = """\
+SELECT *, row_number() OVER (PARTITION BY file_id, first_row, topic_id, reschedules ORDER BY step DESC) AS age
+  FROM {database}.delayed"""
+
+_PENDING_DELAYED = f"""\
 SELECT d.topic, timestamp_millis(d.due_hour * 3600000) AS due_hour, d.state,
        CAST(sum(d.waiting_count) AS BIGINT) AS messages, CAST(count(*) AS BIGINT) AS ranges,
        timestamp_millis(min(d.first_due_ms)) AS first_due, timestamp_millis(max(d.last_due_ms)) AS last_due
 FROM (
-  SELECT *, row_number() OVER (PARTITION BY file_id, first_row, topic_id, reschedules ORDER BY step DESC) AS age
-  FROM {database}.delayed
+  {_NEWEST_DELAYED}
 ) d
 WHERE d.age = 1 AND NOT d.removed
 GROUP BY d.topic, d.due_hour, d.state"""
@@ -165,6 +168,18 @@ FROM (
 {_LOG.replace("{segments}", _SEGMENTS)} AND s.origin = 'dead_letter'
 ) l"""
 
+_PENDING_DELAYED_ROWS = f"""\
+SELECT d.topic, d.partition, m.key, m.headers, m.timestamp,
+       CASE WHEN d.reschedules > 0 THEN timestamp_millis(d.first_due_ms) ELSE m.deliver_at END AS deliver_at, d.state
+FROM (
+  {_NEWEST_DELAYED}
+) d
+JOIN {{database}}.messages m
+  ON m.file_id + m.partition = d.file_id + d.partition AND m.file_id BETWEEN d.file_id AND d.file_id
+ AND m.row >= d.first_row + d.released_count AND m.row < d.first_row + d.record_count
+WHERE d.age = 1 AND NOT d.removed
+  AND (d.cancelled_rows IS NULL OR NOT array_contains(d.cancelled_rows, m.row - d.first_row))"""
+
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
     "log_committed": _LOG_COMMITTED,
@@ -177,4 +192,5 @@ VIEWS: dict[str, str] = {
     "assignment_history": _ASSIGNMENT_HISTORY,
     "handoffs": _HANDOFFS,
     "pending_delayed": _PENDING_DELAYED,
+    "pending_delayed_rows": _PENDING_DELAYED_ROWS,
 }

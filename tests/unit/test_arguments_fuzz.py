@@ -308,6 +308,11 @@ def calls(mq: Connection) -> list[Call]:
         Call("delayed.cancel", right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4"), mq.delayed.cancel),
         Call("delayed.cancel_all", right(receipts=list), mq.delayed.cancel_all),
         Call(
+            "delayed.cancel_where",
+            right(topic=TOPIC, key="nobody", predicate="partition = 7", dry_run=False),
+            mq.delayed.cancel_where,
+        ),
+        Call(
             "delayed.reschedule",
             right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4", deliver_at=None, delay_ms=10**10),
             mq.delayed.reschedule,

@@ -290,6 +290,8 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
         assert found == [("released", 1, True), ("waiting", 0, False)]
         shown = sql(mq, "SELECT topic, state, messages, ranges, first_due >= due_hour FROM pending_delayed")
         assert shown == [(topic, "waiting", 1, 1, True)]
+        rows = sql(mq, "SELECT topic, partition, key, deliver_at >= timestamp FROM pending_delayed_rows")
+        assert rows == [(topic, 0, None, True)]
 
 
 def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
@@ -398,6 +400,89 @@ def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
     assert mq.delayed.cancel(moved.receipt or "") == "cancelled"
 
 
+@pytest.mark.parametrize("count", [3, 400, 300_000])
+def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
+    """Few, riding, and in several files; each names its own message."""
+    topic = new_topic(mq, 3)
+    far_ms = now_ms() // 1000 * 1000 + 10**9
+    table = pa.table(
+        {
+            "key": [f"k{i}" for i in range(count)],
+            "value": ["x"] * count,
+            "deliver_at": [None if i % 3 == 1 else far_ms + 1000 * ((7 * i) % 9000) for i in range(count)],
+        }
+    )
+    receipts = mq.publish(topic, table).receipts()
+    assert receipts.column("row").to_pylist() == [i for i in range(count) if i % 3 != 1]
+    told = mq.delayed.cancel_where(topic, dry_run=True)
+    expected = {f"k{row['row']}".encode(): (row["deliver_at"], row["receipt"]) for row in receipts.to_pylist()}
+    assert {row["key"]: (row["deliver_at"], row["receipt"]) for row in told.to_pylist()} == expected
+    assert set(mq.delayed.cancel_all(receipts)) == {"cancelled"}
+    assert mq.delayed.all(topic) == []
+
+
+def test_of_fan_out_each_row_has_one_receipt(mq: Connection) -> None:
+    topics = [new_topic(mq, 3), new_topic(mq, 2), new_topic(mq, 2)]
+    for topic, slot_ms in zip(topics, (50, 20, 20), strict=True):
+        mq.topics.alter(topic, {"delay.slot.ms": slot_ms}, subscriptions=[f"{topics[0]}/>"])
+    rows = pa.table({"value": [f"{i}" for i in range(500)], "delay_ms": [10**9 + (31 * i) % 977 for i in range(500)]})
+    receipts = mq.publish(f"{topics[0]}/x", rows).receipts()
+    assert set(mq.delayed.cancel_all(receipts.column("receipt"))) == {"cancelled"}
+    assert not any(mq.delayed.all(topic) for topic in topics)
+
+
+def test_of_what_does_not_wait_there_are_no_receipts(mq: Connection) -> None:
+    assert mq.publish(new_topic(mq), pa.table({"value": ["a"]})).receipts().num_rows == 0
+
+
+def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
+    topic, other = quick(mq), quick(mq)
+    late_ms = now_ms() + 10**9
+    rows = {"key": ["a", "b"] * 50, "value": ["v"] * 100, "deliver_at": [late_ms + i * 50 for i in range(100)]}
+    receipts = mq.publish(topic, pa.table(rows)).receipts().column("receipt").to_pylist()
+    kept = mq.delayed.schedule(other, "v", key="a", headers={"h": b"x"}, delay_ms=10**9)
+    moved = mq.delayed.reschedule(receipts[0], delay_ms=3 * 10**9).receipt
+    mq.delayed.cancel(receipts[2])
+    assert mq.delayed.cancel_where(topic, "nobody").num_rows == 0
+    would = mq.delayed.cancel_where(topic, b"a", dry_run=True)
+    assert (would.num_rows, set(would.column("outcome").to_pylist())) == (49, {"waiting"})
+    assert moved in would.column("receipt").to_pylist()
+    late = f"deliver_at >= '{datetime.fromtimestamp(late_ms / 1000 + 4.5, timezone.utc)}' AND key = 'b'"
+    done = mq.delayed.cancel_where(topic, predicate=late)
+    assert set(done.column("outcome").to_pylist()) == {"cancelled"}
+    assert 4 <= done.num_rows <= 6
+    assert mq.delayed.all(topic)[0].messages == 99 - done.num_rows
+    assert mq.delayed.cancel_where(other, predicate="headers[1].key = 'h'").column("receipt").to_pylist() == [kept]
+    assert mq.delayed.cancel_where(topic).num_rows == 99 - done.num_rows
+    with pytest.raises(InvalidRequest):
+        mq.delayed.cancel_where()
+
+
+@pytest.mark.parametrize("predicate", ["nope = 1", "1) or (1=1", "true; SELECT 1", "EXISTS (FROM '/etc/passwd')"])
+def test_a_predicate_that_is_none_is_refused(mq: Connection, predicate: str) -> None:
+    with pytest.raises(InvalidRequest, match="predicate"):
+        mq.delayed.cancel_where(predicate=predicate)
+
+
+def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None:
+    topic, count = quick(mq), 300
+    due_ms = now_ms() + 900
+    rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": [due_ms + 5 * i for i in range(count)]})
+    receipts = mq.publish(topic, rows).receipts()
+    seen_at(mq, topic, 1)
+    chosen = [*range(0, count, 7)]
+    each = [mq.delayed.cancel(one.as_py()) for one in receipts.column("receipt").take(chosen)]
+    outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + each
+    seen_at(mq, topic, count - outcomes.count("cancelled"))
+    time.sleep(0.3)
+    assert len(values(mq, topic)) == count - outcomes.count("cancelled")
+    assert {f"{i:03}" for i, outcome in zip(chosen, each, strict=True) if outcome == "cancelled"}.isdisjoint(
+        values(mq, topic)
+    )
+    assert set(outcomes) == {"cancelled", "released"}
+    assert mq.delayed.all(topic) == []
+
+
 def test_what_waits_is_told_by_topic(mq: Connection) -> None:
     topic = quick(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "delay_ms": [10**8, 10**9]}))
@@ -473,4 +558,8 @@ def test_the_command_lists_and_cancels(mq: Connection) -> None:
     ((outcome, *_, moved),) = run("reschedule", receipt, "--deliver-at", "2200-01-01")
     assert outcome == "rescheduled"
     assert run("cancel", receipt, moved) == [[receipt, "rescheduled"], [moved, "cancelled"]]
+    mq.publish(topic, pa.table({"key": ["a", "b", "b"], "value": ["v"] * 3}), delay_ms=10**9)
+    assert [line[-1] for line in run("cancel", "--topic", topic, "--key", "b", "--dry-run")] == ["waiting"] * 2
+    assert [line[-1] for line in run("cancel", "--topic", topic, "--where", "key = 'a'")] == ["cancelled"]
+    assert run("purge", topic) == [["cancelled", "2"]]
     assert run("describe", topic) == []

@@ -29,7 +29,7 @@ from ..requester import Requester
 from .few import FewBody, arrange_few
 from .placing import Arranged, Copy, Run, arrange
 from .publication import Publication
-from .receipts import Receipts, Slice
+from .receipts import PublishedRows, Receipts, Slice
 from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, RouteCache
 
@@ -112,12 +112,13 @@ class ArrowPublisher:
         publication: Publication,
         body: Body,
         asked: Asked = None,
-    ) -> Published:
+    ) -> PublishedRows:
         """Publish a body.
 
         Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
-        return self.send(publication, body, asked)[1]
+        prepared, published = self.send(publication, body, asked)
+        return PublishedRows.of(published, self.receipts(prepared, published))
 
     def send(
         self,

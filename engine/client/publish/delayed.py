@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from lakemq.tables.storage.store import Store
+import pyarrow as pa
 
 from ...namespace.clock import Clock
+from ...namespace.namespace import Namespace
 from ...protocol.errors import InvalidRequest
-from ...protocol.values.delays import CancelDelays, CancelOutcome, DelaysJudged, RescheduleDelays
+from ...protocol.values.delays import CancelOutcome, DelaysJudged, RescheduleDelays
 from ...protocol.values.state import State
-from ..arguments import text, texts, topic_name
+from ..arguments import flag, text, texts, topic_name
 from ..requester import Requester
 from .arrow import ArrowPublisher
+from .cancelling import Cancelling, Look
 from .delaying import EXACT, DelayRule
-from .fates import fates_of
 from .placing import checked_due
 from .publication import Publication
 from .receipts import Place, columns_of, places_of, receipt_of
@@ -36,6 +37,13 @@ _SERIOUS = (
 
 def _worst(outcomes: Collection[CancelOutcome]) -> CancelOutcome:
     return next(one for one in _SERIOUS if one in outcomes)
+
+
+def _column(receipts: Any) -> Any:
+    """Of a table its column of receipts; of what is of Arrow the values."""
+    if isinstance(receipts, pa.Table) and "receipt" in receipts.column_names:
+        receipts = receipts.column("receipt")
+    return receipts.to_pylist() if isinstance(receipts, pa.Array | pa.ChunkedArray) else receipts
 
 
 def _rule(state: State, topic_id: int) -> DelayRule:
@@ -75,13 +83,14 @@ class DelayedMessages:
         publisher: Callable[[], ArrowPublisher],
         requester: Requester,
         state: Callable[[], State],
-        look: Callable[[Callable[[State], list[DelayRule]]], list[DelayRule]],
-        store: Store,
+        look: Look,
+        namespace: Namespace,
         clock: Clock,
     ) -> None:
-        """state: as of the newest step, with all that waits; look: at topics as of it."""
+        """state: as of the newest step, with all that waits."""
         self._publisher, self._requester, self._state, self._clock = publisher, requester, state, clock
-        self._look, self._store = look, store
+        self._look = look
+        self._cancelling = Cancelling(namespace, requester, look, clock)
 
     def schedule(
         self,
@@ -121,16 +130,34 @@ class DelayedMessages:
         """
         return self.cancel_all([text("receipt", receipt)])[0]
 
-    def cancel_all(self, receipts: Sequence[str]) -> list[str]:
-        """The same for many, in one request."""
-        places = places_of(texts("receipts", receipts), self._requester.namespace_id)
-        if not places:
-            return []
-        flat = [place for mine in places for place in mine]
-        judged = self._requester.ask(CancelDelays(*columns_of(flat)))
-        assert isinstance(judged, DelaysJudged)
-        outcomes = iter(self._definite(flat, judged.outcomes))
+    def cancel_all(self, receipts: Sequence[str] | pa.Array | pa.ChunkedArray | pa.Table) -> list[str]:
+        """The same for many: texts, a column of such, or a table as `receipts` of a publish gives it."""
+        places = places_of(texts("receipts", _column(receipts)), self._requester.namespace_id)
+        outcomes = iter(self._cancelling.cancel([place for mine in places for place in mine]))
         return [_worst([next(outcomes) for _ in mine]).value for mine in places]
+
+    def cancel_where(
+        self,
+        topic: str | None = None,
+        key: bytes | str | None = None,
+        predicate: str | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> pa.Table:
+        """Cancel what waits and is all of this: of the topic, with the key, and the predicate holds for it.
+
+        predicate: SQL, as DuckDB has it, over the columns of the view `pending_delayed_rows` but the last. What is
+        published while this runs stays. dry_run: tell of those that it would be, which are `waiting`. Returns topic,
+        partition, key, deliver_at, receipt, outcome (as `cancel` tells it) of each, one row per topic that a message
+        comes to. Raises InvalidRequest, InvalidTopic, UnknownTopicOrPartition, FileTruncated, RequestTimedOut.
+        """
+        if topic is None and key is None and predicate is None:
+            raise InvalidRequest("Say what is to be cancelled.", expected="a topic, a key or a predicate")
+        if topic is not None:
+            topic = topic_name("topic", topic)
+            self._look(lambda state: state.topic(topic))
+        predicate = None if predicate is None else text("predicate", predicate)
+        return self._cancelling.cancel_where(topic, checked_bytes("key", key), predicate, flag("dry_run", dry_run))
 
     def reschedule(
         self, receipt: str, *, deliver_at: datetime | int | None = None, delay_ms: int | None = None
@@ -145,7 +172,7 @@ class DelayedMessages:
         judged = self._requester.ask(RescheduleDelays(*columns_of(places), due_ms))
         assert isinstance(judged, DelaysJudged)
         if not judged.due_ms:
-            return Rescheduled(_worst(self._definite(places, judged.outcomes)).value)
+            return Rescheduled(_worst(self._cancelling.definite(places, judged.outcomes)).value)
         moved = [
             Place(place.topic_id, place.file_id, place.first_row + place.row, 0, reschedules)
             for place, reschedules in zip(places, judged.reschedules, strict=True)
@@ -160,21 +187,8 @@ class DelayedMessages:
         at_us, delay = checked_delay(deliver_at, delay_ms)
         now_us = self._clock.now_ms() * 1000
         due_us = now_us + 1000 * (delay or 0) if at_us is None else at_us
-        rules = self._look(lambda state: [_rule(state, place.topic_id) for place in places])
+        rules: list[DelayRule] = self._look(lambda state: [_rule(state, place.topic_id) for place in places])
         return [checked_due(rule, now_us, due_us) for rule in rules]
-
-    def _definite(self, places: Sequence[Place], outcomes: Sequence[CancelOutcome]) -> list[CancelOutcome]:
-        """The same, with what became of rows whose range has ended as a whole."""
-        gone = {place.range for place, one in zip(places, outcomes, strict=True) if one is CancelOutcome.NOT_FOUND}
-        if not gone:
-            return list(outcomes)
-        fates = fates_of(self._store, self._clock, gone)
-        return [
-            fates[place.range].outcome_of(place.row)
-            if outcome is CancelOutcome.NOT_FOUND and place.range in fates
-            else outcome
-            for place, outcome in zip(places, outcomes, strict=True)
-        ]
 
     def all(self, topic: str | None = None) -> list[DelayedInfo]:
         """Per topic, by name, what waits; of this topic alone, if it is named."""

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
-from ...protocol.values.log import Published
 from ...protocol.values.producers import TransactionRef
+from ..publish.receipts import PublishedRows
 from .manager import Offsets, TransactionManager
 
 
@@ -33,7 +33,7 @@ class TransactionScope:
     def __init__(
         self,
         manager: TransactionManager,
-        publish: Callable[[str, Any, TransactionRef, Mapping[str, Any]], Published],
+        publish: Callable[[str, Any, TransactionRef, Mapping[str, Any]], PublishedRows],
         batch_id: int | None = None,
     ) -> None:
         """publish: topic, data, under which transaction, and the columns as in `mq.publish`."""
@@ -41,13 +41,13 @@ class TransactionScope:
         self._ref: TransactionRef | None = None
         self.replayed = batch_id is not None and batch_id <= manager.last_batch_id
 
-    def publish(self, topic: str, data: Any, **columns: Any) -> Published:
+    def publish(self, topic: str, data: Any, **columns: Any) -> PublishedRows:
         """Publish a DataFrame or Arrow table as a part of the transaction; as `mq.publish`, and all rows or none.
 
         Raises what refuses it; the transaction can only be aborted then. ProducerFenced, TransactionAbortable.
         """
         if self.replayed:
-            return Published([], duplicate=True)
+            return PublishedRows([], duplicate=True)
         with self._manager.part(self._entered()) as ref:
             return self._publish(topic, data, ref, columns)
 

@@ -1,0 +1,122 @@
+"""Rows that wait, as of one step: what a predicate may look at, and where each is, read from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.specs.messages import HEADERS, file_stem
+from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
+from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.store import Store
+
+from ...namespace.data_file import file_name, is_as_written, look
+from ...protocol.errors import FileTruncated, InvalidRequest, LakeMQError
+from ...protocol.values.delays import DelayStatus
+
+PLACE = ("topic_id", "file_id", "first_row", "row", "reschedules")
+"""The columns that say where a row is, as `Place` has them."""
+
+SHOWN = pa.schema(
+    {"topic": TEXT, "partition": INT32, "key": BINARY, "headers": HEADERS, "timestamp": TIME, "deliver_at": TIME}
+)
+"""What a predicate may look at; the view `pending_delayed_rows` has the same."""
+
+_OF_RANGE = ("topic", "partition", "topic_id", "file_id", "first_row", "reschedules")
+_READ = ["key", "headers", "timestamp", "deliver_at"]
+
+Numbers = npt.NDArray[np.int64]
+
+
+def pending_rows(store: Store, topic: str | None) -> Iterator[pa.Table]:
+    """Those of the topic, or of all; columns of SHOWN, then of PLACE. Raises FileTruncated, OSError."""
+    handle = store.open(DELAYED)
+    ranges = newest(handle.read(), DELAYED.keys)
+    ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
+    if topic is not None:
+        ranges = ranges.filter(pc.field("topic") == topic)
+    ranges = ranges.sort_by("file_id").combine_chunks()
+    if not ranges.num_rows:
+        return
+    file_ids = ranges.column("file_id").to_numpy()
+    begins = np.flatnonzero(np.concatenate([[True], file_ids[1:] != file_ids[:-1]]))
+    for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(file_ids)], strict=True):
+        yield _rows(store.files, ranges.slice(first, end - first))
+
+
+def _rows(files: Files, ranges: pa.Table) -> pa.Table:
+    """Of ranges of one file."""
+    member, row = _waiting(ranges)
+    of_range = ranges.take(pa.array(member))
+    rows = _stored(files, of_range.column("file_id")[0].as_py(), of_range.column("footer_hash")[0].as_py())
+    rows = rows.take(pa.array(of_range.column("first_row").to_numpy() + row))
+    moved = pc.greater(of_range.column("reschedules"), 0)
+    told = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
+    columns = {
+        **{name: of_range.column(name) for name in _OF_RANGE},
+        **{name: rows.column(name) for name in _READ},
+        "deliver_at": pc.if_else(moved, told, rows.column("deliver_at")),
+        "row": pa.array(row),
+    }
+    return pa.table({name: columns[name] for name in (*SHOWN.names, *PLACE)})
+
+
+def _waiting(ranges: pa.Table) -> tuple[Numbers, Numbers]:
+    """Of each row that waits: its range, as a number among these, and its number within that."""
+    released = ranges.column("released_count").to_numpy()
+    counts = ranges.column("record_count").to_numpy() - released
+    member = np.repeat(np.arange(len(counts)), counts)
+    row = np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts) + released[member]
+    cancelled = ranges.column("cancelled_rows")
+    if cancelled.null_count == len(cancelled):
+        return member, row
+    span = int(ranges.column("record_count").to_numpy().max())
+    gone = pc.list_parent_indices(cancelled).to_numpy() * span + pc.list_flatten(cancelled).to_numpy()
+    waits = ~np.isin(member * span + row, gone)
+    return member[waits], row[waits]
+
+
+def _stored(files: Files, file_id: int, footer_hash: int | None) -> pa.Table:
+    facts = look(files, file_id)
+    if facts is None or facts.flaw or not is_as_written(footer_hash, facts.footer_hash, facts.is_journaled):
+        found = "no file" if facts is None else facts.flaw or f"footer {facts.footer_hash}"
+        raise FileTruncated(f"Data file {file_stem(file_id)} is gone or damaged.", found=found)
+    with files.open_input(file_name(file_id)) as source:
+        return pq.ParquetFile(source).read(_READ)
+
+
+class Predicate:
+    """A condition in DuckDB's SQL over the columns of SHOWN. It reaches no file, no setting and no other table."""
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidRequest: it is none."""
+        import duckdb  # few clients need it
+
+        self._text, self._connection = text, duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+        self.chosen(pa.schema([*SHOWN, *((name, INT64) for name in PLACE)]).empty_table())
+
+    def chosen(self, rows: pa.Table) -> pa.Table:
+        """Those for which it holds. Raises InvalidRequest."""
+        import duckdb
+
+        shown = rows.select(SHOWN.names).append_column("nth", pa.array(np.arange(rows.num_rows)))
+        try:
+            found = self._connection.from_arrow(shown).filter(self._text).project("nth").to_arrow_table()
+        except duckdb.Error as error:
+            raise _no_predicate(error) from None
+        return rows.take(found.column("nth"))
+
+
+def _no_predicate(error: Exception) -> LakeMQError:
+    found = str(error).partition("\n")[0]
+    return InvalidRequest("The predicate cannot be used.", found=found, expected=f"SQL over {', '.join(SHOWN.names)}")
