@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import of_millis, parse_moment
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, moment_of, of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.publish.delayed import DelayedInfo
 
 delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")
-
-DeliverAt = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="A time in ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."),
-]
-DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell of which messages it would be.")]
 
@@ -111,14 +104,6 @@ def reschedule(
         told = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
     row = {"outcome": told.outcome, "deliver_at": of_millis(told.deliver_at_ms), "receipt": told.receipt}
     show([row], session.output, ("outcome", "deliver_at", "receipt"))
-
-
-def moment_of(deliver_at: str | None) -> datetime | int | None:
-    """What --deliver-at says; a usage error where it is no time."""
-    try:
-        return None if deliver_at is None else parse_moment(deliver_at)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--deliver-at") from None
 
 
 def _shown(one: DelayedInfo) -> dict[str, Any]:

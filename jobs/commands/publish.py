@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, moment_of
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.output import note, show
 
@@ -32,6 +33,7 @@ field that others have are published without it, and counted on stderr. Where ro
 
 {NEEDS_ANSWER}"""
 
+_AS_READ = dict.fromkeys(("key", "value", "headers", "timestamp", "partition"))
 _FORMATS = ("jsonl", "lines", "csv", "parquet")
 
 
@@ -60,6 +62,8 @@ def publish(
     partition_column: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column that is the partition.")
     ] = None,
+    deliver_at: DeliverAt = None,
+    delay_ms: DelayMs = None,
     on_error: Annotated[
         str,
         typer.Option(
@@ -70,9 +74,13 @@ def publish(
 ) -> None:
     if on_error not in ("dead_letter", "fail"):
         raise typer.BadParameter(f"{on_error!r} is neither dead_letter nor fail", param_hint="--on-error")
+    from lakemq.engine.client.publish.given import selected
     from lakemq.jobs.commands.fields import Columns, FieldCounts
     from lakemq.jobs.commands.rows import read
 
+    if deliver_at is not None and delay_ms is not None:
+        raise typer.BadParameter("with --delay-ms there is none", param_hint="--deliver-at")
+    delay = {"deliver_at": moment_of(deliver_at), "delay_ms": delay_ms}
     session, chosen = session_of(ctx), _format(format, file)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     sent, counts = _Sent(), FieldCounts(columns)
@@ -84,10 +92,13 @@ def publish(
         stack.enter_context(answered(mq))
         tell = stack.enter_context(progress("published", fraction))
         stack.enter_context(_noted_where_it_ends(mq, producer, sent))
-        _send_all(producer, topic, read(stream, chosen, columns, counts), sent, tell)
+        tables = (selected(table, {**_AS_READ, **delay}) for table in read(stream, chosen, columns, counts))
+        _send_all(producer, topic, tables, sent, tell)
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
     for field, count in counts.lacking().items():
         note(f"lines without a field {field!r}: {count}; they were published without it")
+    if sent.waiting_count:
+        note(f"messages that wait for their time: {sent.waiting_count}")
     if sent.refused_count:
         note(f"rows refused: {sent.refused_count}; the table dead_letters has the reasons")
         raise typer.Exit(Exit.DATA_REFUSED)
@@ -138,11 +149,13 @@ class _Sent:
     """What was acknowledged: per topic and partition the first offset, the last one, and how many."""
 
     def __init__(self) -> None:
-        self.count = self.refused_count = 0
+        self.count = self.refused_count = self.waiting_count = 0
         self._spans: dict[tuple[str, int], Span] = {}
 
     def add(self, flushed: Flushed) -> None:
         self.refused_count += flushed.refused_count
+        self.waiting_count += flushed.waiting_count
+        self.count += flushed.waiting_count
         for place, span in flushed.spans.items():
             self._spans[place] = span.joined(self._spans.get(place))
             self.count += span.record_count

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+from typing import Annotated
+
+import typer
+
+DeliverAt = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="A time in ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."),
+]
+DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
@@ -25,6 +34,14 @@ def parse_moment(text: str) -> datetime | int:
         return parse_time(text)
     except ValueError:
         raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
+
+
+def moment_of(deliver_at: str | None) -> datetime | int | None:
+    """What --deliver-at says; a usage error where it is no time."""
+    try:
+        return None if deliver_at is None else parse_moment(deliver_at)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--deliver-at") from None
 
 
 def parse_position(text: str) -> str | int | datetime:

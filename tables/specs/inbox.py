@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .messages import HEADERS
-from .spec import BINARY, TEXT, TIME, TableSpec, column
+from .spec import BINARY, INT64, TEXT, TIME, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,8 @@ class InboxRow:
     value: bytes | None = column(BINARY, "Payload.", nullable=True)
     headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
     timestamp: Any = column(TIME, "Time of the message; null: when it is drained.", nullable=True)
+    deliver_at: Any = column(TIME, "The message comes not before this time; null: at once.", nullable=True)
+    delay_ms: int | None = column(INT64, "Or so long after its timestamp; null: at once.", nullable=True)
 
 
 INBOX = TableSpec(

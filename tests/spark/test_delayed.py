@@ -67,8 +67,10 @@ def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> No
     told = mq.publish(topic, rows)
     assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
     assert values(mq, topic) == ["c"]
+    told = mq.publish(topic, rows.withColumn("deliver_at", F.lit(10**13)))
+    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (3, 1)
     with pytest.raises(InvalidRecord, match="both"):
-        mq.publish(topic, rows.withColumn("deliver_at", F.current_timestamp()))
+        mq.publish(topic, rows, delay_ms=1, deliver_at=1)
     with pytest.raises(InvalidRecord, match="wrong type"):
         mq.publish(topic, rows, delay_ms="value")
     with pytest.raises(InvalidTimestamp):
@@ -82,3 +84,17 @@ def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, p
     (row,) = spark.table("mq.pending_delayed").where(F.col("topic") == topic).collect()
     assert (row.state, row.messages) == ("waiting", 2)
     assert row.due_hour <= row.first_due <= row.last_due
+    rows = spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).collect()
+    assert [(one.partition, one.key, one.deliver_at > one.timestamp) for one in rows] == [(0, None, True)] * 2
+    mq.delayed.cancel_where(topic, predicate="deliver_at > '2000-01-01'")
+    projected()
+    assert spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).count() == 0
+
+
+def test_headers_say_when(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic)
+    said = "array(named_struct('key', 'h', 'value', 'x'), named_struct('key', 'DELAY_MS', 'value', '1000000000'))"
+    rows = spark.sql(f"SELECT 'a' AS value, {said} AS headers UNION ALL SELECT 'b', array()")
+    assert sum(unit.record_count for unit in mq.publish(topic, rows).waiting) == 1
+    assert values(mq, topic) == ["b"]
+    assert mq.delayed.cancel_where(topic, predicate="headers[1].key = 'h' AND len(headers) = 1").num_rows == 1

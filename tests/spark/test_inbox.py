@@ -62,6 +62,19 @@ def test_a_topic_that_two_names_reach_keeps_dense_offsets(spark: SparkSession, m
     assert values(mq, topic) == ["a", "b", "c", "d"]
 
 
+def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic)
+    spark.sql(
+        f"""INSERT INTO mq.inbox (topic, value, deliver_at, delay_ms) VALUES
+            ('{topic}', 'now', NULL, NULL), ('{topic}', 'later', timestamp'2222-02-02', NULL),
+            ('{topic}', 'late', NULL, 1000000000), ('{topic}', 'both', timestamp'2222-02-02', 1)"""
+    )
+    done = mq.drain_inbox()
+    assert (done.record_count, done.refused_count) == (3, 1)
+    assert values(mq, topic) == ["now"]
+    assert mq.delayed.cancel_where(topic).column("outcome").to_pylist() == ["cancelled"] * 2
+
+
 def test_bad_rows_become_dead_letters_and_the_rest_is_published(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:
@@ -104,7 +117,7 @@ def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
     spark.sql("OPTIMIZE mq.inbox")
     assert mq.drain_inbox().record_count == 3
     assert values(mq, topic) == ["a", "b", "c"]
-    spark.sql(f"INSERT OVERWRITE mq.inbox SELECT '{topic}', binary('k'), binary('d'), NULL, NULL")
+    spark.sql(f"INSERT OVERWRITE mq.inbox SELECT '{topic}', binary('k'), binary('d'), NULL, NULL, NULL, NULL")
     assert mq.drain_inbox().record_count == 1
     assert values(mq, topic) == ["a", "b", "c", "d"]
 

@@ -29,6 +29,7 @@ from lakemq.errors import (
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.specs.messages import HEADERS
 
 YEAR_9999_MS = 253_402_300_799_999
 
@@ -175,8 +176,10 @@ def test_rows_with_a_delay_that_is_none_become_dead_letters(mq: Connection) -> N
     assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
     with pytest.raises(InvalidTimestamp, match="negative"):
         mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
-    with pytest.raises(InvalidRecord, match="both"):
-        mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [1], "deliver_at": [1]}))
+    both = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
+    assert mq.publish(topic, both).refused_count == 1
+    with pytest.raises(InvalidRecord, match="or a delay"):
+        mq.publish(topic, both, on_error="fail")
 
 
 def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> None:
@@ -187,6 +190,31 @@ def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> Non
     assert values(mq, topic) == []
     mq.publish(topic, table, deliver_at="at")
     assert seen_at(mq, topic, 2)
+
+
+@pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
+def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
+    topic, count = quick(mq), {"send": 1, "few": 1, "riding": 300, "stored": 5_000}[how]
+    due_ms, headers = now_ms() + 700, [("a", b"1"), ("DELAY_MS", b"300"), ("b", b"2")]
+    if how == "send":
+        with mq.producer() as producer:
+            assert producer.send(topic, "v", headers=headers).result().offset == -1
+            assert producer.send(topic, "v", headers={"DELIVER_AT": b"%d" % due_ms}).result().offset == -1
+            assert isinstance(producer.send(topic, "v", headers={"DELAY_MS": b"soon"}).exception(), InvalidTimestamp)
+    else:
+        rows = [headers, [("DELIVER_AT", b"%d" % due_ms)], [("DELAY_MS", b"soon")], None] * count
+        told = mq.publish(topic, pa.table({"value": ["v"] * 4 * count, "headers": pa.array(rows, HEADERS)}))
+        assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (count, 2 * count)
+    seen_at(mq, topic, 2 * count)
+    found = {message.headers for message in mq.fetch(topic)}
+    assert found <= {(("a", b"1"), ("b", b"2")), ()}
+
+
+def test_what_is_said_in_the_call_wins_over_headers(mq: Connection) -> None:
+    topic = new_topic(mq)
+    with mq.producer() as producer:
+        sent = producer.send(topic, "v", headers={"DELAY_MS": b"1"}, timestamp_ms=0, delay_ms=10**13).result()
+    assert sent.deliver_at_ms == 10**13
 
 
 def test_a_full_queue_is_refused_and_may_be_asked_again(mq: Connection) -> None:
@@ -563,3 +591,7 @@ def test_the_command_lists_and_cancels(mq: Connection) -> None:
     assert [line[-1] for line in run("cancel", "--topic", topic, "--where", "key = 'a'")] == ["cancelled"]
     assert run("purge", topic) == [["cancelled", "2"]]
     assert run("describe", topic) == []
+    publish = ["--path", mq.namespace.path, "publish", "--topic", topic, "--format", "lines", "--delay-ms", "1000000"]
+    told = CliRunner().invoke(app, publish, input="a\nb\n")
+    assert "messages that wait for their time: 2" in told.stderr
+    assert run("purge", topic) == [["cancelled", "2"]]

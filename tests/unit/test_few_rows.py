@@ -30,8 +30,9 @@ NOW_MS = 1_700_000_000_123
 
 texts = st.text(max_size=4)
 payloads = st.none() | st.binary(max_size=40)
-names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", ""])
-headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4)), max_size=3)
+names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", "", "DELAY_MS", "DELIVER_AT"])
+numbers = st.sampled_from([b"0", b"5000", b"-1", b"1.5", b"9" * 18, b"9" * 19, "٣".encode(), b"1700000000124"])
+headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4) | numbers), max_size=3)
 times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from([0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1])
 partitioners = st.sampled_from(["xxhash64", "murmur2"])
 delay_rules = st.builds(
@@ -75,12 +76,11 @@ def tables(draw: st.DrawFn) -> pa.Table:
         given["timestamp"] = column(times, TIME)
     if draw(st.booleans()):
         given["partition"] = column(st.none() | st.integers(-3, 6), draw(st.sampled_from([pa.int32(), pa.int64()])))
-    kind = draw(st.sampled_from(["", "deliver_at", "deliver_at", "delay_ms", "delay_ms"]))
-    if kind == "deliver_at":
+    if draw(st.booleans()):
         in_ms = draw(st.booleans())
-        given[kind] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
-    elif kind == "delay_ms":
-        given[kind] = column(delays, pa.int64())
+        given["deliver_at"] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
+    if draw(st.booleans()):
+        given["delay_ms"] = column(delays, pa.int64())
     return pa.table(given)
 
 

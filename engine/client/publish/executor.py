@@ -27,7 +27,7 @@ from ...namespace.data_file import (
     new_file_id,
     repeat_name,
 )
-from .delaying import DUE_BY_CALL, due_since
+from .delaying import DUE_BY_CALL, due_since, taken_from_headers
 from .placing import Copy, Run, arrange
 
 FLUSH_ROWS = 1 << 18
@@ -157,15 +157,17 @@ def _body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
         "partition": pa.array(np.zeros(n, np.int32)),
         **{name: table.column(name) for name in ("key", "value", "timestamp")},
     }
+    nothing = pa.chunked_array([pa.nulls(n, pa.int64())])
+    at_us, delay_ms = (table.column(name) if name in table.column_names else nothing for name in ("due_us", "delay_ms"))
     if "headers" in table.column_names:
-        columns["headers"] = _null_where_empty(table.column("headers"))
+        given = pa.chunked_array([_null_where_empty(table.column("headers"))])
+        columns["headers"], at_us, delay_ms = taken_from_headers(given, at_us, delay_ms)
     arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
     arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
-    if "delay_ms" not in table.column_names:
+    if at_us.null_count == delay_ms.null_count == n:
         return pa.table({name: arrays[name] for name in BODY})
-    asked = table.column("due_us"), table.column("delay_ms")
-    arrays["deliver_at"] = due_since(*asked, table.column("timestamp").cast(pa.int64())).cast(TIME)
-    by_call = due_since(*asked, pa.scalar(now_ms * 1000)).cast(TIME)
+    arrays["deliver_at"] = due_since(at_us, delay_ms, table.column("timestamp").cast(pa.int64())).cast(TIME)
+    by_call = due_since(at_us, delay_ms, pa.scalar(now_ms * 1000)).cast(TIME)
     return pa.table({**{name: arrays[name] for name in BODY}, DUE_BY_CALL: by_call})
 
 

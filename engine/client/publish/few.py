@@ -21,7 +21,17 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.codec.few_rows import FewRows, Header, headers_bytes, table_of
 from ...protocol.hashing import partitions_of_few
-from .delaying import DUE_BY_CALL, FAR_MS, MOST_DELAY_MS, NEGATIVE, NO_DUE, Wanted
+from .delaying import (
+    BOTH,
+    DELAY_HEADERS,
+    DUE_BY_CALL,
+    FAR_MS,
+    MOST_DELAY_MS,
+    NEGATIVE,
+    NO_DUE,
+    Wanted,
+    said_by,
+)
 from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Placed, Run, refuse_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
@@ -101,14 +111,13 @@ def few_of(
     deliver_at_us: Sequence[int | None] | None = None,
     delays_ms: Sequence[int | None] | None = None,
 ) -> FewBody:
-    """A body of columns that were checked; where they say nothing, the time is now, and the key a header's.
-
-    deliver_at_us, delays_ms: of a row one of them at most.
-    """
+    """A body of columns that were checked; where they say nothing, the time is now, and the key a header's."""
     now_us = now_ms * 1000
     times = [now_us] * len(values) if timestamps_us is None else [now_us if t is None else t for t in timestamps_us]
     if headers is not None:
         keys = [_key_of(one) if key is None and one else key for key, one in zip(keys, headers, strict=True)]
+        if any(name in DELAY_HEADERS for one in headers for name, _ in one or ()):
+            headers, deliver_at_us, delays_ms = _taken_from_headers(headers, deliver_at_us, delays_ms)
     body = FewBody(destination, keys, values, times, headers)
     if deliver_at_us is None and delays_ms is None:
         return body
@@ -121,9 +130,24 @@ def few_of(
     return replace(body, due_us=due_us, due_by_call_us=[_due_us(*one, now_us) for one in asked] if has_delay else None)
 
 
+def _taken_from_headers(
+    headers: Sequence[list[Header] | None], at_us: Sequence[int | None] | None, delays_ms: Sequence[int | None] | None
+) -> tuple[list[list[Header] | None], list[int | None], list[int | None]]:
+    """As `taken_from_headers`."""
+    nothing = [None] * len(headers)
+    asked = list(zip(at_us or nothing, delays_ms or nothing, strict=True))
+    for row, one in enumerate(headers):
+        if one and asked[row] == (None, None):
+            asked[row] = said_by(one)
+    kept = [one and ([(n, v) for n, v in one if n not in DELAY_HEADERS] or None) for one in headers]
+    return kept, [at for at, _ in asked], [delay_ms for _, delay_ms in asked]
+
+
 def _due_us(deliver_at_us: int | None, delay_ms: int | None, since_us: int) -> int:
     if delay_ms is None:
         return NO_DUE if deliver_at_us is None else deliver_at_us
+    if deliver_at_us is not None:
+        return BOTH
     return NEGATIVE if delay_ms < 0 else since_us + 1000 * min(delay_ms, MOST_DELAY_MS)
 
 
@@ -150,9 +174,6 @@ def few_of_table(table: pa.Table, destination: str, now_ms: int) -> tuple[FewBod
             return None
         columns[name] = plain
     delays = columns.get("deliver_at"), columns.get("delay_ms")
-    both = zip(delays[0] or (), delays[1] or (), strict=False)
-    if any(at_us is not None and delay_ms is not None for at_us, delay_ms in both):
-        return None
     given = (
         columns.get("key") or [None] * table.num_rows,
         columns["value"],

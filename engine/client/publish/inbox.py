@@ -124,7 +124,8 @@ class Inbox:
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
         self._reached("inbox.published")
-        return Drained(sum(unit.record_count for unit in published.units), published.refused_count)
+        counts = [one.record_count for one in published.units] + [one.record_count for one in published.waiting]
+        return Drained(sum(counts), published.refused_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]

@@ -91,10 +91,11 @@ def _with_one_delay(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[
     said = {name: columns[name] for name in DELAYS if columns.get(name) is not None}
     plain = {name: given for name, given in said.items() if not isinstance(given, Column | str)}
     alike = {name: F.lit(one.as_py()) for name, one in delays_alike(plain).items()}
-    both = {name for name in DELAYS if name in chosen} if not said else set(said)
-    if len(both) > 1:
+    if len(said) > 1:
         raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
-    return {name: alike.get(name, given) for name, given in chosen.items() if name not in DELAYS or name in both}
+    return {
+        name: alike.get(name, given) for name, given in chosen.items() if not said or name not in DELAYS or name in said
+    }
 
 
 def _due(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:

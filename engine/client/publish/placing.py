@@ -31,8 +31,10 @@ REFUSALS: tuple[tuple[str, str], ...] = (
     ("INVALID_TIMESTAMP", "The time of delivery is before 1970 or after 9999."),
     ("INVALID_TIMESTAMP", "The delay is negative."),
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
+    ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
+    ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is no number of milliseconds."),
 )
-UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_DUE, NEGATIVE_DELAY, TOO_LONG = range(-1, -1 - len(REFUSALS), -1)
+UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
 
 
 class Copy(NamedTuple):
@@ -241,7 +243,7 @@ def refuse_bad_delays(
 ) -> tuple[npt.NDArray[np.int32], Due]:
     """`partition` with a negative number for every row that cannot be delayed so; and when those that can are due."""
     due_ms = due_of(rule, wanted)
-    for bad, refusal in zip(BAD, (BAD_DUE, NEGATIVE_DELAY, TOO_LONG), strict=True):
+    for bad, refusal in zip(BAD, _BAD_DELAYS, strict=True):
         partition = np.where((due_ms == bad) & (partition >= 0), np.int32(refusal), partition)
     return partition, Due.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)
 

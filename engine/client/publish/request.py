@@ -16,7 +16,7 @@ from lakemq.tables.specs.spec import TIME
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
-from .delaying import DUE_BY_CALL, FAR_MS, due_since
+from .delaying import DUE_BY_CALL, FAR_MS, due_since, taken_from_headers
 from .placing import REFUSALS, Copy, Run
 from .publication import Publication
 from .routing import Route
@@ -47,13 +47,15 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
     stamps = _column(table, "timestamp", TIME)
     if stamps.null_count:
         stamps = pc.fill_null(stamps, pa.scalar(now_ms * 1000, TIME))
-    due, by_call = _due(table, stamps, now_ms)
     headers = _column(table, "headers", HEADERS)
-    key = _column(table, "key", pa.binary())
+    key = _with_key_headers(_column(table, "key", pa.binary()), headers)
+    at_us, delay_ms = _moments(table, "deliver_at"), _column(table, "delay_ms", pa.int64())
+    headers, at_us, delay_ms = taken_from_headers(headers, at_us, delay_ms)
+    due, by_call = _due(at_us, delay_ms, stamps, now_ms)
     columns = {
         "topic": pa.repeat(destination, n),
         "partition": pa.repeat(pa.scalar(0, pa.int32()), n),
-        "key": _with_key_headers(key, headers),
+        "key": key,
         "value": _column(table, "value", pa.binary()),
         "headers": headers,
         "timestamp": stamps,
@@ -65,19 +67,15 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
         body = body.append_column(DUE_BY_CALL, by_call.cast(TIME))
     if "partition" not in table.column_names:
         return body, None
-    asked = _column(table, "partition", pa.int64())
-    return body, pc.fill_null(asked, -1).to_numpy()
+    return body, pc.fill_null(_column(table, "partition", pa.int64()), -1).to_numpy()
 
 
 def _due(
-    table: pa.Table, stamps: pa.ChunkedArray, now_ms: int
+    at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, stamps: pa.ChunkedArray, now_ms: int
 ) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
     """In microseconds when rows are due, null where they are not delayed: by their timestamps, and by the call."""
-    at_us, delay_ms = _moments(table, "deliver_at"), _column(table, "delay_ms", pa.int64())
     if at_us.null_count == len(at_us) and delay_ms.null_count == len(delay_ms):
         return None, None
-    if pc.any(pc.and_(at_us.is_valid(), delay_ms.is_valid())).as_py():
-        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
     if delay_ms.null_count == len(delay_ms):
         return at_us, None
     return due_since(at_us, delay_ms, stamps.cast(pa.int64())), due_since(at_us, delay_ms, pa.scalar(now_ms * 1000))

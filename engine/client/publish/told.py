@@ -32,10 +32,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Flushed:
-    """What was acknowledged since the last flush, by (topic, partition), and how many rows became dead letters."""
+    """What was acknowledged since the last flush, by (topic, partition); how many rows were refused; how many wait."""
 
     spans: Mapping[tuple[str, int], Span]
     refused_count: int
+    waiting_count: int = 0
 
     def offsets(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(topic, partition) -> first and last offset of what was flushed."""
@@ -47,17 +48,18 @@ class Acknowledged:
 
     def __init__(self) -> None:
         self._spans: dict[tuple[str, int], Span] = {}
-        self._refused_count = 0
+        self._refused_count = self._waiting_count = 0
 
     def add(self, published: Published) -> None:
         self._refused_count += published.refused_count
+        self._waiting_count += sum(unit.record_count for unit in published.waiting)
         for unit in published.units:
             place, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
             self._spans[place] = Span(unit.base_offset, last, unit.record_count).joined(self._spans.get(place))
 
     def take(self) -> Flushed:
-        told = Flushed(self._spans, self._refused_count)
-        self._spans, self._refused_count = {}, 0
+        told = Flushed(self._spans, self._refused_count, self._waiting_count)
+        self._spans, self._refused_count, self._waiting_count = {}, 0, 0
         return told
 
 
