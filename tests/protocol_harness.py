@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.due_times import Run
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
@@ -49,7 +50,6 @@ from lakemq.engine.protocol.values.producers import (
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, TopicRef
 from lakemq.engine.sequencer.assigning import PlugInThreads
-from lakemq.engine.sequencer.due_times import Run
 from lakemq.engine.sequencer.slots import Slots
 from lakemq.engine.sequencer.targets import Targets
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts

@@ -274,7 +274,7 @@ class Connection:
         *,
         batch_id: int | None = None,
         transaction_timeout_ms: int | None = None,
-    ) -> TransactionScope:
+    ) -> TransactionScope[PublishedRows]:
         """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
 
         The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
@@ -285,7 +285,8 @@ class Connection:
         transactional_id = text("transactional_id", transactional_id)
         batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
         timeout_ms = None if transaction_timeout_ms is None else _timeout_ms(transaction_timeout_ms)
-        return TransactionScope(self._ids.taken(transactional_id, timeout_ms), self._publish_inside, batch_id)
+        manager, nothing = self._ids.taken(transactional_id, timeout_ms), PublishedRows([], duplicate=True)
+        return TransactionScope(manager, self._publish_inside, nothing, batch_id)
 
     @cached_property
     def transactions(self) -> Transactions:
@@ -296,7 +297,13 @@ class Connection:
     def delayed(self) -> DelayedMessages:
         """Schedule delayed messages, see what waits, and cancel by receipt."""
         return DelayedMessages(
-            self._arrow_publisher, self.requester, self._whole_state, self._look, self.namespace, self._clock
+            self._arrow_publisher,
+            self.requester,
+            self._whole_state,
+            self._look,
+            self._fetching.follow_all,
+            self.namespace,
+            self._clock,
         )
 
     @cached_property

@@ -30,6 +30,7 @@ from ..maintenance.trimming import living
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import limits_of
+from ..namespace.due_times import read_runs
 from ..namespace.load import damage_told, load_state, read_watermark
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
@@ -54,7 +55,6 @@ from .assigning import PlugInThreads
 from .attendance import Attendance
 from .background import Background
 from .dead_letters import DeadLetters
-from .due_times import read_runs
 from .intake import Intake, OpenedLetter, StepLetters
 from .journal import Journal
 from .pending import Pending

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from lakemq.tables.specs.messages import file_stem
 
 from ..namespace.clock import Clock
+from ..namespace.due_times import Run, Runs
 from ..protocol.values.delays import DelayedRange, Delays, RangeKey, RangesDue, WaitingRange
-from .due_times import Run, Runs
 
 log = logging.getLogger("lakemq.serve")
 

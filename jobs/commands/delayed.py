@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, moment_of, of_millis
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, millis_of, moment_of, of_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
@@ -104,6 +104,31 @@ def reschedule(
         told = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
     row = {"outcome": told.outcome, "deliver_at": of_millis(told.deliver_at_ms), "receipt": told.receipt}
     show([row], session.output, ("outcome", "deliver_at", "receipt"))
+
+
+@delayed.command()
+def release(
+    ctx: typer.Context,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wait, and release what is due by then; as --deliver-at of `publish`. Now."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, with a line for what is released, until stopped.")
+    ] = False,
+) -> None:
+    """Release messages that are due, and end; tells how many, how late, and when the next are due.
+
+    For schedules, where nothing serves. Of several at once one is active; another sequencer that leads is waited for.
+    """
+    from lakemq.jobs.release_delayed import release as release_due
+    from lakemq.jobs.serve import stopping_signals
+
+    if until is not None and watch:
+        raise typer.BadParameter("with --watch there is no end", param_hint="--until")
+    at = moment_of(until, "--until")
+    with session_of(ctx).connect() as mq, stopping_signals() as stop:
+        release_due(mq, None if at is None else millis_of(at), watch, stop, typer.echo)
 
 
 def _shown(one: DelayedInfo) -> dict[str, Any]:

@@ -14,6 +14,7 @@ DeliverAt = Annotated[
 ]
 DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
     r"(?:T(?=[0-9])(?:(?P<hours>[0-9]{1,6})H)?(?:(?P<minutes>[0-9]{1,6})M)?(?:(?P<seconds>[0-9]{1,6}(?:\.[0-9]{1,6})?)S)?)?"
@@ -36,12 +37,17 @@ def parse_moment(text: str) -> datetime | int:
         raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
 
 
-def moment_of(deliver_at: str | None) -> datetime | int | None:
-    """What --deliver-at says; a usage error where it is no time."""
+def moment_of(given: str | None, option: str = "--deliver-at") -> datetime | int | None:
+    """What an option says; a usage error where it is no time."""
     try:
-        return None if deliver_at is None else parse_moment(deliver_at)
+        return None if given is None else parse_moment(given)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--deliver-at") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def millis_of(moment: datetime | int) -> int:
+    """Milliseconds since 1970."""
+    return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def parse_position(text: str) -> str | int | datetime:
@@ -67,4 +73,4 @@ def parse_duration(text: str) -> timedelta:
 
 def of_millis(time_ms: int | None) -> datetime | None:
     """Milliseconds since 1970 as a time."""
-    return None if time_ms is None else datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=time_ms)
+    return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)

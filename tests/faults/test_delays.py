@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from faults.checks import check_projections
 from faults.processes import QUICK, Processes, assert_killed, kill_one, on_the_way_to, terminate, until
@@ -52,6 +54,35 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
         assert not early
         assert mq.delayed.all() == []
         check_projections(mq)
+
+
+def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
+    """Two copies at once: one is active, and the other takes over from it."""
+    with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq, mq.serving():
+        mq.topics.create("later", 2, config=STAMPED)
+        start_ms = time.time_ns() // 1_000_000 + 4_000
+        due_ms = {f"{i}": start_ms + 10 * i for i in range(400)}
+        mq.publish("later", pa.table({"value": list(due_ms), "deliver_at": list(due_ms.values())}))
+        last_ms = max(due_ms.values()) + 40
+    jobs = [release_job(family, "--until", str(last_ms)) for _ in range(2)]
+    with lakemq.connect(family.path) as mq:
+        until(lambda: sum(mq.end_offsets("later").values()) > 50, 60, "the first releases")
+        pids = {str(job.pid): job for job in jobs}
+        active = pids[mq.state().leader.split("-")[-3]]
+        active.kill()
+        told, _ = next(job for job in jobs if job is not active).communicate(timeout=60)
+        assert "none wait" in told
+        rows = mq.fetch("later").to_arrow().select(["value", "timestamp"]).to_pylist()
+        assert Counter(row["value"].decode() for row in rows) == Counter(due_ms.keys())
+        assert not [row for row in rows if row["timestamp"].timestamp() * 1000 < due_ms[row["value"].decode()]]
+    again = release_job(family)
+    assert again.communicate(timeout=60)[0] == "nothing released; none wait\n"
+    assert again.returncode == 0
+
+
+def release_job(family: Processes, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lakemq.jobs.release_delayed", "--path", family.path, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None]) -> tuple[dict[str, int], set[str]]:

@@ -18,6 +18,7 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.due_times import Run, Runs
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rows.delays import ended_ranges
@@ -38,7 +39,6 @@ from lakemq.engine.protocol.values.producers import TransactionRef
 from lakemq.engine.protocol.values.segments import table_of
 from lakemq.engine.protocol.values.topics import DeleteTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction
-from lakemq.engine.sequencer.due_times import Run, Runs
 from lakemq.engine.sequencer.slots import RETRY_MS, Slots
 
 Row = tuple[int, int, int]

@@ -396,7 +396,7 @@ RECORDS: Kinds = {
         columns(st.none() | small),
     ),
     DelaysReleased: st.builds(
-        DelaysReleased, counts, columns(small), columns(file_ids), columns(counts), columns(counts), ended_ranges
+        DelaysReleased, counts, columns(small), columns(file_ids), *[columns(counts)] * 2, ended_ranges, counts
     ),
     DelaysSettled: st.builds(
         DelaysSettled, texts, small, epochs, columns(small), columns(file_ids), columns(counts), delayed_ranges

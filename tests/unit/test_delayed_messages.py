@@ -511,6 +511,42 @@ def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None
     assert mq.delayed.all(topic) == []
 
 
+def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
+        topic, padding = quick(mq), "x" * 300
+        far = [now_ms() + 200 + 50 * i for i in range(20)] + [now_ms() + 30 * 60_000 + i for i in range(3)]
+        mq.publish(topic, pa.table({"value": [padding] * 23, "deliver_at": far}))
+        mq.delayed.schedule(topic, "soon", delay_ms=100)
+    time.sleep(1.5)
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, ["--path", path, "delayed", "release", *words])
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    assert "messages released, the first of them 0:00:0" in run()
+    assert run().startswith("nothing released; next due 2")
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        assert len(values(mq, topic)) == 21
+        mq.delayed.schedule(topic, "then", deliver_at=now_ms() + 1_000)
+        assert run("--until", str(now_ms() + 1_200)).startswith("1 messages released")
+        assert values(mq, topic)[-1] == "then"
+
+
+def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        due_ms = [now_ms() + 300, now_ms() + 600]
+        mq.topics.create("t", config={"delay.slot.ms": 50})
+        mq.publish("t", pa.table({"value": ["x" * 2000] * 2, "deliver_at": due_ms}))
+    (lost,) = (path / "messages").glob("*.parquet")
+    lost.unlink()
+    result = CliRunner().invoke(app, ["--path", str(path), "delayed", "release", "--until", str(now_ms() + 1_000)])
+    assert result.exit_code != 0
+    assert "2 messages" in result.stderr
+
+
 def test_what_waits_is_told_by_topic(mq: Connection) -> None:
     topic = quick(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "delay_ms": [10**8, 10**9]}))

@@ -305,7 +305,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
         return mq._publish_inside(*given)
 
     manager = mq.transaction(new_name("id"))._manager
-    begun, before = TransactionScope(manager, slowly), TransactionScope(manager, slowly)
+    begun, before = TransactionScope(manager, slowly, Published([])), TransactionScope(manager, slowly, Published([]))
     with begun as transaction:
         thread = threading.Thread(target=lambda: transaction.publish(topic, pa.table({"value": ["a"]})))
         thread.start()
@@ -315,7 +315,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
     assert values(mq, topic) == ["a"]
     thread.join()
     with before:
-        for stale in (begun, TransactionScope(manager, slowly)):
+        for stale in (begun, TransactionScope(manager, slowly, Published([]))):
             with pytest.raises(IllegalState):
                 stale.publish(topic, pa.table({"value": ["of the one before"]}))
             with pytest.raises(IllegalState):

@@ -61,7 +61,11 @@ class Fetching:
 
     def whole_state(self) -> State:
         """With producers, transactions and groups, read for this call alone."""
-        return Reader(self._namespace.store, self._clock, WHOLE).refresh()
+        return self.follow_all()()
+
+    def follow_all(self) -> Callable[[], State]:
+        """The same, to be called again and again. The state goes on: nothing of it is kept, or shared with threads."""
+        return Reader(self._namespace.store, self._clock, WHOLE).refresh
 
     def stored_dead_letter_topics(self) -> list[str]:
         """Those that have dead letters, by name, as far as the tables tell."""

@@ -23,6 +23,7 @@ from .placing import checked_due
 from .publication import Publication
 from .receipts import Place, columns_of, places_of, receipt_of
 from .record import Records, checked_bytes, checked_delay, checked_destination, checked_extras
+from .releases import Releases
 from .routing import delay_rule_of
 
 _SERIOUS = (
@@ -84,12 +85,13 @@ class DelayedMessages:
         requester: Requester,
         state: Callable[[], State],
         look: Look,
+        follow: Callable[[], Callable[[], State]],
         namespace: Namespace,
         clock: Clock,
     ) -> None:
-        """state: as of the newest step, with all that waits."""
+        """state: as of the newest step, with all that waits; follow: one that is as quick again and again."""
         self._publisher, self._requester, self._state, self._clock = publisher, requester, state, clock
-        self._look = look
+        self._look, self._follow, self._namespace = look, follow, namespace
         self._cancelling = Cancelling(namespace, requester, look, clock)
 
     def schedule(
@@ -208,6 +210,10 @@ class DelayedMessages:
             )
             for name, ranges in sorted(found.items())
         ]
+
+    def releases(self) -> Releases:
+        """What is released from now on, and what is left to be."""
+        return Releases(self._namespace, self._follow())
 
     def pointer_ms(self) -> int:
         """All that was due up to this time is released; 0 before the first release."""

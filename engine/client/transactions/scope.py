@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
+from ...protocol.values.log import Published
 from ...protocol.values.producers import TransactionRef
-from ..publish.receipts import PublishedRows
 from .manager import Offsets, TransactionManager
+
+P = TypeVar("P", bound=Published)
 
 
 class Consumed(Protocol):
@@ -23,7 +25,7 @@ class Consumed(Protocol):
     def offsets(self) -> Mapping[tuple[str, int], int]: ...
 
 
-class TransactionScope:
+class TransactionScope(Generic[P]):
     """One transaction. Leaving the block commits it, an exception aborts it and goes on.
 
     Thread-safe inside the block: leaving it waits for what other threads are publishing; what comes later is refused.
@@ -33,21 +35,24 @@ class TransactionScope:
     def __init__(
         self,
         manager: TransactionManager,
-        publish: Callable[[str, Any, TransactionRef, Mapping[str, Any]], PublishedRows],
+        publish: Callable[[str, Any, TransactionRef, Mapping[str, Any]], P],
+        nothing: P,
         batch_id: int | None = None,
     ) -> None:
-        """publish: topic, data, under which transaction, and the columns as in `mq.publish`."""
-        self._manager, self._publish, self._batch_id = manager, publish, batch_id
+        """publish: topic, data, under which transaction, and the columns as in `mq.publish`; nothing: its result where
+        nothing is to be published again.
+        """
+        self._manager, self._publish, self._nothing, self._batch_id = manager, publish, nothing, batch_id
         self._ref: TransactionRef | None = None
         self.replayed = batch_id is not None and batch_id <= manager.last_batch_id
 
-    def publish(self, topic: str, data: Any, **columns: Any) -> PublishedRows:
+    def publish(self, topic: str, data: Any, **columns: Any) -> P:
         """Publish a DataFrame or Arrow table as a part of the transaction; as `mq.publish`, and all rows or none.
 
         Raises what refuses it; the transaction can only be aborted then. ProducerFenced, TransactionAbortable.
         """
         if self.replayed:
-            return PublishedRows([], duplicate=True)
+            return self._nothing
         with self._manager.part(self._entered()) as ref:
             return self._publish(topic, data, ref, columns)
 

@@ -105,7 +105,7 @@ def _check_room(state: State, topics: Sequence[Topic], ranges: RangeColumns) -> 
 
 def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
     """Offsets for what is due; what is not, or was released before, or waits no more, is passed over."""
-    log, counts = _Log(state), dict[RangeKey, int]()
+    log, counts, late_ms = _Log(state), dict[RangeKey, int](), 0
     for key, due_ms, upto in zip(request.ranges, request.due_ms, request.upto, strict=True):
         one = state.delays.ranges.get(key)
         if one is None or one.is_open or key.topic_id not in state.topics:
@@ -114,7 +114,7 @@ def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
         is_due = one.told.first_due_ms <= due_ms <= state.now_ms
         if is_due and before < upto <= one.told.record_count:
             log.append(one, before, upto)
-            counts[key] = upto
+            counts[key], late_ms = upto, max(late_ms, state.now_ms - due_ms)
     if not counts:
         return Decision(Done())
     done = {key: count for key, count in counts.items() if not state.delays.ranges[key].left_after(count)}
@@ -126,6 +126,7 @@ def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
         [key.first_row for key in left],
         list(left.values()),
         ended([_end(state.delays.ranges[key], count) for key, count in done.items()]),
+        late_ms,
     )
     return Decision(Done(), (JournalEntry(record, log.segments()),))
 

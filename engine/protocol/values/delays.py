@@ -223,7 +223,7 @@ class DelaysReleased(Record, frozen=True, tag="delays_released"):
     """Rows that waited became offsets. The segments travel beside the JSON, as columns.
 
     topic_id, file_id, first_row, released_count: of ranges that are not done; done: those whose last row it was.
-    pointer_ms: all that was due up to this time is released.
+    pointer_ms: all that was due up to this time is released; late_ms: for how long the first of these was due.
     """
 
     pointer_ms: int
@@ -232,6 +232,7 @@ class DelaysReleased(Record, frozen=True, tag="delays_released"):
     first_row: list[int] = []
     released_count: list[int] = []
     done: EndedRanges = msgspec.field(default_factory=EndedRanges)
+    late_ms: int = 0
 
 
 class DelaysSettled(Record, frozen=True, tag="delays_settled"):

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.files import Files
 
-from ..namespace.data_file import file_name, is_as_written, look
 from ..protocol.values.delays import DelayedRange
+from .data_file import file_name, is_as_written, look
 
 Numbers = npt.NDArray[np.int64]
 
