@@ -40,6 +40,7 @@ _MACROS = (
     "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
     "CREATE MACRO get_json_object(json, path) AS json_extract_string(json, path)",
     "CREATE MACRO explode_outer(list) AS unnest(CASE WHEN len(list) > 0 THEN list ELSE [NULL] END)",
+    "CREATE MACRO array_size(list) AS len(list)",
 )
 
 

@@ -201,7 +201,7 @@ class Harness:
             return [_runs(one, due_times or {}) for one in ranges]
 
         now_ms = machine.begin_step(self.state, self.now_ms)
-        slots = Slots(self.state.delays, read, AtOnce, _Still(), 120_000, most)
+        slots = Slots(self.state.delays, read, AtOnce, _Still(), 120_000, most, 100_000)
         slots.read_ahead(self.state.delays, now_ms)
         slots.read_ahead(self.state.delays, now_ms)
         due = slots.due(self.state.delays, now_ms)

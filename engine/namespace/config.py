@@ -167,6 +167,13 @@ ENGINE = Parameters(
             _DAY_MS,
         ),
         Parameter(
+            "delay.load.max.ranges",
+            100_000,
+            "Due times that a sequencer holds at most, unless more are due at once; the rest is read later.",
+            1,
+            100_000_000,
+        ),
+        Parameter(
             "delay.history.ms",
             7 * _DAY_MS,
             "How long it is told what became of delayed messages that were released or cancelled.",

@@ -244,9 +244,13 @@ class Sequencer:
         )
         attendance = Attendance(Beats(ns.files), self._clock, self._watchers)
         targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
-        ahead_ms, most = ns.config.ms("delay.load.ahead.ms"), ns.config.number("release.max.ranges")
+        bounds = (
+            ns.config.ms("delay.load.ahead.ms"),
+            ns.config.number("release.max.ranges"),
+            ns.config.number("delay.load.max.ranges"),
+        )
         read = partial(read_runs, ns.files)
-        slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, ahead_ms, most)
+        slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, *bounds)
         interval_ms = ns.config.ms("retention.check.interval.ms")
         retention = Retention(partial(outgrown, ns.store), self._watchers, self._clock, interval_ms)
         return _Term(

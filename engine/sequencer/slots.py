@@ -61,18 +61,27 @@ class Slots:
     """Of one term of leadership; called by the sequencer's thread, and reads in another one."""
 
     def __init__(
-        self, delays: Delays, read: Read, executor: Callable[[], Executor], clock: Clock, ahead_ms: int, most: int
+        self,
+        delays: Delays,
+        read: Read,
+        executor: Callable[[], Executor],
+        clock: Clock,
+        ahead_ms: int,
+        most: int,
+        most_held: int,
     ) -> None:
         """delays: those that wait now; executor: a new one, when one hangs with what it reads; ahead_ms: how long
-        before the first of its rows is due a range is read; most: ranges that a step releases.
+        before the first of its rows is due a range is read; most: ranges that a step releases; most_held: due times
+        that are known ahead.
         """
         self._read, self._new_executor, self._clock = read, executor, clock
         self._executor: Executor | None = None
-        self._ahead_ms, self._most = ahead_ms, most
+        self._ahead_ms, self._most, self._most_held = ahead_ms, most, most_held
+        self._held = 0
         self._next: list[_Next] = []
         self._unread: list[_Unread] = []
         self._runs: dict[RangeKey, list[Run]] = {}
-        """Those after the next one, the last first."""
+        """Those after the next one, the last first; so many as `_held` says."""
         self._reading: _Reading | None = None
         self._stuck: dict[RangeKey, int] = {}
         """When to try again."""
@@ -102,7 +111,7 @@ class Slots:
             one = heapq.heappop(self._next)
             live = delays.ranges.get(one.key)
             if live is None:
-                self._runs.pop(one.key, None)
+                self._held -= len(self._runs.pop(one.key, ()))
                 continue
             found.append(one)
             self._go_on(one.key, live)
@@ -117,6 +126,7 @@ class Slots:
     def _go_on(self, key: RangeKey, live: WaitingRange) -> None:
         if runs := self._runs.get(key):
             run = runs.pop()
+            self._held -= 1
             heapq.heappush(self._next, _Next(run.due_ms, live.step, live.position, key, run.upto))
         else:
             self._runs.pop(key, None)
@@ -142,7 +152,8 @@ class Slots:
         if self._reading is not None:
             times.append(_SOON_MS)
         elif self._unread:
-            times.append(self._unread[0].due_ms - self._ahead_ms - now_ms)
+            ahead_ms = self._ahead_ms if self._held < self._most_held else 0
+            times.append(self._unread[0].due_ms - ahead_ms - now_ms)
         if self._stuck:
             times.append(min(self._stuck.values()) - self._clock.steady_ms())
         return max(0, min(times)) if times else None
@@ -174,11 +185,14 @@ class Slots:
 
     def _begin(self, delays: Delays, now_ms: int, steady_ms: int) -> None:
         keys: list[RangeKey] = []
-        due_ms = self._unread[0].due_ms if self._unread else 0
+        due_ms, room = self._unread[0].due_ms if self._unread else 0, self._most_held - self._held
         while self._unread and self._unread[0].due_ms <= now_ms + self._ahead_ms and len(keys) < _MOST_READ:
-            key = heapq.heappop(self._unread).key
-            if key in delays.ranges:
+            # what is due is read whatever is held: all that is due later waits for it
+            if room <= 0 and (keys or self._unread[0].due_ms > now_ms):
+                break
+            if (one := delays.ranges.get(key := heapq.heappop(self._unread).key)) is not None:
                 keys.append(key)
+                room -= one.told.record_count
         if keys:
             told = [delays.ranges[key].told for key in keys]
             self._executor = self._executor or self._new_executor()
@@ -208,5 +222,6 @@ class Slots:
                 continue
             left = [run for run in reversed(runs) if run.upto > live.released_count]
             if left:
+                self._held += len(left) - len(self._runs.get(key, ()))
                 self._runs[key] = left
                 self._go_on(key, live)

@@ -19,6 +19,7 @@ from lakemq.engine.client.fetch.lookup import OffsetRange
 from lakemq.engine.client.fetch.plan import beginning_offsets
 from lakemq.engine.client.fetch.reader import WHOLE, Reader
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.aside import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding
 from lakemq.jobs.output import iso, one_line
@@ -234,6 +235,30 @@ def check_groups(mq: Connection) -> Finding:
     return Finding("groups", False, found, f"Consume with them, or let those that are wanted keep it: {keep}")
 
 
+def check_delays(mq: Connection) -> Finding:
+    """Nothing that was due is left, and what waits can be read."""
+    step = read_watermark(mq.namespace.store).step
+    waiting = list(Reader(mq.namespace.store, SystemClock(), WHOLE).refresh().delays.ranges.values())
+    # what still rides in the journal will be in its file with the next pass
+    footers = {one.told.file_id: one.told.footer_hash for one in waiting if one.step <= step}
+    if wrong := verify_files(mq.namespace.files, footers):
+        topics = sorted({one.told.topic for one in waiting if one.told.file_id in wrong})
+        count = sum(one.left_count for one in waiting if one.told.file_id in wrong)
+        names = ", ".join(f"{file_stem(file_id)}.parquet ({flaw})" for file_id, flaw in sorted(wrong.items())[:_SOME])
+        found = one_line(
+            f"{count} messages of {', '.join(topics[:_SOME])} wait in files that are gone or damaged: {names}"
+        )
+        purge = f"lakemq --path {mq.namespace.path} delayed purge {topics[0]}"
+        return Finding(
+            "delays", False, found, f"Put them back into messages/ from a backup; or give up all of it: {purge}"
+        )
+    late = mq.delayed.releases().left(_store_now_ms(mq) - WAITING_MS).messages
+    if late:
+        mend = f"Is a sequencer running, and keeping up? Else: lakemq --path {mq.namespace.path} delayed release"
+        return Finding("delays", False, f"{late} messages are due for more than {WAITING_MS // 1000} s", mend)
+    return Finding("delays", True, f"{sum(one.left_count for one in waiting)} messages wait for their time")
+
+
 def _deletion(path: str, topic: str, segments: pa.Table, gone: list[int]) -> str:
     """The command that deletes the records of a topic up to the last one in a file that is gone, if there is any."""
     lost = segments.filter(pc.is_in(segments.column("file_id"), pa.array(gone, pa.int64())))
@@ -272,5 +297,6 @@ CHECKS: dict[str, Callable[[Connection], Finding]] = {
     "foreign commits": check_foreign_commits,
     "data files": check_data_files,
     "groups": check_groups,
+    "delays": check_delays,
 }
 """In this order: what a later one says hangs on what the earlier ones say."""

@@ -180,6 +180,19 @@ JOIN {{database}}.messages m
 WHERE d.age = 1 AND NOT d.removed
   AND (d.cancelled_rows IS NULL OR NOT array_contains(d.cancelled_rows, m.row - d.first_row))"""
 
+# late_ms: of the last message of a range; the others of it were due before.
+_DELAYED_HISTORY = f"""\
+SELECT d.topic, d.partition, d.state, d.record_count AS messages,
+       coalesce(array_size(d.cancelled_rows), 0) AS passed_over,
+       coalesce(array_size(d.rescheduled_rows), 0) AS rescheduled,
+       timestamp_millis(d.first_due_ms) AS first_due, timestamp_millis(d.last_due_ms) AS last_due,
+       timestamp_millis(d.changed_at_ms) AS ended_at,
+       CASE WHEN d.state = 'released' THEN d.changed_at_ms - d.last_due_ms END AS late_ms, d.changed_by AS ended_by
+FROM (
+  {_NEWEST_DELAYED}
+) d
+WHERE d.age = 1 AND d.removed"""
+
 VIEWS: dict[str, str] = {
     "log": _LOG.replace("{segments}", _SEGMENTS),
     "log_committed": _LOG_COMMITTED,
@@ -193,4 +206,5 @@ VIEWS: dict[str, str] = {
     "handoffs": _HANDOFFS,
     "pending_delayed": _PENDING_DELAYED,
     "pending_delayed_rows": _PENDING_DELAYED_ROWS,
+    "delayed_history": _DELAYED_HISTORY,
 }

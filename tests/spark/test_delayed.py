@@ -89,6 +89,8 @@ def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, p
     mq.delayed.cancel_where(topic, predicate="deliver_at > '2000-01-01'")
     projected()
     assert spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).count() == 0
+    (ended,) = spark.table("mq.delayed_history").where(F.col("topic") == topic).collect()
+    assert (ended.state, ended.messages, ended.passed_over, ended.late_ms) == ("cancelled", 2, 2, None)
 
 
 def test_headers_say_when(spark: SparkSession, mq: Connection, topic: str) -> None:

@@ -107,7 +107,7 @@ class Delays(RuleBasedStateMachine):
         self.slots = self._slots()
 
     def _slots(self) -> Slots:
-        return Slots(self.mq.state.delays, self._read, lambda: self.reader, self.clock, AHEAD_MS, 3)
+        return Slots(self.mq.state.delays, self._read, lambda: self.reader, self.clock, AHEAD_MS, 3, 4)
 
     def _read(self, ranges: Sequence[DelayedRange]) -> list[Runs]:
         return [OSError("gone") if one.file_id in self.unreadable else self._runs(one) for one in ranges]

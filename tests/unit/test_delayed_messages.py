@@ -320,6 +320,16 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
         assert shown == [(topic, "waiting", 1, 1, True)]
         rows = sql(mq, "SELECT topic, partition, key, deliver_at >= timestamp FROM pending_delayed_rows")
         assert rows == [(topic, 0, None, True)]
+        history = "SELECT state, messages, passed_over, rescheduled, late_ms, ended_by FROM delayed_history"
+        ((*told, late_ms, by),) = sql(mq, history)
+        assert (told, by) == (["released", 1, 0, 0], None)
+        assert 0 <= late_ms < 10_000
+        moved = mq.delayed.schedule(topic, "c", delay_ms=10**9)
+        mq.delayed.cancel(mq.delayed.reschedule(moved, delay_ms=10**8).receipt or "")
+        until(lambda: len(sql(mq, history)) == 3)
+        ended = [row for row in sql(mq, history) if row[0] != "released"]
+        assert sorted(row[:5] for row in ended) == [("cancelled", 1, 1, 0, None), ("rescheduled", 1, 1, 1, None)]
+        assert all(row[5].startswith(mq.requester._client_id) for row in ended)
 
 
 def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:

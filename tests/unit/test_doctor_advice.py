@@ -118,6 +118,35 @@ def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
     assert not ill(path)
 
 
+def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
+    before = set((path / "messages").glob("*.parquet"))
+    with Connection(open_namespace(str(path))) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["x" * 400_000, "y" * 400_000], "delay_ms": [10**9, 10**9 + 9_000]}))
+        mq.publish("u", pa.table({"value": ["stays"]}), delay_ms=10**9)
+    (lost,) = (file for file in set((path / "messages").glob("*.parquet")) - before if file.stat().st_size > 10_000)
+    lost.unlink()
+    finding = ill(path)["delays"]
+    assert finding.found.startswith("2 messages of t wait in files that are gone")
+    (command,) = commands(finding)
+    run(*command)
+    assert not ill(path)
+    with Connection(open_namespace(str(path))) as mq:
+        assert [one.topic for one in mq.delayed.all()] == ["u"]
+
+
+def test_delayed_messages_that_nobody_releases(path: Path) -> None:
+    with Connection(open_namespace(str(path))) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["x"]}), delay_ms=2_000)
+    assert not ill(path)
+    deadline_s = time.monotonic() + 30
+    while not (found := ill(path)):
+        assert time.monotonic() < deadline_s
+        time.sleep(1)
+    (command,) = commands(found["delays"])
+    run(*command)
+    assert not ill(path)
+
+
 @pytest.mark.parametrize("table", ["segments", "delayed"])
 def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: str) -> None:
     shutil.rmtree(path / table)

@@ -74,7 +74,8 @@ class Cancelling:
             with store_errors(), damage_told(self._ns.store):
                 self._wait_for(step)
                 try:
-                    parts = [_those(rows, key, predicate) for rows in pending_rows(self._ns.store, topic)]
+                    unread = key is None and predicate is None
+                    parts = [_those(rows, key, predicate) for rows in pending_rows(self._ns.store, topic, unread)]
                 except FileNotFoundError:  # merged, and removed meanwhile
                     if attempt == _ATTEMPTS - 1:
                         raise

@@ -151,7 +151,8 @@ class DelayedMessages:
         predicate: SQL, as DuckDB has it, over the columns of the view `pending_delayed_rows` but the last. What is
         published while this runs stays. dry_run: tell of those that it would be, which are `waiting`. Returns topic,
         partition, key, deliver_at, receipt, outcome (as `cancel` tells it) of each, one row per topic that a message
-        comes to. Raises InvalidRequest, InvalidTopic, UnknownTopicOrPartition, FileTruncated, RequestTimedOut.
+        comes to; of messages in a data file that cannot be read, which a topic alone finds too, key and deliver_at are
+        null. Raises InvalidRequest, InvalidTopic, UnknownTopicOrPartition, FileTruncated, RequestTimedOut.
         """
         if topic is None and key is None and predicate is None:
             raise InvalidRequest("Say what is to be cancelled.", expected="a topic, a key or a predicate")

@@ -35,8 +35,11 @@ _READ = ["key", "headers", "timestamp", "deliver_at"]
 Numbers = npt.NDArray[np.int64]
 
 
-def pending_rows(store: Store, topic: str | None) -> Iterator[pa.Table]:
-    """Those of the topic, or of all; columns of SHOWN, then of PLACE. Raises FileTruncated, OSError."""
+def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Iterator[pa.Table]:
+    """Those of the topic, or of all; columns of SHOWN, then of PLACE. Raises FileTruncated, OSError.
+
+    unread: those in files that cannot be read, too, with nothing of what they are.
+    """
     handle = store.open(DELAYED)
     ranges = newest(handle.read(), DELAYED.keys)
     ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
@@ -48,15 +51,20 @@ def pending_rows(store: Store, topic: str | None) -> Iterator[pa.Table]:
     file_ids = ranges.column("file_id").to_numpy()
     begins = np.flatnonzero(np.concatenate([[True], file_ids[1:] != file_ids[:-1]]))
     for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(file_ids)], strict=True):
-        yield _rows(store.files, ranges.slice(first, end - first))
+        yield _rows(store.files, ranges.slice(first, end - first), unread)
 
 
-def _rows(files: Files, ranges: pa.Table) -> pa.Table:
+def _rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
     """Of ranges of one file."""
     member, row = _waiting(ranges)
     of_range = ranges.take(pa.array(member))
-    rows = _stored(files, of_range.column("file_id")[0].as_py(), of_range.column("footer_hash")[0].as_py())
-    rows = rows.take(pa.array(of_range.column("first_row").to_numpy() + row))
+    try:
+        stored = _stored(files, ranges.column("file_id")[0].as_py(), ranges.column("footer_hash")[0].as_py())
+        rows = stored.take(pa.array(of_range.column("first_row").to_numpy() + row))
+    except (FileTruncated, OSError, pa.ArrowException):
+        if not unread:
+            raise
+        rows = pa.table({name: pa.nulls(len(row), SHOWN.field(name).type) for name in _READ})
     moved = pc.greater(of_range.column("reschedules"), 0)
     told = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
     columns = {
