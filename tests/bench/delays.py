@@ -1,0 +1,254 @@
+"""Delayed messages: how late they come, what a release of many costs, and what waits costs meanwhile. No JVM.
+
+The sequencer is a process of its own. What is released is fetchable when the end of the log says so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from figures import Figure, median, percentile
+from serving import served
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.tables.specs.delayed import DELAYED
+
+HOUR_MS = 3_600_000
+PARTITIONS = 8
+spawn = multiprocessing.get_context("spawn")
+
+
+def run(bulk: int, singles: int, pending: int, seconds: int) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _at_once(folder, bulk, singles)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _spread(folder, bulk)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+        yield from _lateness(folder, seconds)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
+        yield from _pending(folder, pending)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def rows(count: int, size: int = 92) -> pa.Table:
+    rng = np.random.default_rng(1)
+    values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), count, [None, pa.py_buffer(rng.bytes(size * count))])
+    keys = pa.array(rng.integers(0, 10_000, count).astype("S8"), pa.binary())
+    return pa.table({"key": keys, "value": values.cast(pa.binary())})
+
+
+def delayed(table: pa.Table, due_ms: np.ndarray) -> pa.Table:
+    return table.append_column("deliver_at", pa.array(due_ms, pa.int64()))
+
+
+def until_there(mq: Connection, topic: str, count: int) -> float:
+    """When so many messages can be fetched."""
+    deadline_s = time.time() + 120
+    while sum(mq.end_offsets(topic).values()) < count:
+        if time.time() > deadline_s:
+            raise TimeoutError(f"{count} messages of {topic}")
+        time.sleep(0.005)
+    return time.time()
+
+
+@contextmanager
+def sending(mq: Connection) -> Iterator[list[float]]:
+    """How long single sends to another topic take meanwhile, one after the other."""
+    mq.topics.create("meanwhile", exist_ok=True)
+    stop, took = threading.Event(), list[float]()
+
+    def send() -> None:
+        with mq.producer(linger_ms=0) as producer:
+            while not stop.wait(0.02):
+                started = time.perf_counter()
+                producer.send("meanwhile", "x").result()
+                took.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield took
+    finally:
+        stop.set()
+        thread.join()
+
+
+# -- all at once --------------------------------------------------------------------------------------------
+
+
+def _at_once(folder: str, bulk: int, singles: int) -> Iterator[Figure]:
+    with lakemq.connect(folder) as mq:
+        taken = _released(mq, "bulk", rows(bulk), 4_000)
+        yield Figure(f"{bulk:,} due at once, in bulk: fetchable after", taken, "s", 1, "<=")
+        few = max(1, bulk // 20)
+        small, large = (_released(mq, f"of-{size}", rows(few, size), 6_000) for size in (92, 10_240))
+        note = f"{few:,} messages; what is above 1.2 may be 50 ms"
+        yield Figure("of 10 KiB over of 100 B, at once", large / max(small, 0.05), "x", 1.2, "<=", note)
+        mq.topics.create("singles", PARTITIONS)
+        chance, due_ms = np.random.default_rng(2), now_ms() + 30_000
+        with mq.producer(linger_ms=5) as producer:
+            for i in chance.permutation(singles).tolist():
+                producer.send("singles", b"%d" % i, key=b"%d" % i, deliver_at=due_ms)
+        due_s = -(-due_ms // 1000)
+        time.sleep(max(0.0, due_s - time.time() - 1))
+        with sending(mq) as took:
+            taken = until_there(mq, "singles", singles) - due_s
+            time.sleep(0.2)
+        yield Figure(f"{singles:,} of single sends, scattered: fetchable after", taken, "s", 3, "<=")
+        yield Figure("a send during that release, p99", percentile(took, 0.99) * 1e3, "ms", 200, "<=")
+        yield from _standstill(mq, bulk)
+
+
+def _released(mq: Connection, topic: str, table: pa.Table, ahead_ms: int) -> float:
+    """Seconds from the time all of it is due."""
+    mq.topics.create(topic, PARTITIONS)
+    due_s = (now_ms() + ahead_ms) // 1000 + 1
+    mq.publish(topic, table, deliver_at=due_s * 1000)
+    assert time.time() < due_s, "published too late"
+    return until_there(mq, topic, table.num_rows) - due_s
+
+
+def _standstill(mq: Connection, count: int) -> Iterator[Figure]:
+    """What three days have left behind is published now, and due."""
+    mq.topics.create("days", PARTITIONS, config={"retention.ms": -1})
+    due_ms = now_ms() - np.sort(np.random.default_rng(3).integers(0, 72 * HOUR_MS, count))[::-1]
+    with sending(mq) as took:
+        mq.publish("days", delayed(rows(count), due_ms))
+        started = time.time()
+        taken = until_there(mq, "days", count) - started
+    yield Figure("a send while three days are caught up, p99", percentile(took, 0.99) * 1e3, "ms", 200, "<=")
+    yield Figure(f"three days of {count:,} messages, caught up in", taken, "s", 30, "<=", "no target in the table")
+
+
+# -- spread over time ---------------------------------------------------------------------------------------
+
+
+def _spread(folder: str, count: int) -> Iterator[Figure]:
+    """Over two hours, a slot a second, which are over; and over 400 days to come."""
+    with lakemq.connect(folder) as mq:
+        keep = {"retention.ms": -1}
+        mq.topics.create("plain", PARTITIONS, config=keep)
+        mq.topics.create("spread", PARTITIONS, config=keep)
+        table, took = rows(count), dict[str, list[float]]()
+        ahead_ms = np.random.default_rng(4).integers(0, 2 * HOUR_MS, count)
+        for _ in range(3):
+            for topic, given in (("plain", table), ("spread", delayed(table, now_ms() - ahead_ms))):
+                started = time.perf_counter()
+                mq.publish(topic, given)
+                took.setdefault(topic, []).append(time.perf_counter() - started)
+        ratio = median(took["plain"]) / median(took["spread"])
+        yield Figure("publishing with delays over 2 h, over without, Arrow", ratio, "x", 0.5, ">=")
+        until_there(mq, "spread", 3 * count)
+        time.sleep(3)
+        fetched = {topic: [_fetched(mq, topic, 3 * count) for _ in range(3)] for topic in ("plain", "spread")}
+        ratio = median(fetched["plain"]) / median(fetched["spread"])
+        yield Figure("fetching them after their release, over never delayed", ratio, "x", 0.5, ">=")
+        mq.topics.create("days", PARTITIONS)
+        days_ms = now_ms() + HOUR_MS + np.random.default_rng(5).integers(0, 400 * 24 * HOUR_MS, count)
+        mq.publish("days", delayed(table, days_ms))
+        time.sleep(3)
+        files = len(mq.namespace.store.open(DELAYED).files())
+        yield Figure(f"files of `delayed` after {count:,} over 400 days", files, "", 100, "<=")
+
+
+def _fetched(mq: Connection, topic: str, count: int) -> float:
+    started = time.perf_counter()
+    assert mq.fetch(topic).to_arrow().num_rows == count
+    return time.perf_counter() - started
+
+
+# -- lateness -----------------------------------------------------------------------------------------------
+
+
+def _publisher(folder: str, seconds: int, a_second: int) -> None:
+    """Each second as many as are due two seconds later, each of them at a slot of 100 ms."""
+    with lakemq.connect(folder) as mq:
+        for second in range(seconds):
+            started = time.time()
+            due_ms = now_ms() + 2_000 + np.arange(a_second) * 1000 // a_second // 100 * 100
+            values = pa.array(np.char.mod("%d", -(-due_ms // 100) * 100).tolist(), pa.string())
+            keys = pa.array([f"{second}.{i}" for i in range(a_second)])
+            mq.publish("late", delayed(pa.table({"key": keys, "value": values}), due_ms))
+            time.sleep(max(0.0, 1 - (time.time() - started)))
+
+
+def _lateness(folder: str, seconds: int) -> Iterator[Figure]:
+    a_second = 10_000
+    with lakemq.connect(folder) as mq:
+        mq.topics.create("late", PARTITIONS, config={"delay.slot.ms": 100})
+        child = spawn.Process(target=_publisher, args=(folder, seconds, a_second))
+        child.start()
+        late_ms, seen = list[np.ndarray](), 0
+        for table in mq.tail("late", start="earliest", poll_ms=2):
+            at_ms = now_ms()
+            late_ms.append(at_ms - table["value"].cast(pa.string()).cast(pa.int64()).to_numpy())
+            seen += table.num_rows
+            if seen >= seconds * a_second:
+                break
+        child.join()
+        all_ms = np.concatenate(late_ms)
+        yield Figure(f"{a_second:,} due a second: seen after the slot, p50", median(all_ms.tolist()), "ms", 100, "<=")
+        yield Figure("seen after the slot, p99", percentile(all_ms.tolist(), 0.99), "ms", 400, "<=")
+        yield Figure("seen after the slot, least", float(all_ms.min()), "ms", 0, ">=", "never early")
+
+
+# -- what waits ---------------------------------------------------------------------------------------------
+
+
+def _pending(folder: str, count: int) -> Iterator[Figure]:
+    piece = min(count, 1_000_000)
+    with served(folder) as sequencer, lakemq.connect(folder) as mq:
+        mq.topics.create("w", PARTITIONS)
+        empty_ms = _ask_ms(mq)
+        for number in range(count // piece):
+            ahead_ms = np.random.default_rng(number).integers(HOUR_MS, 720 * HOUR_MS, piece)
+            mq.publish("w", delayed(rows(piece), now_ms() + ahead_ms))
+        near = [mq.delayed.schedule("w", "x", delay_ms=30 * 60_000) for _ in range(100)]
+        far = [mq.delayed.schedule("w", "x", delay_ms=9_000 * HOUR_MS) for _ in range(100)]
+        time.sleep(5)
+        note = f"{len(mq._whole_state().delays.ranges):,} ranges"
+        rss_mib = _rss_mib(sequencer.pid)
+        yield Figure(f"{count:,} wait: memory of the sequencer", rss_mib, "MiB", 400, "<=", note)
+        yield Figure("an answer, over that of an empty namespace", _ask_ms(mq) / empty_ms, "x", 1.2, "<=")
+        for name, receipts, target in (("soon", near, 15), ("in a year", far, 50)):
+            took = []
+            for receipt in receipts:
+                started = time.perf_counter()
+                assert mq.delayed.cancel(receipt) == "cancelled"
+                took.append(time.perf_counter() - started)
+            yield Figure(f"cancelling one that is due {name}, p50", median(took) * 1e3, "ms", target, "<=")
+        started = time.perf_counter()
+        one_in = max(1, count // 100_000)
+        done = mq.delayed.cancel_where("w", predicate=f"hash(key, timestamp, deliver_at) % {one_in} = 0").num_rows
+        taken = time.perf_counter() - started
+        yield Figure(f"cancelling {done:,} of {count:,} by predicate", taken, "s", 5, "<=")
+    started = time.perf_counter()
+    with served(folder), lakemq.connect(folder) as mq:
+        mq.topics.create("after")
+        yield Figure("a sequencer starts, and answers, after", time.perf_counter() - started, "s", 3, "<=")
+
+
+def _ask_ms(mq: Connection) -> float:
+    took = []
+    for _ in range(200):
+        started = time.perf_counter()
+        mq.topics.alter("w", {})
+        took.append(time.perf_counter() - started)
+    return median(took) * 1e3
+
+
+def _rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
