@@ -139,20 +139,21 @@ def _spread(folder: str, count: int) -> Iterator[Figure]:
     """Over two hours, a slot a second, which are over; and over 400 days to come."""
     with lakemq.connect(folder) as mq:
         keep = {"retention.ms": -1}
-        mq.topics.create("plain", PARTITIONS, config=keep)
-        mq.topics.create("spread", PARTITIONS, config=keep)
-        table, took = rows(count), dict[str, list[float]]()
+        table, took, fetched = rows(count), dict[str, list[float]](), dict[str, list[float]]()
         ahead_ms = np.random.default_rng(4).integers(0, 2 * HOUR_MS, count)
-        for _ in range(3):
-            for topic, given in (("plain", table), ("spread", delayed(table, now_ms() - ahead_ms))):
+        for number in range(3):
+            for how, given in (("plain", table), ("spread", delayed(table, now_ms() - ahead_ms))):
+                mq.topics.create(f"{how}-{number}", PARTITIONS, config=keep)
                 started = time.perf_counter()
-                mq.publish(topic, given)
-                took.setdefault(topic, []).append(time.perf_counter() - started)
+                mq.publish(f"{how}-{number}", given)
+                took.setdefault(how, []).append(time.perf_counter() - started)
+            until_there(mq, f"spread-{number}", count)
         ratio = median(took["plain"]) / median(took["spread"])
         yield Figure("publishing with delays over 2 h, over without, Arrow", ratio, "x", 0.5, ">=")
-        until_there(mq, "spread", 3 * count)
         time.sleep(3)
-        fetched = {topic: [_fetched(mq, topic, 3 * count) for _ in range(3)] for topic in ("plain", "spread")}
+        for number in range(3):
+            for how in ("plain", "spread"):
+                fetched.setdefault(how, []).append(_fetched(mq, f"{how}-{number}", count))
         ratio = median(fetched["plain"]) / median(fetched["spread"])
         yield Figure("fetching them after their release, over never delayed", ratio, "x", 0.5, ">=")
         mq.topics.create("days", PARTITIONS)

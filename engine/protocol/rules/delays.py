@@ -274,15 +274,16 @@ class _Log:
         if not self._rows:
             return NO_SEGMENTS
         n, now_ms = len(self._rows), self._state.now_ms
-        topics = [self._state.topics[row["topic_id"]] for row in self._rows]
-        stamped = [topic.setting("message.timestamp.type") == "LogAppendTime" for topic in topics]
         columns = {name: [row[name] for row in self._rows] for name in self._rows[0]}
+        topics = {topic_id: self._state.topics[topic_id] for topic_id in set(columns["topic_id"])}
+        stamps = {i: one.setting("message.timestamp.type") == "LogAppendTime" for i, one in topics.items()}
+        stamped = [stamps[topic_id] for topic_id in columns["topic_id"]]
         for name in ("min_timestamp_ms", "max_timestamp_ms"):
             columns[name] = [now_ms if by_us else ms for ms, by_us in zip(columns[name], stamped, strict=True)]
         return segments(
             n,
             kind=["data"] * n,
-            topic=[topic.topic for topic in topics],
+            topic=[topics[topic_id].topic for topic_id in columns["topic_id"]],
             append_time_ms=[now_ms if by_us else None for by_us in stamped],
             decided_at_ms=[now_ms] * n,
             transactional=[False] * n,
@@ -292,9 +293,11 @@ class _Log:
 
 
 def _goes_on(last: dict[str, Any], one: WaitingRange, first_row: int) -> bool:
-    in_file = last["file_id"], last["file_partition"], last["first_row"] + last["record_count"]
-    author = last["producer_id"], last["producer_epoch"]
-    return (in_file, author) == ((one.told.file_id, one.told.partition, first_row), one.author)
+    return (
+        last["first_row"] + last["record_count"] == first_row
+        and (last["file_id"], last["file_partition"]) == (one.told.file_id, one.told.partition)
+        and (last["producer_id"], last["producer_epoch"]) == one.author
+    )
 
 
 # -- what ends beside it ----------------------------------------------------------------------------------
