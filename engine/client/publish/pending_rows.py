@@ -45,7 +45,8 @@ def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Itera
     ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
     if topic is not None:
         ranges = ranges.filter(pc.field("topic") == topic)
-    ranges = ranges.sort_by("file_id").combine_chunks()
+    # rows of a range lie together, mostly so do the ranges of a file
+    ranges = ranges.sort_by([("file_id", "ascending"), ("first_row", "ascending")]).combine_chunks()
     if not ranges.num_rows:
         return
     file_ids = ranges.column("file_id").to_numpy()
@@ -57,23 +58,31 @@ def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Itera
 def _rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
     """Of ranges of one file."""
     member, row = _waiting(ranges)
-    of_range = ranges.take(pa.array(member))
+    of_range = ranges.select([*_OF_RANGE, "first_due_ms"]).take(pa.array(member))
     try:
         stored = _stored(files, ranges.column("file_id")[0].as_py(), ranges.column("footer_hash")[0].as_py())
-        rows = stored.take(pa.array(of_range.column("first_row").to_numpy() + row))
+        rows = _taken(stored, of_range.column("first_row").to_numpy() + row)
     except (FileTruncated, OSError, pa.ArrowException):
         if not unread:
             raise
         rows = pa.table({name: pa.nulls(len(row), SHOWN.field(name).type) for name in _READ})
-    moved = pc.greater(of_range.column("reschedules"), 0)
-    told = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
     columns = {
         **{name: of_range.column(name) for name in _OF_RANGE},
         **{name: rows.column(name) for name in _READ},
-        "deliver_at": pc.if_else(moved, told, rows.column("deliver_at")),
         "row": pa.array(row),
     }
+    moved = pc.greater(of_range.column("reschedules"), 0)
+    if pc.any(moved).as_py():
+        told = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
+        columns["deliver_at"] = pc.if_else(moved, told, rows.column("deliver_at"))
     return pa.table({name: columns[name] for name in (*SHOWN.names, *PLACE)})
+
+
+def _taken(rows: pa.Table, index: Numbers) -> pa.Table:
+    """The rows of these numbers, without a copy where they follow each other."""
+    if len(index) and (np.diff(index) == 1).all():
+        return rows.slice(int(index[0]), len(index))
+    return rows.take(pa.array(index))
 
 
 def _waiting(ranges: pa.Table) -> tuple[Numbers, Numbers]:

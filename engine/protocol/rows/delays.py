@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from ..values.delays import (
     WaitingRange,
     keys_of,
     outcome_of,
+    ranges_of,
 )
 from ..values.state import State
 from .steps import Project, Restore, Steps
@@ -89,6 +90,8 @@ def _touched(record: Record) -> Iterator[RangeKey]:
 
 def _row(state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[RangeKey, RangeEnded]) -> DelayedRow:
     live = state.delays.ranges.get(key)
+    cancelled: Sequence[int]
+    rescheduled: Sequence[int]
     if live is None:
         (told, released_count, cancelled, rescheduled), status = ended[key].end, ended[key].status
     else:
@@ -105,8 +108,8 @@ def _row(state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[Ra
         position=live.position if live else None,
         waiting_count=live.left_count if live else 0,
         released_count=released_count,
-        cancelled_rows=cancelled or None,
-        rescheduled_rows=rescheduled or None,
+        cancelled_rows=list(cancelled) or None,
+        rescheduled_rows=list(rescheduled) or None,
         state=status.value,
         changed_at_ms=at_ms,
         changed_by=by,
@@ -121,16 +124,35 @@ def ended_row(row: DelayedRow) -> RangeEnded:
     return RangeEnded(end, DelayStatus(row.state), row.changed_at_ms, row.changed_by)
 
 
+_LIVE = (
+    "scheduled_step",
+    "position",
+    "producer_id",
+    "producer_epoch",
+    "transactional_id",
+    "state",
+    "released_count",
+    "cancelled_rows",
+    "rescheduled_rows",
+)
+_PIECE_ROWS = 1 << 16
+
+
 def _restore(state: State, rows: pa.Table) -> None:
-    for row in DELAYED.rows(rows.sort_by([("scheduled_step", "ascending"), ("position", "ascending")])):
-        told = DelayedRange(*(getattr(row, name) for name in DelayedRange._fields))
-        author = row.producer_id, row.producer_epoch, row.transactional_id
-        if not 0 <= row.released_count < row.record_count or row.scheduled_step is None or row.position is None:
-            raise ValueError(f"{DELAYED.name} has a range of {row.topic} that is not as it was written")
-        is_open = row.state == DelayStatus.OPEN.value
-        one = WaitingRange(told, row.scheduled_step, row.position, *author, is_open, row.released_count)
-        one.cancelled, one.rescheduled = list(row.cancelled_rows or ()), list(row.rescheduled_rows or ())
-        state.delays.add(one)
+    """There may be a million: column by column, and piece by piece, as that is all that is held besides the state."""
+    told = DelayedRange._fields
+    rows = rows.sort_by([("scheduled_step", "ascending"), ("position", "ascending")]).select([*told, *_LIVE])
+    for piece in rows.to_batches(max_chunksize=_PIECE_ROWS):
+        columns = [column.to_pylist() for column in piece.columns]
+        ranges = ranges_of(columns[: len(told)])
+        for one, *live in zip(ranges, *columns[len(told) :], strict=True):
+            step, position, producer_id, producer_epoch, transactional_id, status, released, cancelled, moved = live
+            if not 0 <= released < one.record_count or step is None or position is None:
+                raise ValueError(f"{DELAYED.name} has a range of {one.topic} that is not as it was written")
+            is_open = status == DelayStatus.OPEN.value
+            author = producer_id, producer_epoch, transactional_id
+            waiting = WaitingRange(one, step, position, *author, is_open, released, cancelled or (), moved or ())
+            state.delays.add(waiting)
 
 
 PROJECT: Project = {DELAYED.name: _delayed}

@@ -61,7 +61,7 @@ class DelayedRanges(msgspec.Struct, frozen=True):
     def rows(self) -> list[DelayedRange]:
         columns = [getattr(self, name) for name in DelayedRange._fields]
         columns[-1] = self.reschedules or [0] * len(self.topic_id)
-        return [DelayedRange(*row) for row in zip(*columns, strict=True)]
+        return ranges_of(columns)
 
 
 class EndedRanges(DelayedRanges, frozen=True):
@@ -106,6 +106,19 @@ class RangeEnd(NamedTuple):
     released_count: int
     cancelled: list[int]
     rescheduled: list[int]
+
+
+def ranges_of(columns: Sequence[list[Any]]) -> list[DelayedRange]:
+    """Columns as ranges. What many of them have in common is one object: they may wait for long, and be a million."""
+    same: dict[Any, Any] = {}
+    shared = [
+        [same.setdefault(one, one) for one in column] if name in _COMMON else column
+        for name, column in zip(DelayedRange._fields, columns, strict=True)
+    ]
+    return [DelayedRange(*row) for row in zip(*shared, strict=True)]
+
+
+_COMMON = {"topic_id", "topic", "partition", "file_id", "footer_hash", "min_timestamp_ms", "max_timestamp_ms"}
 
 
 def columns_of(ranges: Sequence[DelayedRange]) -> DelayedRanges:
@@ -281,8 +294,8 @@ class WaitingRange:
     transactional_id: str | None
     is_open: bool
     released_count: int = 0
-    cancelled: list[int] = field(default_factory=list)
-    rescheduled: list[int] = field(default_factory=list)
+    cancelled: Sequence[int] = ()
+    rescheduled: Sequence[int] = ()
 
     @property
     def author(self) -> tuple[int | None, int | None]:
@@ -302,7 +315,7 @@ class WaitingRange:
         return outcome_of(index, self.released_count, self.cancelled, self.rescheduled)
 
 
-def outcome_of(index: int, released_count: int, cancelled: list[int], rescheduled: list[int]) -> CancelOutcome:
+def outcome_of(index: int, released_count: int, cancelled: Sequence[int], rescheduled: Sequence[int]) -> CancelOutcome:
     """What has become of a row of a range. The others are as in WaitingRange."""
     if _has(rescheduled, index):
         return CancelOutcome.RESCHEDULED
@@ -311,7 +324,7 @@ def outcome_of(index: int, released_count: int, cancelled: list[int], reschedule
     return CancelOutcome.RELEASED if index < released_count else CancelOutcome.WAITING
 
 
-def _has(ascending: list[int], number: int) -> bool:
+def _has(ascending: Sequence[int], number: int) -> bool:
     at = bisect_left(ascending, number)
     return at < len(ascending) and ascending[at] == number
 
