@@ -32,9 +32,9 @@ class Predicate:
         try:
             found = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
         except duckdb.Error as error:
-            raise self._none(error) from None
+            raise self._refusal(error) from None
         return rows.take(pa.array(np.sort(found.column(_NTH).to_numpy())))
 
-    def _none(self, error: Exception) -> LakeMQError:
+    def _refusal(self, error: Exception) -> LakeMQError:
         found, columns = str(error).partition("\n")[0], ", ".join(self._columns.names)
-        return InvalidRequest("The condition cannot be used.", found=found, expected=f"SQL over {columns}")
+        return InvalidRequest("The predicate cannot be used.", found=found, expected=f"SQL over {columns}")

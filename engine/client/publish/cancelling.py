@@ -15,9 +15,10 @@ from ...namespace.store_errors import store_errors
 from ...protocol.errors import RequestTimedOut
 from ...protocol.values.delays import CancelDelays, CancelOutcome, DelaysJudged
 from ...protocol.values.state import State
+from ..predicate import Predicate
 from ..requester import Requester
 from .fates import fates_of
-from .pending_rows import PLACE, SHOWN, Predicate, pending_rows
+from .pending_rows import PLACE, SHOWN, pending_rows
 from .receipts import Place, columns_of, receipt_of
 
 Look: TypeAlias = Callable[[Callable[[State], Any]], Any]
@@ -58,7 +59,7 @@ class Cancelling:
 
     def cancel_where(self, topic: str | None, key: bytes | None, predicate: str | None, dry_run: bool) -> pa.Table:
         """Of all that waited when it was called: those for which this holds, and what became of them."""
-        found = self._found(topic, key, None if predicate is None else Predicate(predicate))
+        found = self._found(topic, key, None if predicate is None else Predicate(predicate, SHOWN))
         columns = (found.column(name).to_pylist() for name in PLACE)
         places = [Place(*row) for row in zip(*columns, strict=True)]
         outcomes = [CancelOutcome.WAITING] * len(places) if dry_run else self.cancel(places)

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import HEADERS, file_stem
-from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
+from lakemq.tables.specs.spec import BINARY, INT32, TEXT, TIME
 from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.store import Store
 
 from ...namespace.data_file import file_name, is_as_written, look
-from ...protocol.errors import FileTruncated, InvalidRequest, LakeMQError
+from ...protocol.errors import FileTruncated
 from ...protocol.values.delays import DelayStatus
 
 PLACE = ("topic_id", "file_id", "first_row", "row", "reschedules")
@@ -107,33 +107,3 @@ def _stored(files: Files, file_id: int, footer_hash: int | None) -> pa.Table:
         raise FileTruncated(f"Data file {file_stem(file_id)} is gone or damaged.", found=found)
     with files.open_input(file_name(file_id)) as source:
         return pq.ParquetFile(source).read(_READ)
-
-
-class Predicate:
-    """A condition in DuckDB's SQL over the columns of SHOWN. It reaches no file, no setting and no other table."""
-
-    def __init__(self, text: str) -> None:
-        """Raises InvalidRequest: it is none."""
-        import duckdb  # few clients need it
-
-        self._text, self._connection = text, duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
-        self._connection.execute("SET TimeZone = 'UTC'")
-        self._connection.execute("SET enable_external_access = false")
-        self._connection.execute("SET lock_configuration = true")
-        self.chosen(pa.schema([*SHOWN, *((name, INT64) for name in PLACE)]).empty_table())
-
-    def chosen(self, rows: pa.Table) -> pa.Table:
-        """Those for which it holds. Raises InvalidRequest."""
-        import duckdb
-
-        shown = rows.select(SHOWN.names).append_column("nth", pa.array(np.arange(rows.num_rows)))
-        try:
-            found = self._connection.from_arrow(shown).filter(self._text).project("nth").to_arrow_table()
-        except duckdb.Error as error:
-            raise _no_predicate(error) from None
-        return rows.take(found.column("nth"))
-
-
-def _no_predicate(error: Exception) -> LakeMQError:
-    found = str(error).partition("\n")[0]
-    return InvalidRequest("The predicate cannot be used.", found=found, expected=f"SQL over {', '.join(SHOWN.names)}")
