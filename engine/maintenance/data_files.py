@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 import pyarrow as pa
@@ -97,11 +98,14 @@ class DataFiles:
         config: EngineConfig,
         clock: Clock,
         new_file_id: Callable[[], int],
+        removing: Lock,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
-        """new_file_id: random, below SEQUENCERS_FILES."""
+        """new_file_id: random, below SEQUENCERS_FILES. removing: held while files are removed; who holds it has found
+        files that a step is to name.
+        """
         self._store, self._files, self._config, self._clock = store, store.files, config, clock
-        self._new_file_id, self._reached = new_file_id, reached
+        self._new_file_id, self._removing, self._reached = new_file_id, removing, reached
         self._leftovers, self._seen = Leftovers(store.files), _Seen()
         self._grace_ms = config.ms("merge.grace.ms")
         self._settled_ms = min(SETTLED_MS, self._grace_ms)
@@ -292,8 +296,14 @@ class DataFiles:
     def _remove(self, handles: Handles, step: int) -> None:
         """What was replaced, or written for nothing, longer ago than the grace, and is named nowhere."""
         due = self._leftovers.due(MESSAGES.name, self._grace_ms)
-        if not due.lists:
-            return
+        if not due.lists or not self._removing.acquire(blocking=False):
+            return  # with the next look
+        try:
+            self._remove_due(due, handles, step)
+        finally:
+            self._removing.release()
+
+    def _remove_due(self, due: Due, handles: Handles, step: int) -> None:
         messages = handles[MESSAGES.name]
         for name in TABLES_LOOKED_AT:
             handles[name].claim()

@@ -1,7 +1,7 @@
 """Dead letters: when the leader looks for where messages are that are dying. What is found is decided in a step.
 
-A look reads tables beside the steps, and writes nothing. What it has found is used soon or not at all: a data file that
-was merged is removed, once nothing has named it for a while.
+A look reads tables beside the steps, and writes nothing. From its beginning until what it has found has landed no data
+file is removed: one that was merged meanwhile is named by nobody else any more.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from threading import Lock
 
 from ..maintenance.dying import Dying
 from ..namespace.clock import Clock
@@ -19,7 +20,7 @@ from ..protocol.values.state import State
 log = logging.getLogger("lakemq.serve")
 
 LOOK_TIMEOUT_MS = 10_000
-"""After which what a look has found counts no more; less than any merge.grace.ms."""
+"""After which what a look has found counts no more: nobody waits for it."""
 RETRY_MS = 60_000
 """When to look again for what cannot become a dead letter now."""
 PATIENCE_MS = 10_000
@@ -47,8 +48,10 @@ Place = tuple[str, int, int]
 class DeadLetters:
     """Of one term of leadership; called by the sequencer's thread, and looks in one of `executor`."""
 
-    def __init__(self, find: Find, executor: Executor, clock: Clock) -> None:
-        self._find, self._executor, self._clock = find, executor, clock
+    def __init__(self, find: Find, executor: Executor, clock: Clock, removing: Lock) -> None:
+        """removing: who has it removes data files, or keeps others from it."""
+        self._find, self._executor, self._clock, self._removing = find, executor, clock, removing
+        self._keeps_files = False
         self._running: Future[list[DyingFound]] | None = None
         self._begun_ms = self._next_ms = clock.steady_ms()
         self._wanted: list[Dying] = []
@@ -76,16 +79,26 @@ class DeadLetters:
         return max(_EVERY_MS, again_ms - self._clock.steady_ms())
 
     def found(self, state: State) -> list[DyingFound]:
-        """What the next step is to decide of; begins the next look when it is time."""
+        """What the next step is to decide of; begins the next look when it is time. Called once per step: what was
+        found before has landed by then.
+        """
         found = self._take() if self._running is not None and self._running.done() else []
         now_ms = self._clock.steady_ms()
-        if not found and not self._is_looking and now_ms >= self._next_ms and state.dying:
+        if found or self._is_looking:
+            return found
+        self._let_files_go()
+        if now_ms >= self._next_ms and state.dying:
             self._next_ms = now_ms + _EVERY_MS
             self._wanted = self._to_look_for(state, now_ms)
-            if self._wanted:
-                self._begun_ms = now_ms
+            if self._wanted and self._removing.acquire(blocking=False):
+                self._begun_ms, self._keeps_files = now_ms, True
                 self._running = self._executor.submit(self._find, self._wanted)
-        return found
+        return []
+
+    def _let_files_go(self) -> None:
+        if self._keeps_files:
+            self._keeps_files = False
+            self._removing.release()
 
     def _to_look_for(self, state: State, now_ms: int) -> list[Dying]:
         self._looks = {place: look for place, look in self._looks.items() if place in state.dying}

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import TypeVar
 
 import pyarrow as pa
@@ -233,7 +234,8 @@ class Sequencer:
         tail = journal.steps_after(watermark.step)
         machine.replay(state, tail)
         time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
-        data_files = DataFiles(ns.store, ns.config, self._clock, self._new_file_id, self._reached)
+        removing = Lock()
+        data_files = DataFiles(ns.store, ns.config, self._clock, self._new_file_id, removing, self._reached)
         housekeeping = Housekeeping(
             ns.files, ns.config, self._clock, watermark, time.now_ms, data_files, self._reached, then
         )
@@ -263,7 +265,7 @@ class Sequencer:
             targets,
             slots,
             retention,
-            DeadLetters(partial(find_dying, ns.store), self._watchers, self._clock),
+            DeadLetters(partial(find_dying, ns.store), self._watchers, self._clock, removing),
             current_at_ms=steady_ms,
             expire_at_ms=steady_ms,
             all_seen_at_ms=steady_ms,

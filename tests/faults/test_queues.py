@@ -99,3 +99,37 @@ def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that
     terminate(two)
     terminate(serving)
     check_queue(members, publishing.acknowledged, interrupted={"one"})
+
+
+def test_whatever_is_killed_each_message_that_is_given_up_is_one_dead_letter_and_goes_back_once(
+    family: Processes,
+) -> None:
+    """The sequencer, time and again: while it looks for where they are, and when it has decided."""
+    count = 60
+    serving = family.serve()
+    with lakemq.connect(family.path) as mq:
+        with mq.producer() as producer:
+            for n in range(count):
+                producer.send(TOPIC, str(n))
+        with mq.consumer(GROUP, topics=[TOPIC], auto_offset_reset="earliest") as member:
+            rejected = 0
+            while rejected < count:
+                batch = list(member.poll(max_records=7, timeout_ms=1_000))
+                member.reject(batch, error="bad")
+                member.flush()
+                rejected += len(batch)
+                if rejected % 3 == 0:
+                    serving.kill()
+                    serving = family.serve()
+        dead = f"{TOPIC}.dlq"
+        until(lambda: mq.groups.describe(GROUP).lag == 0, 30, "dead letters")
+        assert Counter(message.value for message in mq.fetch(dead)) == {str(n).encode(): 1 for n in range(count)}
+        for part in ("source_offset % 2 = 0", "source_offset % 2 = 1"):
+            redriven = mq.dead_letters.redrive(dead, part)
+            serving.kill()
+            serving = family.serve()
+            assert redriven.messages > 0
+        until(lambda: len(list(mq.fetch(TOPIC))) == 2 * count, 30, "all back")
+        assert Counter(message.value for message in mq.fetch(TOPIC)) == {str(n).encode(): 2 for n in range(count)}
+        assert not mq.dead_letters.counts()
+    terminate(serving)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -377,7 +378,7 @@ def reject(mq: Harness, count: int) -> None:
 
 def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
-    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
     assert letters.is_working(queue.state)
     assert not letters.found(queue.state)
     (found,) = letters.found(queue.state)
@@ -393,7 +394,7 @@ def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harnes
 def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
     tables.knows = False
-    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
     for _ in range(5):
         letters.found(queue.state)
         clock.sleep(100)
@@ -418,7 +419,7 @@ def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(qu
 def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> None:
     """It may not become a dead letter now: it is asked for again with what is new, or after a while."""
     clock, tables = ManualClock(), Tables()
-    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
     letters.found(queue.state)
     assert letters.found(queue.state)  # and nothing comes of it
     assert not letters.is_working(queue.state)
@@ -433,7 +434,7 @@ def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> No
 def test_a_look_that_fails_is_made_again(queue: Harness, error: Exception) -> None:
     clock, tables = ManualClock(), Tables()
     tables.error = error
-    letters = DeadLetters(tables.find, AtOnce(), clock)
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
     letters.found(queue.state)
     assert not letters.found(queue.state)
     tables.error = None
@@ -442,10 +443,27 @@ def test_a_look_that_fails_is_made_again(queue: Harness, error: Exception) -> No
     assert letters.found(queue.state)
 
 
+def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
+    clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
+    letters = DeadLetters(tables.find, later, clock, removing)
+    with removing:
+        letters.found(queue.state)  # somebody removes files: this can wait
+        assert not later.todo
+    clock.sleep(100)
+    letters.found(queue.state)
+    assert removing.locked()
+    later.run()
+    (found,) = letters.found(queue.state)
+    assert removing.locked()  # until the step has landed
+    queue.see(found)
+    letters.found(queue.state)
+    assert not removing.locked()
+
+
 def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
-    """Its files may have been merged since, and removed."""
+    """Nobody waits for it, and files may have been removed since."""
     clock, tables, later = ManualClock(), Tables(), Later()
-    letters = DeadLetters(tables.find, later, clock)
+    letters = DeadLetters(tables.find, later, clock, Lock())
     letters.found(queue.state)
     clock.sleep(LOOK_TIMEOUT_MS)
     later.run()

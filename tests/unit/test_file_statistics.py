@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 import pyarrow as pa
 import pytest
@@ -29,7 +30,7 @@ LAST_MS = 253_402_300_799_999
 def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
     clock = SystemClock()
-    data_files = DataFiles(namespace.store, namespace.config, clock, new_file_id)
+    data_files = DataFiles(namespace.store, namespace.config, clock, new_file_id, Lock())
     housekeeping = Housekeeping(namespace.files, namespace.config, clock, BEGINNING, clock.now_ms, data_files)
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)

@@ -95,6 +95,7 @@ class State:
             self.subscribers.pop(topic.topic, None)
         self.lent.discard(topic_id)
         self.draining.discard(topic_id)
+        self.dying = {one for one in self.dying if one[1] != topic_id}
 
     def note_draining(self, topic: Topic) -> None:
         """Its partitions have changed."""
