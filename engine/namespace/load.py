@@ -12,13 +12,14 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from msgspec import MsgspecError
 
+from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import PARTITIONS, TOPICS
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import newest
 from lakemq.tables.storage.foreign import foreign_commits
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.store import Store, TableHandle
 
 from ..protocol.errors import StepTooOld, TableDamaged
 from ..protocol.projection import RESTORED, restore
@@ -111,4 +112,15 @@ def _newest(store: Store, spec: TableSpec, step: int) -> pa.Table:
     handle = store.open(spec)
     if handle.floor() > step:
         raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
-    return newest(spec.checked(handle.read(step=(None, step))), spec.keys)
+    rows = newest_delayed(handle, step) if spec is DELAYED else handle.read(step=(None, step))
+    return newest(spec.checked(rows), spec.keys)
+
+
+def newest_delayed(handle: TableHandle, step: int | None = None) -> pa.Table:
+    """Of `delayed`, up to the step, all rows of the ranges that are there still, and not many of others.
+
+    What has ended stays for days, and may be a hundred times as much: of that only what shares a file is read.
+    """
+    there = handle.read(where=~pc.field("removed"), step=(None, step))
+    files = pc.field("file_id").isin(pc.unique(there.column("file_id")))
+    return pa.concat_tables([there, handle.read(where=pc.field("removed") & files, step=(None, step))])

@@ -18,6 +18,7 @@ from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.store import Store
 
 from ...namespace.data_file import file_name, is_as_written, look
+from ...namespace.load import newest_delayed
 from ...protocol.errors import FileTruncated
 from ...protocol.values.delays import DelayStatus
 
@@ -40,8 +41,7 @@ def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Itera
 
     unread: those in files that cannot be read, too, with nothing of what they are.
     """
-    handle = store.open(DELAYED)
-    ranges = newest(handle.read(), DELAYED.keys)
+    ranges = newest(newest_delayed(store.open(DELAYED)), DELAYED.keys)
     ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
     if topic is not None:
         ranges = ranges.filter(pc.field("topic") == topic)

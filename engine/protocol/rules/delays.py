@@ -7,7 +7,7 @@ always a number of its rows from the first on, and that number only grows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 from ..errors import DelayQueueFull, InvalidRequest
@@ -159,9 +159,12 @@ def decide_reschedule(state: State, request: RescheduleDelays, given: Given) -> 
     if {*outcomes} != {CancelOutcome.WAITING}:
         return Decision(DelaysJudged(outcomes))
     due_ms = [max(one, state.now_ms) for one in request.due_ms]
-    instead = [_instead(state, *row, at_ms) for row, at_ms in zip(rows, due_ms, strict=True)]
-    record = _cancelled(state, rows, instead)
-    judged = DelaysJudged([CancelOutcome.RESCHEDULED] * len(rows), [one.reschedules for one in instead], due_ms)
+    instead: dict[RangeKey, DelayedRange] = {}
+    for row, at_ms in zip(rows, due_ms, strict=True):
+        one = _instead(state, instead, *row, at_ms)
+        instead[one.key] = one
+    record = _cancelled(state, rows, list(instead.values()))
+    judged = DelaysJudged([CancelOutcome.RESCHEDULED] * len(rows), [key.reschedules for key in instead], due_ms)
     return Decision(judged, (JournalEntry(record),))
 
 
@@ -204,11 +207,11 @@ def _cancelled(
     )
 
 
-def _instead(state: State, key: RangeKey, index: int, due_ms: int) -> DelayedRange:
-    """The row as a range of its own. Its number is free: rows of a range may have been published once more."""
+def _instead(state: State, others: Container[RangeKey], key: RangeKey, index: int, due_ms: int) -> DelayedRange:
+    """The row as a range of its own, whose key is free: a row may have been published once more, or by two ranges."""
     told = state.delays.ranges[key].told
     place = RangeKey(key.topic_id, key.file_id, key.first_row + index, key.reschedules + 1)
-    while place in state.delays.ranges:
+    while place in state.delays.ranges or place in others:
         place = place._replace(reschedules=place.reschedules + 1)
     return told._replace(
         first_row=place.first_row,
