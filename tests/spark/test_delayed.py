@@ -89,8 +89,9 @@ def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, p
     mq.delayed.cancel_where(topic, predicate="deliver_at > '2000-01-01'")
     projected()
     assert spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).count() == 0
-    (ended,) = spark.table("mq.delayed_history").where(F.col("topic") == topic).collect()
-    assert (ended.state, ended.messages, ended.passed_over, ended.late_ms) == ("cancelled", 2, 2, None)
+    ended = spark.table("mq.delayed_history").where(F.col("topic") == topic).collect()
+    assert {(one.state, one.late_ms) for one in ended} == {("cancelled", None)}
+    assert sum(one.messages for one in ended) == sum(one.passed_over for one in ended) == 2
 
 
 def test_headers_say_when(spark: SparkSession, mq: Connection, topic: str) -> None:
