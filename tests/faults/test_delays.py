@@ -1,4 +1,4 @@
-"""Sequencers die while messages wait and are released: each comes once, none early, and each cancel holds (I9)."""
+"""Sequencers die while messages wait and are released: each comes once, none early, what is cancelled never (I9)."""
 
 from __future__ import annotations
 
@@ -97,9 +97,14 @@ def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None
             }
             for value, future in futures.items():
                 sent[value] = future.result().deliver_at_ms or 0
-            some = chance.choice(sorted(futures))
-            if mq.delayed.cancel(futures[some].receipt or "") == "cancelled":
+            some, other = chance.sample(sorted(futures), 2)
+            if mq.delayed.cancel(futures[some].result().receipt or "") == "cancelled":
                 cancelled.add(some)
+            moved = mq.delayed.reschedule(futures[other].result().receipt or "", delay_ms=chance.choice([50, 500]))
+            if moved.receipt is not None:
+                sent[other] = moved.deliver_at_ms or 0
+                if chance.random() < 0.3 and mq.delayed.cancel(moved.receipt) == "cancelled":
+                    cancelled.add(other)
             each()
     return sent, cancelled
 
