@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lakemq.jobs.commands.times import of_millis
 from lakemq.jobs.probe import probe
+from lakemq.jobs.serve import orphaned
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -37,8 +38,9 @@ def release(
     until_ms = _now_ms() if until_ms is None else until_ms
     total: list[Release] = []
     releases, unreadable = mq.delayed.releases(), 0
+    is_orphaned = orphaned()
     with mq.serving() as serving:
-        while not (stop.is_set() or serving.wait(0)):
+        while not (stop.is_set() or is_orphaned() or serving.wait(0)):
             if found := releases.new():
                 total += found
                 if watch:

@@ -11,10 +11,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.probe import probe
@@ -32,11 +32,11 @@ def serve_until_stopped(mq: Connection) -> None:
     """Lead, or stand by while another one leads, until a signal comes. Raises what the storage fails with."""
     with told_on_stderr(logging.INFO), stopping_signals() as stop:
         probe(mq.namespace.files)
-        orphaned = _orphaned()
+        is_orphaned = orphaned()
         with mq.serving() as serving:
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
             watch = _Watch(serving)
-            while not (stop.is_set() or orphaned() or serving.wait(_LOOK_S)):
+            while not (stop.is_set() or is_orphaned() or serving.wait(_LOOK_S)):
                 watch.look()
         if serving.error is not None:
             raise serving.error
@@ -79,8 +79,8 @@ class _Watch:
         self._leader = leader
 
 
-def _orphaned() -> Any:
-    """Whether the JVM of spark-submit that started us is gone: nobody would stop us any more."""
+def orphaned() -> Callable[[], bool]:
+    """Tells whether the JVM of spark-submit that started us is gone: nobody would stop us any more."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return lambda: False
     parent = os.getppid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -27,6 +28,7 @@ from lakemq.errors import (
     LakeMQError,
 )
 from lakemq.jobs.cli import app
+from lakemq.jobs.release_delayed import release
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import HEADERS
@@ -542,6 +544,21 @@ def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
         mq.delayed.schedule(topic, "then", deliver_at=now_ms() + 1_000)
         assert run("--until", str(now_ms() + 1_200)).startswith("1 messages released")
         assert values(mq, topic)[-1] == "then"
+
+
+def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: Path) -> None:
+    stop, said = threading.Event(), list[str]()
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        watching = threading.Thread(target=release, args=(mq, None, True, stop, said.append))
+        watching.start()
+        topic = quick(mq)
+        for count in (1, 2):
+            mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
+            until(lambda count=count: len(said) >= count)  # type: ignore[misc]
+        stop.set()
+        watching.join()
+    assert [line.split(",")[0] for line in said] == ["1 messages released"] * 2 + ["2 messages released"]
+    assert said[-1].endswith("none wait")
 
 
 def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
