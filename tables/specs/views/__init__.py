@@ -1,0 +1,7 @@
+"""The views of a namespace, in the SQL that Spark and DuckDB share; `{database}` stands for the database's name."""
+
+from __future__ import annotations
+
+from . import delays, groups, log, transactions
+
+VIEWS: dict[str, str] = {**log.VIEWS, **transactions.VIEWS, **groups.VIEWS, **delays.VIEWS}

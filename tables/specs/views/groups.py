@@ -1,0 +1,88 @@
+"""Views of groups: how far they have come, who has which partition, and who had."""
+
+from __future__ import annotations
+
+_CONSUMER_LAG = """\
+SELECT c.group, c.topic, c.partition, c.committed_offset, c.last_stable_offset, c.high_watermark,
+       greatest(c.last_stable_offset - c.committed_offset, 0)
+         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged'
+                         THEN greatest(least(c.stretch.first_offset + c.stretch.record_count, c.last_stable_offset)
+                                       - c.stretch.first_offset, 0)
+                         ELSE 0 END) AS BIGINT) AS lag,
+       timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
+FROM (
+  SELECT o.group, o.topic, o.partition, o.committed_offset, p.last_stable_offset, p.high_watermark, o.committed_at_ms,
+         o.metadata, explode_outer(o.ranges) AS stretch
+  FROM (
+    SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
+    FROM {database}.consumer_offsets g
+  ) o
+  JOIN (
+    SELECT *, row_number() OVER (PARTITION BY topic_id, partition ORDER BY step DESC) AS age
+    FROM {database}.partitions
+  ) p
+    ON p.topic_id = o.topic_id AND p.partition = o.partition
+  WHERE o.age = 1 AND p.age = 1 AND NOT o.removed AND NOT p.removed
+) c
+GROUP BY c.group, c.topic, c.partition, c.committed_offset, c.last_stable_offset, c.high_watermark, c.committed_at_ms,
+         c.metadata"""
+
+_GROUP_MEMBERS = """\
+SELECT m.group, m.member_id, m.instance_id, m.topics, m.pattern, timestamp_millis(m.joined_at_ms) AS joined_at
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY g.group, member_id ORDER BY step DESC) AS age
+  FROM {database}.members g
+) m
+WHERE m.age = 1 AND NOT m.removed"""
+
+_GROUP_ASSIGNMENTS = """\
+SELECT a.group, a.topic, a.partition, a.state, a.owner, a.target, a.epoch, a.start_offset,
+       timestamp_millis(a.since_ms) AS since, a.reason
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age
+  FROM {database}.assignments g
+) a
+WHERE a.age = 1 AND NOT a.removed"""
+
+_ASSIGNMENT_HISTORY = """\
+SELECT m.group, m.topic, m.partition, m.state, m.owner, m.epoch, timestamp_millis(m.moved_at_ms) AS since,
+       timestamp_millis(m.until_ms) AS until, m.reason
+FROM (
+  SELECT *, lead(moved_at_ms) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS until_ms
+  FROM {database}.assignment_moves g
+) m
+WHERE m.state <> 'gone'"""
+
+_HANDOFFS = """\
+SELECT h.group, h.topic, h.partition, h.from_member, h.to_member, timestamp_millis(h.began_at_ms) AS began_at,
+       timestamp_millis(h.ended_at_ms) AS ended_at, h.ended_at_ms - h.began_at_ms AS took_ms, h.reason, h.redelivered
+FROM (
+  SELECT m.group, m.topic_id, m.partition, m.assignment, max(m.topic) AS topic,
+         min_by(m.last_state, m.number) AS last_state, min_by(m.last_owner, m.number) AS from_member,
+         min_by(m.last_epoch, m.number) AS from_epoch, min_by(m.reason, m.number) AS reason,
+         min(m.moved_at_ms) AS began_at_ms, max(CASE WHEN m.state = 'ready' THEN m.moved_at_ms END) AS ended_at_ms,
+         max(CASE WHEN m.state = 'ready' THEN m.owner END) AS to_member,
+         max(CASE WHEN m.state = 'ready' THEN m.epoch END) AS to_epoch,
+         max(CASE WHEN m.state = 'gone' THEN 1 ELSE 0 END) AS gone,
+         CAST(sum(m.redelivered_count) AS BIGINT) AS redelivered
+  FROM (
+    SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS number,
+           lag(state) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_state,
+           lag(owner) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_owner,
+           lag(epoch) OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position) AS last_epoch,
+           sum(CASE WHEN state IN ('ready', 'gone') THEN 1 ELSE 0 END)
+             OVER (PARTITION BY g.group, topic_id, partition ORDER BY step, position
+                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS assignment
+    FROM {database}.assignment_moves g
+  ) m
+  GROUP BY m.group, m.topic_id, m.partition, m.assignment
+) h
+WHERE h.last_state = 'ready' AND h.gone = 0 AND (h.to_epoch IS NULL OR h.to_epoch <> h.from_epoch)"""
+
+VIEWS: dict[str, str] = {
+    "consumer_lag": _CONSUMER_LAG,
+    "group_members": _GROUP_MEMBERS,
+    "group_assignments": _GROUP_ASSIGNMENTS,
+    "assignment_history": _ASSIGNMENT_HISTORY,
+    "handoffs": _HANDOFFS,
+}

@@ -1,0 +1,59 @@
+"""Views of the log: messages with their offsets, and dead letters with their causes."""
+
+from __future__ import annotations
+
+_LOG = """\
+SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
+       coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
+       m.key, m.value, m.headers,
+       s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
+       s.transactional, s.origin, s.dead_letter, s.source_offset + (m.row - s.first_row) AS source_offset,
+       timestamp_millis(s.decided_at_ms) AS decided_at
+FROM (
+{segments}
+) s
+JOIN {database}.messages m
+  ON m.file_id + m.partition = s.file_id + s.file_partition AND m.file_id BETWEEN s.file_id AND s.file_id
+ AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
+WHERE s.kind = 'data' AND s.deleted = 0
+  AND s.base_offset + (m.row - s.first_row) >= coalesce(s.log_start, 0)"""
+
+_SEGMENTS = """\
+  SELECT *,
+         max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+         max(CASE WHEN kind = 'topic_deleted' THEN 1 ELSE 0 END) OVER (PARTITION BY topic_id) AS deleted,
+         max(CASE WHEN kind IN ('commit', 'abort') THEN kind END)
+           OVER (PARTITION BY topic_id, partition, producer_id, producer_epoch) AS outcome
+  FROM {database}.segments"""
+
+_STABLE = f"""\
+  SELECT *,
+         min(CASE WHEN kind = 'data' AND transactional AND outcome IS NULL THEN base_offset END)
+           OVER (PARTITION BY topic_id, partition) AS unstable_from
+  FROM (
+{_SEGMENTS}
+  ) o"""
+
+_LOG_COMMITTED = (
+    _LOG.replace("{segments}", _STABLE)
+    + """
+  AND (NOT s.transactional OR s.outcome = 'commit')
+  AND (s.unstable_from IS NULL OR s.base_offset < s.unstable_from)"""
+)
+
+_DEAD_LETTERED = f"""\
+SELECT l.topic, l.partition, l.offset, get_json_object(dead_letter, '$.group') AS consumer_group,
+       get_json_object(dead_letter, '$.reason') AS reason, get_json_object(dead_letter, '$.error') AS error,
+       CAST(get_json_object(dead_letter, '$.delivery_count') AS INT) AS delivery_count,
+       get_json_object(dead_letter, '$.topic') AS source_topic,
+       CAST(get_json_object(dead_letter, '$.partition') AS INT) AS source_partition, source_offset,
+       decided_at AS dead_at, timestamp, key, value, headers
+FROM (
+{_LOG.replace("{segments}", _SEGMENTS)} AND s.origin = 'dead_letter'
+) l"""
+
+VIEWS: dict[str, str] = {
+    "log": _LOG.replace("{segments}", _SEGMENTS),
+    "log_committed": _LOG_COMMITTED,
+    "dead_lettered": _DEAD_LETTERED,
+}
