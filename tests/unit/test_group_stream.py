@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -135,3 +137,12 @@ def test_what_is_no_function_is_refused(mq: Connection) -> None:
         given: dict[str, Any] = {"function": print, **wrong}
         with pytest.raises(InvalidRequest):
             stream.foreach_batch(**given)
+
+
+def test_a_batch_begins_no_sooner_after_the_one_before_it_than_it_is_told(mq: Connection) -> None:
+    topic, began = new_topic(mq), list[float]()
+    add(mq, topic, 1, 4)
+    stream = mq.stream(new_name("g"), topics=[topic], auto_offset_reset="earliest")
+    stream.foreach_batch(lambda _: began.append(time.monotonic()), max_records=1, every_ms=150, available_now=True)
+    assert len(began) == 4
+    assert all(later - sooner > 0.14 for sooner, later in itertools.pairwise(began))

@@ -786,3 +786,15 @@ def test_the_group_says_what_its_members_see_of_open_transactions(mq: Connection
         assert not one.poll(timeout_ms=100)
         assert mq.requester._number == sent
         producer.abort_transaction()
+
+
+def test_who_reads_for_itself_is_refused_while_the_group_has_members(mq: Connection) -> None:
+    """Its commits would be the members', who acknowledge."""
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one:
+        assert len(polled(one, 1)) >= 1
+        with pytest.raises(InvalidRequest, match="has members"):
+            mq.consumer(group, assign=[topic])
+    with mq.consumer(group, assign=[topic], auto_offset_reset="earliest") as reader:
+        assert len(list(reader.poll(timeout_ms=1_000))) == 2

@@ -85,9 +85,9 @@ class GroupStream:
             self._transaction(name)  # taken before the offsets are looked up: no predecessor may commit any more
         with self._consumer() as consumer:
             while not self._stopped.is_set():
-                began_ms = self._clock.steady_ms()
                 batch = consumer.poll(max_records, timeout_ms=_WAIT_MS)
                 if batch:
+                    began_ms = self._clock.steady_ms()
                     count += self._done(consumer, batch, function, name)
                     self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
                 elif available_now and self._is_done(consumer):
