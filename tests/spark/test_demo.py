@@ -48,6 +48,7 @@ class Outline(HTMLParser):
             self._in_heading = False
 
 
+@pytest.mark.long  # a minute and a half of it
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "kept" / DATABASE), create=True) as mq, mq.serving():
         mq.topics.create("flights", partitions=3)

@@ -76,6 +76,7 @@ def test_every_point_of_a_job_is_tested() -> None:
     assert ours == ({*INBOX_POINTS} - {"publish.letter_put"}) | {*STREAM_POINTS}
 
 
+@pytest.mark.long  # three JVMs, one after the other
 def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
     spark: SparkSession, own: Connection, tmp_path: Path
 ) -> None:
