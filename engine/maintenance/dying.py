@@ -41,6 +41,9 @@ _COLUMNS = (
     "dead_letter",
 )
 
+MOST_SEGMENTS = 5_000
+"""That one look tells of: a step decides of as many in about 100 ms."""
+
 _Segment = dict[str, Any]
 _Transaction = tuple[int, int, int, int]
 """Topic, partition, producer id and epoch, by which a marker ends it there."""
@@ -56,22 +59,27 @@ class Dying(NamedTuple):
     committed: bool
 
 
-def find_dying(store: Store, wanted: Sequence[Dying]) -> list[DyingFound]:
-    """For each of them what there is, in their order. FileNotFoundError: a table was merged meanwhile."""
+def find_dying(store: Store, wanted: Sequence[Dying], most: int = MOST_SEGMENTS) -> list[DyingFound]:
+    """For each of them what there is, in their order; of so many segments at most, the first ones of each partition.
+
+    FileNotFoundError: a table was merged meanwhile.
+    """
     bounds: dict[Place, tuple[int, int]] = {}
     for one in wanted:
         first, last = one.ranges[0][0], sum(one.ranges[-1]) - 1
         low, high = bounds.get((one.topic_id, one.partition), (first, last))
         bounds[one.topic_id, one.partition] = min(first, low), max(last, high)
     rows = _read(store, bounds)
-    data: dict[Place, list[_Segment]] = {}
-    ends: dict[_Transaction, str] = {}
-    for row in rows.sort_by("base_offset").to_pylist():
-        place = row["topic_id"], row["partition"]
-        if row["kind"] != "data":
-            ends[(*place, row["producer_id"], row["producer_epoch"])] = row["kind"]
-        data.setdefault(place, []).append(row)
-    return [_found(one, data.get((one.topic_id, one.partition), []), ends) for one in wanted]
+    is_data = pc.equal(rows.column("kind"), "data")
+    ends: dict[_Transaction, str] = {
+        (row["topic_id"], row["partition"], row["producer_id"], row["producer_epoch"]): row["kind"]
+        for row in rows.filter(pc.invert(is_data)).to_pylist()
+    }
+    order = [(name, "ascending") for name in ("topic_id", "partition", "base_offset")]
+    found: dict[Place, list[_Segment]] = {}
+    for row in rows.sort_by(order).slice(0, most).to_pylist():
+        found.setdefault((row["topic_id"], row["partition"]), []).append(row)
+    return [_found(one, found.get((one.topic_id, one.partition), []), ends) for one in wanted]
 
 
 def _read(store: Store, bounds: Mapping[Place, tuple[int, int]]) -> pa.Table:

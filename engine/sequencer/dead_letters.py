@@ -132,7 +132,10 @@ class DeadLetters:
                 is_whole = count == sum(length for _, length in wanted.ranges)
                 look.is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
                 look.again_ms = now_ms + (RETRY_MS if look.is_parked else 0)
-        return [one for one in found if one.rows or one.empty]
+        told = [one for one in found if one.rows or one.empty]
+        if told:
+            self._next_ms = now_ms  # there may be more than one look tells of
+        return told
 
 
 def _dying(state: State, group: str, topic_id: int, partition: int) -> Dying | None:
