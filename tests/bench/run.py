@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import control_plane
+import dead_letters
 import delays
 import groups
 import latency
@@ -32,6 +33,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
         else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
     ),
     "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (1_000_000, 1_000, 60, 10_000, 500))),
+    "dead-letters": lambda quick: dead_letters.run(100_000 if quick else 1_000_000, 5_000 if quick else 100_000),
     "delays": lambda quick: delays.run(
         *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))
     ),
