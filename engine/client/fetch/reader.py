@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -228,8 +229,9 @@ def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
     """The segments cut to the range of their partition; `base_offset`, `first_row` and `record_count` follow."""
     if segments.num_rows == 0:
         return segments
-    partitions = segments.column("partition").to_pylist()
-    starts, ends = [ranges[p].start for p in partitions], [ranges[p].end for p in partitions]
+    known = sorted(ranges)
+    at = np.searchsorted(known, segments.column("partition").to_numpy())
+    starts, ends = np.array([(ranges[p].start, ranges[p].end) for p in known], np.int64)[at].T
     first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     if (first >= starts).all() and (last < ends).all():
         return segments
