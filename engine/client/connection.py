@@ -22,7 +22,7 @@ from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.process import OwnLock, same_process
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest
-from ..protocol.values.log import ApplicationVersion, Published
+from ..protocol.values.log import ApplicationVersion
 from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
@@ -200,7 +200,7 @@ class Connection:
         """
         from .publish.streaming import publish_available  # pyspark is heavy, and not every client has it
 
-        def publish(batch: DataFrame, batch_id: int) -> Published:
+        def publish(batch: DataFrame, batch_id: int) -> PublishedRows:
             return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
 
         columns = {name: how.get(name) for name in COLUMNS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,7 +18,7 @@ from lakemq.tables.specs.spec import INT64, TEXT, TIME
 from ...protocol.errors import InvalidReceipt
 from ...protocol.names import shown
 from ...protocol.values.delays import RangeKey
-from ...protocol.values.log import Published, WaitingUnit
+from ...protocol.values.log import Published, Unit, WaitingUnit
 from .placing import Placed
 
 _PLACE = r"(?:[0-9a-f]{1,16}\.){3,4}[0-9a-f]{1,16}"
@@ -176,10 +176,15 @@ def _first_of(begins: npt.NDArray[np.bool_]) -> Numbers:
     return np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
 
 
-class PublishedRows(Published, frozen=True):
-    """What became of a publish, and receipts of the rows of it that wait."""
+@dataclass(frozen=True)
+class PublishedRows:
+    """What became of a publish, as in `Published`, and receipts of the rows of it that wait."""
 
-    known: Receipts | None = None
+    units: list[Unit]
+    refused_count: int = 0
+    duplicate: bool = False
+    waiting: list[WaitingUnit] = field(default_factory=list)
+    known: Receipts | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, published: Published, known: Receipts | None = None) -> PublishedRows:

@@ -18,8 +18,8 @@ from ...namespace import crash
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.names import is_name
-from ...protocol.values.log import Published
 from .progress import Progress
+from .receipts import PublishedRows
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def publish_available(
     stream: DataFrame,
     query: str,
     target: str,
-    publish: Callable[[DataFrame, int], Published],
+    publish: Callable[[DataFrame, int], PublishedRows],
     checkpoint: str | None = None,
     reached: crash.Reached = crash.nowhere,
 ) -> Streamed:
@@ -67,7 +67,7 @@ class _Run:
     """One run of a query, and the sums of its batches."""
 
     def __init__(
-        self, progress: Progress, publish: Callable[[DataFrame, int], Published], reached: crash.Reached
+        self, progress: Progress, publish: Callable[[DataFrame, int], PublishedRows], reached: crash.Reached
     ) -> None:
         self._progress, self._publish, self._reached = progress, publish, reached
         self._failure: Exception | None = None
@@ -95,7 +95,8 @@ class _Run:
             self._failure = failure
             raise
         self.batch_count += 1
-        self.record_count += sum(unit.record_count for unit in done.units)
+        counts = [one.record_count for one in done.units] + [one.record_count for one in done.waiting]
+        self.record_count += sum(counts)
         self.refused_count += done.refused_count
 
 

@@ -8,11 +8,10 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
-from ...protocol.values.log import Published
 from ...protocol.values.producers import TransactionRef
 from .manager import Offsets, TransactionManager
 
-P = TypeVar("P", bound=Published)
+P = TypeVar("P")
 
 
 class Consumed(Protocol):
