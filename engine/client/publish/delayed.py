@@ -19,11 +19,11 @@ from ..requester import Requester
 from .arrow import ArrowPublisher
 from .cancelling import Cancelling, Look
 from .delaying import EXACT, DelayRule
-from .placing import checked_due
 from .publication import Publication
 from .receipts import Place, columns_of, places_of, receipt_of
 from .record import Records, checked_bytes, checked_delay, checked_destination, checked_extras
 from .releases import Releases
+from .request import checked_due
 from .routing import delay_rule_of
 
 _SERIOUS = (

@@ -18,7 +18,6 @@ from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
-from ...protocol.errors import Refusal, error_of
 from ...protocol.hashing import Partitioner, partitions_of
 from .delaying import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, Due, Wanted, due_of
 
@@ -246,17 +245,6 @@ def refuse_bad_delays(
     for bad, refusal in zip(BAD, _BAD_DELAYS, strict=True):
         partition = np.where((due_ms == bad) & (partition >= 0), np.int32(refusal), partition)
     return partition, Due.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)
-
-
-def checked_due(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
-    """When a row with this timestamp is due, in milliseconds. Raises InvalidTimestamp, DelayTooLong."""
-    asked = np.array([due_us], np.int64)
-    partition, due = refuse_bad_delays(
-        Wanted(np.array([timestamp_us], np.int64), asked, asked), rule, np.zeros(1, np.int32), by_slot=True
-    )
-    if partition[0] < 0:
-        raise error_of(Refusal(*REFUSALS[-1 - int(partition[0])]))
-    return int(due.ms[0])
 
 
 def _with_due(body: pa.Table, due: Due) -> pa.Table:

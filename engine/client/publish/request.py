@@ -16,8 +16,8 @@ from lakemq.tables.specs.spec import TIME
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
-from .delaying import DUE_BY_CALL, FAR_MS, due_since, taken_from_headers
-from .placing import REFUSALS, Copy, Run
+from .delaying import DUE_BY_CALL, FAR_MS, DelayRule, Wanted, due_since, taken_from_headers
+from .placing import REFUSALS, Copy, Run, refuse_bad_delays
 from .publication import Publication
 from .routing import Route
 
@@ -168,6 +168,17 @@ def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) ->
         ranges.first_due_ms.clear()
         ranges.last_due_ms.clear()
     return ranges, refused
+
+
+def checked_due(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
+    """When a row with this timestamp is due, in milliseconds. Raises InvalidTimestamp, DelayTooLong."""
+    asked = np.array([due_us], np.int64)
+    partition, due = refuse_bad_delays(
+        Wanted(np.array([timestamp_us], np.int64), asked, asked), rule, np.zeros(1, np.int32), by_slot=True
+    )
+    if partition[0] < 0:
+        raise error_of(Refusal(*REFUSALS[-1 - int(partition[0])]))
+    return int(due.ms[0])
 
 
 def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
