@@ -25,8 +25,8 @@ from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.views import VIEWS
 from lakemq.tables.storage.catalog import ddl_type
+from lakemq.tables.views import VIEWS
 
 FOLDER = Path(__file__).parents[1] / "docs"
 

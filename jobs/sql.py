@@ -82,8 +82,8 @@ def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBP
     import duckdb
 
     from lakemq.tables.specs.registry import TABLES
-    from lakemq.tables.specs.views import VIEWS
     from lakemq.tables.storage.catalog import database_name
+    from lakemq.tables.views import VIEWS
 
     name = database_name(namespace.path)
     database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # it may be a word of SQL, such as order

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..specs.registry import TABLES
 from ..specs.spec import TableSpec
-from ..specs.views import VIEWS
+from ..views import VIEWS
 from .store import Store
 from .workers import Workers
 

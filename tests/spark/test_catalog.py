@@ -24,8 +24,8 @@ from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.views import VIEWS
 from lakemq.tables.storage.catalog import catalog_sql
+from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from protocol_harness import Harness
 from lakemq.engine.protocol.projection import project
 from lakemq.jobs.sql import _MACROS
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.views import VIEWS
 
 
 def tables(mq: Harness) -> dict[str, pa.Table]:

@@ -19,7 +19,7 @@ from lakemq.jobs import sql as sql_module
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import connected, run_query
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.views import VIEWS
+from lakemq.tables.views import VIEWS
 
 pytestmark = pytest.mark.slow
 
