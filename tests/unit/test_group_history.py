@@ -92,6 +92,13 @@ def test_what_its_owner_had_when_the_time_was_up_is_counted(story: Story) -> Non
     assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 2)]
 
 
+def test_what_nobody_gets_any_more_is_not_delivered_again(story: Story) -> None:
+    story.tell({"configure": "g", "config": {**QUEUE, "max.redelivery.count": 0}})
+    story.tell({"join": "C2"})
+    story.tell({"wait_ms": 3_000})
+    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 0)]
+
+
 def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story) -> None:
     story.mq.now_ms = 10_000
     story.tell({"join": "C2"})

@@ -18,7 +18,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.sequencer import sequencer as sequencer_module
-from lakemq.errors import InvalidPartitions
+from lakemq.errors import InvalidPartitions, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
@@ -128,6 +128,20 @@ def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Co
         batch = one.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
         assert batch.starts[topic, 2] == ends[2]
+
+
+def test_who_names_a_partition_that_drains_is_refused(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    add(mq, topic, {1: 1})
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(topic, "before", partition=1).result(5)
+        mq.topics.alter(topic, partitions=1, force=True)
+        mq.publish(topic, pa.table({"value": ["here"], "partition": [0]}))
+        told = mq.publish(topic, pa.table({"value": ["there"], "partition": [1]}))
+        assert told.refused_count == 1
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.send(topic, "there", partition=1).result(5)
+    assert mq.topics.describe(topic).end_offsets == [1, 2]
 
 
 def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:

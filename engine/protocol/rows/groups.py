@@ -189,15 +189,16 @@ _Moved = tuple[int, str, Move, str, str, int]
 
 
 def _moves_of(step: Step) -> Iterator[_Moved]:
-    redelivered = _redelivered(step)
-    for position, one in enumerate(step.entries):
-        record = one.record
+    told = ((position, one.record) for position, one in enumerate(step.entries))
+    moved = [(position, record) for position, record in told if isinstance(record, PartitionsMoved | PartitionsGone)]
+    redelivered = _redelivered(step) if moved else {}
+    for position, record in moved:
         if isinstance(record, PartitionsMoved):
             for move in record.moves:
                 # told once, of the first move that the step makes of it
                 count = redelivered.pop((record.group, move.place), 0)
                 yield position, record.group, move, move.status.value, record.reason, count
-        elif isinstance(record, PartitionsGone):
+        else:
             for partition in _gone(record):
                 none = Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
                 yield position, record.group, none, "gone", "", 0
