@@ -64,6 +64,10 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
+.PHONY: mutations
+mutations: $(READY) ## every comparison and number in the rules of groups changed, one at a time: does a test notice? About twenty minutes
+	$(BIN)/python tests/mutations/run.py
+
 .PHONY: lint
 lint: $(READY) types ## format, lint, types, layers
 	$(BIN)/ruff check

@@ -1,0 +1,114 @@
+"""What a member may say is bounded: the most is accepted, one more is refused. What has gone meanwhile is not due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from golden.story import Story
+from protocol_harness import Harness
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.names import MAX_LENGTH
+from lakemq.engine.protocol.rules.offsets import MAX_METADATA
+from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Outcome
+from lakemq.engine.protocol.values.groups import (
+    MAX_PATTERN,
+    MAX_POLL_MS,
+    MAX_TOPICS,
+    SESSION_MS,
+    Assigned,
+    JoinGroup,
+    LeaveGroup,
+)
+from lakemq.engine.protocol.values.offsets import (
+    MAX_OFFSETS,
+    CommitOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsFetched,
+)
+
+
+@pytest.fixture
+def mq() -> Harness:
+    harness = Harness()
+    harness.create("s")
+    harness.create("t", 2)
+    return harness
+
+
+def joining(**what: Any) -> JoinGroup:
+    return JoinGroup("g", what.pop("member_id", "C1"), what.pop("topics", ["t"]), **what)
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        (joining(member_id="m" * MAX_LENGTH), joining(member_id="m" * (MAX_LENGTH + 1))),
+        (joining(instance_id="i"), joining(instance_id="")),
+        (joining(session_timeout_ms=SESSION_MS[0]), joining(session_timeout_ms=SESSION_MS[0] - 1)),
+        (joining(session_timeout_ms=SESSION_MS[1]), joining(session_timeout_ms=SESSION_MS[1] + 1)),
+        (joining(max_poll_interval_ms=1), joining(max_poll_interval_ms=0)),
+        (joining(max_poll_interval_ms=MAX_POLL_MS), joining(max_poll_interval_ms=MAX_POLL_MS + 1)),
+        (joining(pattern="p" * MAX_PATTERN), joining(pattern="p" * (MAX_PATTERN + 1))),
+        (joining(topics=["t"] * MAX_TOPICS), joining(topics=["t"] * (MAX_TOPICS + 1))),
+        (
+            joining(bound=[Assigned(2, 0, 1)] * MAX_TOPICS),
+            joining(bound=[Assigned(2, 0, 1)] * (MAX_TOPICS + 1)),
+        ),
+        (
+            CommitOffsets("g", [OffsetCommit("t", 0, 0)] * MAX_OFFSETS),
+            CommitOffsets("g", [OffsetCommit("t", 0, 0)] * (MAX_OFFSETS + 1)),
+        ),
+        (
+            CommitOffsets("g", [OffsetCommit("t", 0, 0, "x" * MAX_METADATA)]),
+            CommitOffsets("g", [OffsetCommit("t", 0, 0, "x" * (MAX_METADATA + 1))]),
+        ),
+    ],
+    ids=lambda request: "",
+)
+def test_the_most_is_accepted_and_one_more_is_refused(mq: Harness, within: Any, beyond: Any) -> None:
+    assert not isinstance(mq.one(within), Refusal)
+    assert isinstance(mq.one(beyond), Refusal)
+
+
+def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
+    mq.one(joining(config={"group.protocol": "queue"}))
+    mq.assign()
+    epoch = mq.state.groups["g"].assignments[2, 0].epoch
+
+    def said(count: int) -> Any:
+        ranges = [(2 * i, 1) for i in range(count)]
+        return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, Outcome.ACCEPT, ranges)]))
+
+    assert said(MAX_RANGES).invalid == [0], "nothing was ever delivered"
+    assert isinstance(said(MAX_RANGES + 1), Refusal)
+
+
+def test_what_is_committed_is_told_with_its_topic(mq: Harness) -> None:
+    """By which a consumer knows whether it is of the topic that it reads."""
+    mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
+    found = mq.one(FetchOffsets("g", [("t", 1)]))
+    assert isinstance(found, OffsetsFetched)
+    assert [(one.topic, one.partition, one.topic_id) for one in found.offsets] == [("t", 1, 2)]
+
+
+@pytest.mark.parametrize(("protocol", "wait_ms"), [("queue", 3_000), ("cooperative", 300_001)])
+def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, wait_ms: int) -> None:
+    story = Story()
+    story.tell({"create": {"t": 2}})
+    story.tell({"publish": {"t-0": 1, "t-1": 1}})
+    story.tell({"join": "C1", "config": {"group.protocol": protocol}})
+    story.tell({"acquire": "C1"}) if protocol == "queue" else None
+    story.tell({"join": "C2"})
+    mq = story.mq
+    assert mq.state.groups["g"].paused
+    mq.now_ms += wait_ms
+    time = Time(mq.now_ms, mq.now_ms, patience=mq.patience)
+    due = machine.due(mq.state, time, forget=False)
+    assert due
+    mq.one(LeaveGroup("g", ["C1"]))
+    assert machine.fold_time(mq.state, due, time) == []

@@ -1,0 +1,28 @@
+"""`make mutations`: what it changes, and that its list of what may go unnoticed names changes that are there."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from mutations.run import ALLOWED, MODULES, changes_of, is_noticed
+
+from lakemq.engine.protocol.rules.offsets import _has
+
+pytestmark = pytest.mark.slow
+
+
+def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reason() -> None:
+    known = {change.name for module in MODULES for change in changes_of(module)}
+    allowed = yaml.safe_load(ALLOWED.read_text(encoding="utf-8"))
+    assert [one["change"] for one in allowed if one["change"] not in known] == []
+    assert all(one["why"].endswith(".") for one in allowed)
+    assert len({one["change"] for one in allowed}) == len(allowed)
+
+
+def test_a_change_is_noticed_and_leaves_nothing_behind() -> None:
+    """Two comparisons say whether an offset is its member's."""
+    changes = [change for change in changes_of("offsets") if change.function == "_has" and "== -> !=" in change.name]
+    assert [change.name.endswith("(2)") for change in changes] == [False, True]
+    story = ("tests/golden", "-k", "story and judged")
+    assert [is_noticed(change, story) for change in changes] == [True, True]
+    assert not is_noticed(changes[0]._replace(code=_has.__code__), story)
