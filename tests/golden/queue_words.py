@@ -84,14 +84,16 @@ class QueueWords:
     def ask_unseen(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.UNSEEN, producer, given, **more)
 
-    def ask_redrive(self, _: Any, given: Mapping[str, Any], purge: bool = False) -> AnyRequest:
+    def ask_redrive(
+        self, _: Any, given: Mapping[str, Any], purge: bool = False, topic_id: int | None = None
+    ) -> AnyRequest:
         """Dead letters of one topic."""
         ((topic, _number),) = {place_of(text)[0]: 0 for text in given}.items()
         ranges = {
             place_of(text)[1]: [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
             for text, listed in given.items()
         }
-        return SettleDeadLetters(topic, ranges, purge)
+        return SettleDeadLetters(topic, ranges, purge, topic_id)
 
     def see_redrives(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Dead letters of a partition: what became of them."""

@@ -25,7 +25,7 @@ from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.dead_letters import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DeadLetters
-from lakemq.errors import InvalidRequest, UnknownTopicOrPartition
+from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
@@ -245,6 +245,20 @@ def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
     begun_s = time.monotonic()
     assert mq.dead_letters.redrive(dead, rate_per_s=10).messages == 25
     assert time.monotonic() - begun_s > 2
+
+
+@pytest.mark.slow
+def test_what_was_chosen_in_a_topic_settles_nothing_in_another_one_of_its_name(mq: Connection) -> None:
+    topic = new_topic(mq)
+    dead = given_up(mq, topic, ["a", "b", "c"])
+    with ThreadPoolExecutor(1) as thread:
+        redrive = thread.submit(mq.dead_letters.redrive, dead, rate_per_s=1)
+        until(lambda: len(values(mq, topic)) > 3)
+        mq.topics.delete(dead)
+        mq.topics.create(dead, 1)
+        mq.publish(dead, pa.table({"value": ["d", "e", "f"]}))
+        with pytest.raises(UnknownTopicId):
+            redrive.result()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 
 from ...namespace.clock import Clock
+from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters
 from ...protocol.values.deliveries import DeliveryStatus, Range
 from ...protocol.values.state import State
@@ -74,14 +75,16 @@ class DeadLetterCount(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """Offsets of each partition, and how many are left out."""
+    """Of this topic, offsets of each partition, and how many are left out."""
 
+    topic: str
+    topic_id: int
     spans: dict[int, Spans]
     without_topic: int
 
     @property
     def messages(self) -> int:
-        return sum(map(len, self.spans.values()))
+        return _count(self.spans)
 
 
 class DeadLetters:
@@ -122,7 +125,8 @@ class DeadLetters:
         """Send those of this dead-letter topic back where they come from, each once, whoever else asks for it.
 
         They are new messages there, at its end, in the partition of the old number, by reference. rate_per_s: at most
-        so many in a second; dry_run: only count them. Raises UnknownTopicOrPartition, InvalidRequest, RequestTimedOut.
+        so many in a second; dry_run: only count them. Raises UnknownTopicOrPartition, UnknownTopicId (this one was made
+        anew meanwhile), InvalidRequest, RequestTimedOut.
         """
         condition = _condition(where)
         rate = None if rate_per_s is None else whole_number("rate_per_s", rate_per_s, 1)
@@ -132,21 +136,21 @@ class DeadLetters:
         count = 0
         for ranges in _in_seconds(chosen.spans, rate):
             begun_ms = self._clock.steady_ms()
-            count += self._settle(topic, ranges, purge=False)
+            count += self._settle(chosen, ranges, purge=False)
             if rate is not None:
                 self._clock.sleep(max(0, begun_ms + _SECOND_MS - self._clock.steady_ms()))
-        return Redriven(count, self._still_waiting(topic, chosen.spans), chosen.without_topic)
+        return Redriven(count, self._still_waiting(chosen), chosen.without_topic)
 
     def purge(self, topic: str, where: str | None = None, *, dry_run: bool = False) -> int:
         """Be done with those of this dead-letter topic: they are shown as such no more, and never go back; how many.
 
         They stay in the log of the topic, as its retention says. dry_run: only count them. Raises
-        UnknownTopicOrPartition, InvalidRequest, RequestTimedOut.
+        UnknownTopicOrPartition, UnknownTopicId (the topic was made anew meanwhile), InvalidRequest, RequestTimedOut.
         """
         chosen = self._chosen(topic_name("topic", topic), _condition(where), to_go_back=False)
         if flag("dry_run", dry_run):
             return chosen.messages
-        return sum(self._settle(topic, ranges, purge=True) for ranges in _in_seconds(chosen.spans, None))
+        return sum(self._settle(chosen, ranges, purge=True) for ranges in _in_seconds(chosen.spans, None))
 
     def _topics(self) -> list[str]:
         """All that have any: also of sources that are deleted, or that named another one then."""
@@ -170,9 +174,12 @@ class DeadLetters:
             found.setdefault(partition, Spans()).add(first, end)
 
         def settled(state: State) -> list[tuple[int, int, int]]:
+            topic = state.topics.get(plan.topic_id)
+            if topic is None:
+                raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=plan.topic)
             return [
                 (partition, *span)
-                for partition, known in state.topic(plan.topic).redrives.items()
+                for partition, known in topic.redrives.items()
                 for span in [
                     (0, known.start),
                     *((one.first, one.end) for one in known.stretches if one.status is not DeliveryStatus.AVAILABLE),
@@ -190,15 +197,14 @@ class DeadLetters:
         if condition is not None:
             spans = _spans_of(self._rows(plan, spans, condition))
         if not to_go_back:
-            return _Chosen(spans, 0)
-        count = _Chosen(spans, 0).messages
+            return _Chosen(plan.topic, plan.topic_id, spans, 0)
+        count = _count(spans)
         sources = {cause.topic for *_, cause in _segments(plan)}
         known = self._fetching().look(lambda state: {name for name in sources if name in state.topic_ids})
         for partition, first, end, cause in _segments(plan):
             if cause.topic not in known and partition in spans:
                 spans[partition].remove(first, end)
-        left = _Chosen(spans, 0)
-        return _Chosen(spans, count - left.messages)
+        return _Chosen(plan.topic, plan.topic_id, spans, count - _count(spans))
 
     def _rows(self, plan: FetchPlan, spans: Mapping[int, Spans], condition: Predicate | None) -> Iterator[pa.Table]:
         """Of these offsets those for which it holds, piece by piece: COLUMNS."""
@@ -225,9 +231,12 @@ class DeadLetters:
 
     # -- what becomes of them ---------------------------------------------------------------------------
 
-    def _settle(self, topic: str, ranges: Mapping[int, Sequence[Range]], purge: bool) -> int:
+    def _settle(self, chosen: _Chosen, ranges: Mapping[int, Sequence[Range]], purge: bool) -> int:
         requests = [
-            (SettleDeadLetters(topic, {partition: list(listed[at : at + _RANGES])}, purge), None)
+            (
+                SettleDeadLetters(chosen.topic, {partition: list(listed[at : at + _RANGES])}, purge, chosen.topic_id),
+                None,
+            )
             for partition, listed in ranges.items()
             for at in range(0, len(listed), _RANGES)
         ]
@@ -238,19 +247,22 @@ class DeadLetters:
             count += judged.count
         return count
 
-    def _still_waiting(self, topic: str, spans: Mapping[int, Spans]) -> int:
+    def _still_waiting(self, chosen: _Chosen) -> int:
         """How many have not gone when the time of an answer is over."""
 
         def waiting(state: State) -> int:
-            if topic not in state.topic_ids:
-                return 0
-            redrives = state.topic(topic).redrives
-            return sum(redrives[partition].dying_count for partition in spans if partition in redrives)
+            topic = state.topics.get(chosen.topic_id)
+            redrives = {} if topic is None else topic.redrives
+            return sum(redrives[partition].dying_count for partition in chosen.spans if partition in redrives)
 
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         while (count := self._fetching().look(waiting)) and self._clock.steady_ms() < deadline_ms:
             self._clock.sleep(_LOOK_MS)
         return count
+
+
+def _count(spans: Mapping[int, Spans]) -> int:
+    return sum(map(len, spans.values()))
 
 
 def _condition(where: Any) -> Predicate | None:

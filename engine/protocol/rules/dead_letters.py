@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import LakeMQError, OffsetOutOfRange
+from ..errors import LakeMQError, OffsetOutOfRange, UnknownTopicId
+from ..names import shown
 from ..values.assignments import Place
 from ..values.base import Done
 from ..values.dead_letters import (
@@ -179,9 +180,12 @@ def _segments(state: State, rows: list[dict[str, Any]]) -> Segments:
 def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Decision:
     """They are to go back, or are done with; what was said of some before stands.
 
-    Raises UnknownTopicOrPartition, InvalidRequest, OffsetOutOfRange.
+    Raises UnknownTopicOrPartition, UnknownTopicId (what was chosen is gone, whatever has its name now),
+    InvalidRequest, OffsetOutOfRange.
     """
     topic = state.topic(request.topic)
+    if request.topic_id not in (None, topic.topic_id):
+        raise UnknownTopicId(found=f"{shown(request.topic)} with id {request.topic_id}")
     parts: list[Settled] = []
     check_ranges(request.ranges.values())
     for partition, ranges in sorted(request.ranges.items()):

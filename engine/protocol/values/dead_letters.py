@@ -60,12 +60,14 @@ class DyingFound(msgspec.Struct, frozen=True):
 class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
     """Dead letters are to go back to where they come from, or (purge) to count as done with.
 
-    ranges: partition -> first offset and count, sorted and apart.
+    ranges: partition -> first offset and count, sorted and apart. topic_id: of the topic in which they were chosen;
+    None: whichever has the name when it is decided.
     """
 
     topic: str
     ranges: dict[int, list[tuple[Number, Count]]]
     purge: bool = False
+    topic_id: Number | None = None
 
 
 class DeadLettersJudged(Result, frozen=True, tag="dead_letters_judged"):
