@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,6 +20,9 @@ from lakemq.tables.storage.store import Store
 from ..protocol.values.assignments import Place
 from ..protocol.values.dead_letters import DyingFound, Located
 from ..protocol.values.deliveries import Range
+
+MOST_SEGMENTS = 10_000
+"""That a look finds: what a step decides of takes a fraction of a lease."""
 
 _ROWS = (
     "file_id",
@@ -41,8 +46,7 @@ _COLUMNS = (
     "dead_letter",
 )
 
-MOST_SEGMENTS = 5_000
-"""That one look tells of: a step decides of as many in about 100 ms."""
+_MARKER = ("kind", "topic_id", "partition", "producer_id", "producer_epoch")
 
 _Segment = dict[str, Any]
 _Transaction = tuple[int, int, int, int]
@@ -58,28 +62,62 @@ class Dying(NamedTuple):
     ranges: tuple[Range, ...]
     committed: bool
 
+    @property
+    def end(self) -> int:
+        return sum(self.ranges[-1])
 
-def find_dying(store: Store, wanted: Sequence[Dying], most: int = MOST_SEGMENTS) -> list[DyingFound]:
-    """For each of them what there is, in their order; of so many segments at most, the first ones of each partition.
+    def since(self, offset: int) -> Dying:
+        """What of them is not before it; it is before the end."""
+        cut = ((max(first, offset), first + count) for first, count in self.ranges if first + count > offset)
+        return self._replace(ranges=tuple((first, end - first) for first, end in cut))
+
+
+class Sighting(NamedTuple):
+    """What there is of messages that are dying, of those before this offset: after it nobody has looked."""
+
+    found: DyingFound
+    end: int
+
+
+def find_dying(store: Store, wanted: Sequence[Dying], most: int = MOST_SEGMENTS) -> list[Sighting]:
+    """What there is of the first of them, in their order, until so many segments are found: the last one may be cut.
 
     FileNotFoundError: a table was merged meanwhile.
     """
     bounds: dict[Place, tuple[int, int]] = {}
     for one in wanted:
-        first, last = one.ranges[0][0], sum(one.ranges[-1]) - 1
+        first, last = one.ranges[0][0], one.end - 1
         low, high = bounds.get((one.topic_id, one.partition), (first, last))
         bounds[one.topic_id, one.partition] = min(first, low), max(last, high)
-    rows = _read(store, bounds)
-    is_data = pc.equal(rows.column("kind"), "data")
-    ends: dict[_Transaction, str] = {
+    rows = _read(store, bounds).sort_by("base_offset")
+    ends = {
         (row["topic_id"], row["partition"], row["producer_id"], row["producer_epoch"]): row["kind"]
-        for row in rows.filter(pc.invert(is_data)).to_pylist()
+        for row in rows.select(_MARKER).filter(pc.field("kind") != "data").to_pylist()
     }
-    order = [(name, "ascending") for name in ("topic_id", "partition", "base_offset")]
-    found: dict[Place, list[_Segment]] = {}
-    for row in rows.sort_by(order).slice(0, most).to_pylist():
-        found.setdefault((row["topic_id"], row["partition"]), []).append(row)
-    return [_found(one, found.get((one.topic_id, one.partition), []), ends) for one in wanted]
+    sightings: list[Sighting] = []
+    for one in wanted:
+        if most <= 0:
+            break
+        ranges = one.ranges[:most]
+        end = sum(ranges[-1])
+        of_log = (pc.field("topic_id") == one.topic_id) & (pc.field("partition") == one.partition)
+        mine = rows.filter(of_log)
+        mine = mine.filter(pa.array(_are_within(mine, ranges)))
+        if mine.num_rows > most:
+            end = min(end, mine.column("last_offset")[most - 1].as_py() + 1)
+        sightings.append(Sighting(_found(one, ranges, mine.slice(0, most).to_pylist(), ends), end))
+        most -= max(len(ranges), mine.num_rows)
+    return sightings
+
+
+def _are_within(segments: pa.Table, ranges: Sequence[Range]) -> npt.NDArray[np.bool_]:
+    """Which of them have offsets of these ranges."""
+    firsts = np.array([first for first, _ in ranges], np.int64)
+    ends = firsts + np.array([count for _, count in ranges], np.int64)
+    bases, lasts = (segments.column(name).to_numpy() for name in ("base_offset", "last_offset"))
+    at = np.searchsorted(ends, bases, side="right")  # the first range that ends after the segment's first offset
+    found: npt.NDArray[np.bool_] = (at < len(ends)) & (firsts[np.minimum(at, len(ends) - 1)] <= lasts)
+    return found
 
 
 def _read(store: Store, bounds: Mapping[Place, tuple[int, int]]) -> pa.Table:
@@ -109,10 +147,12 @@ def _may_have(file: StoredFile, place: Place, first: int) -> bool:
     return within("topic_id", place[0]) and within("partition", place[1]) and (last is None or last >= first)
 
 
-def _found(one: Dying, segments: Sequence[_Segment], ends: Mapping[_Transaction, str]) -> DyingFound:
+def _found(
+    one: Dying, ranges: Sequence[Range], segments: Sequence[_Segment], ends: Mapping[_Transaction, str]
+) -> DyingFound:
     rows: list[Located] = []
     empty: list[Range] = []
-    for segment, first, end in _overlaps(one.ranges, segments):
+    for segment, first, end in _overlaps(ranges, segments):
         if segment["kind"] != "data" or (one.committed and _outcome(segment, ends) == "abort"):
             empty.append((first, end - first))
         elif not one.committed or _outcome(segment, ends) is not None:

@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from threading import Lock
 
-from ..maintenance.dying import Dying
+from ..maintenance.dying import Dying, Sighting
 from ..namespace.clock import Clock
 from ..protocol.values.dead_letters import REDRIVE, DyingFound
 from ..protocol.values.state import State
@@ -32,15 +32,18 @@ _AT_ONCE = 100
 
 @dataclass
 class _Look:
-    """What is looked for of a partition, since when, and when to look again; is_parked: nothing comes of it now."""
+    """What is looked for of a partition, since when, and when to look again; looked_until: before this offset it was
+    looked for already; is_parked: nothing comes of it now.
+    """
 
     wanted: Dying | None
     since_ms: int
     again_ms: int
+    looked_until: int = 0
     is_parked: bool = False
 
 
-Find = Callable[[Sequence[Dying]], list[DyingFound]]
+Find = Callable[[Sequence[Dying]], list[Sighting]]
 Place = tuple[str, int, int]
 """Group, topic id, partition."""
 
@@ -52,7 +55,7 @@ class DeadLetters:
         """removing: who has it removes data files, or keeps others from it."""
         self._find, self._executor, self._clock, self._removing = find, executor, clock, removing
         self._keeps_files = False
-        self._running: Future[list[DyingFound]] | None = None
+        self._running: Future[list[Sighting]] | None = None
         self._begun_ms = self._next_ms = clock.steady_ms()
         self._wanted: list[Dying] = []
         self._looks: dict[Place, _Look] = {}
@@ -110,7 +113,7 @@ class DeadLetters:
             if one is None:
                 look.is_parked, look.again_ms = True, now_ms + RETRY_MS
             elif now_ms >= look.again_ms and len(wanted) < _AT_ONCE:
-                wanted.append(one)
+                wanted.append(one.since(look.looked_until))
         return wanted
 
     def _take(self) -> list[DyingFound]:
@@ -124,15 +127,20 @@ class DeadLetters:
             return []
         if now_ms >= self._begun_ms + LOOK_TIMEOUT_MS:
             return []
-        found = running.result()
-        for wanted, one in zip(self._wanted, found, strict=True):
+        sightings = running.result()
+        for wanted, (found, end) in zip(self._wanted, sightings, strict=False):  # the rest is looked for again
             look = self._looks.get((wanted.group, wanted.topic_id, wanted.partition))
-            if look is not None:
-                count = sum(rows.length for rows in one.rows) + sum(length for _, length in one.empty)
-                is_whole = count == sum(length for _, length in wanted.ranges)
-                look.is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
-                look.again_ms = now_ms + (RETRY_MS if look.is_parked else 0)
-        told = [one for one in found if one.rows or one.empty]
+            if look is None:
+                continue
+            if end < wanted.end:
+                look.looked_until = end
+                continue
+            count = sum(rows.length for rows in found.rows) + sum(length for _, length in found.empty)
+            is_whole = count == sum(length for _, length in wanted.ranges)
+            look.looked_until = 0
+            look.is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
+            look.again_ms = now_ms + (RETRY_MS if look.is_parked else 0)
+        told = [found for found, _ in sightings if found.rows or found.empty]
         if told:
             self._next_ms = now_ms  # there may be more than one look tells of
         return told

@@ -20,7 +20,7 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.maintenance.dying import Dying, find_dying
+from lakemq.engine.maintenance.dying import Dying, Sighting, find_dying
 from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import JoinGroup
@@ -330,7 +330,8 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
 
         def look() -> bool:
             for committed in (False, True):
-                (found[committed],) = find_dying(mq.namespace.store, [Dying("g", 1, 0, ((0, 4), (5, 3)), committed)])
+                wanted = Dying("g", 1, 0, ((0, 4), (5, 3)), committed)
+                ((found[committed], _),) = find_dying(mq.namespace.store, [wanted])
             return bool(found[False].rows) and found[False].rows[-1].first == 7
 
         until(look)
@@ -341,6 +342,28 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
     assert _offsets(found[True]) == ([0, 1, 6], [2, 3, 5])
     assert _offsets(found[False]) == ([0, 1, 3, 6, 7], [2, 5])
     assert _offsets(first) == ([0, 1], [2, 3])  # one segment each: the rest is for another look
+
+
+@pytest.mark.slow
+def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connection) -> None:
+    """However many there are, a step that decides of them is short."""
+    topic = new_topic(mq)
+    for n in range(3):
+        mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
+    topic_id = mq.topics.describe(topic).topic_id
+    every_second = Dying("g", topic_id, 0, tuple((at, 1) for at in range(0, 6, 2)), True)
+    all_of_it = Dying("h", topic_id, 0, ((0, 6),), True)
+
+    def looked(*wanted: Dying, most: int) -> list[tuple[list[int], int]]:
+        return [(_offsets(found)[0], end) for found, end in find_dying(mq.namespace.store, wanted, most)]
+
+    until(lambda: looked(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
+    assert looked(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
+    assert looked(all_of_it.since(4), most=2) == [([4, 5], 6)]
+    assert looked(all_of_it.since(3), most=2) == [([3, 4, 5], 6)]
+    assert looked(every_second, all_of_it, most=2) == [([0, 2], 3)]
+    assert looked(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
+    assert looked(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
 
 
 def _offsets(found: DyingFound) -> tuple[list[int], list[int]]:
@@ -357,15 +380,20 @@ class Tables:
     def __init__(self) -> None:
         self.asked: list[list[Dying]] = []
         self.knows = True
+        self.most: int | None = None
         self.error: Exception | None = None
 
-    def find(self, wanted: list[Dying]) -> list[DyingFound]:
+    def find(self, wanted: list[Dying]) -> list[Sighting]:
         self.asked.append(wanted)
         if self.error is not None:
             raise self.error
-        return [
-            DyingFound(one.group, one.topic_id, one.partition, _rows(one) if self.knows else [], []) for one in wanted
-        ]
+        sightings: list[Sighting] = []
+        for one in wanted:
+            rows = _rows(one)[: self.most]
+            end = rows[-1].first + rows[-1].length
+            found = DyingFound(one.group, one.topic_id, one.partition, rows if self.knows else [], [])
+            sightings.append(Sighting(found, end))
+        return sightings
 
 
 def _rows(one: Dying) -> list[Located]:
@@ -384,12 +412,14 @@ def queue() -> Harness:
     return mq
 
 
-def reject(mq: Harness, count: int) -> None:
+def reject(mq: Harness, count: int, but: int = 0) -> None:
+    """The next ones, but for so many of them, which come first and stay in hand."""
     place = mq.state.topic_ids["t"], 0
     epoch = mq.state.groups["g"].assignments[place].epoch
     first = known.next_offset if (known := mq.state.deliveries_of("g", place)) else 0
     mq.ask(Acquire("g", "C1", [Wanted(*place, epoch, count)]))
-    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, Outcome.REJECT, [(first, count)])]))
+    dying = (first + but, count - but)
+    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, Outcome.REJECT, [dying])]))
 
 
 def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harness) -> None:
@@ -444,6 +474,23 @@ def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> No
     assert letters.due_in_ms(queue.state) is not None
     letters.found(queue.state)
     assert tables.asked[-1][0].ranges == ((0, 6),)
+
+
+def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_the_first(queue: Harness) -> None:
+    reject(queue, 2, but=1)
+    clock, tables = ManualClock(), Tables()
+    tables.most = 1
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
+    for _ in range(2):
+        letters.found(queue.state)
+        assert letters.is_working(queue.state)
+        clock.sleep(100)
+        assert letters.found(queue.state)  # and nothing comes of it
+    assert [one[0].ranges for one in tables.asked] == [((0, 4), (5, 1)), ((5, 1),)]
+    assert not letters.is_working(queue.state)
+    clock.sleep(RETRY_MS)
+    letters.found(queue.state)
+    assert tables.asked[-1][0].ranges == ((0, 4), (5, 1))
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("merged"), ValueError("damaged")])
