@@ -155,6 +155,20 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
     assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
 
 
+@pytest.mark.slow
+def test_what_is_dying_for_good_is_deleted_with_the_log_before_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    dead = given_up(mq, topic, ["a", "b", "c"])
+    with member(mq, dead, group) as one:
+        one.reject(taken(one, 3))
+        one.flush()
+        assert one.lag() == {(dead, 0): 3}
+        for before, left in ((2, 1), (3, 0)):
+            mq.topics.delete_records(dead, {0: before})
+            until(lambda left=left: bool(not one.poll() and one.lag() == {(dead, 0): left}))
+    assert mq.groups.describe(group).lag == 0
+
+
 def _ranges(mq: Connection, newest: str) -> list[tuple[int, str, str]]:
     rows = sql(mq, f"SELECT ranges {newest}")
     return [(one["record_count"], one["state"], one["reason"]) for (listed,) in rows for one in listed or ()]

@@ -280,7 +280,7 @@ class QueueConsumer(GroupConsumer):
         if lasts:  # it comes alone
             there = {} if has else {lasts[0]: 1}
         counts = poll_sizes(there, max(room, 0))
-        # what was deleted while the member had it is passed by who asks, even for nothing
+        # what was deleted while the member had it, or while it was dying, is passed by who asks, even for nothing
         passed = [p for p, one in mine.items() if one.deliveries and one.deliveries.has_before(one.bounds.first)]
         return [
             Wanted(known[place].bounds.topic_id, place[1], known[place].epoch, counts.get(place, 0))

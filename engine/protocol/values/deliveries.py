@@ -174,8 +174,10 @@ class Deliveries:
         return [one for one in self.stretches if one.status is DeliveryStatus.DYING]
 
     def has_before(self, offset: int) -> bool:
-        """Whether messages before it are held."""
-        return self.held_count > 0 and any(one.first < offset for one in self.stretches if one.status in HELD)
+        """Whether messages before it are held, or dying: what else is not done with is delivered again."""
+        if not self.held_count + self.dying_count:
+            return False
+        return any(one.first < offset for one in self.stretches if one.status in (*HELD, *_DYING))
 
     def copy(self) -> Deliveries:
         return Deliveries(self.start, list(self.stretches), self.held_count, self.dying_count)
