@@ -59,6 +59,9 @@ _GROUP_BYTES = 8 << 20
 _UNPACKED_BYTES = 8 * SMALL_BYTES
 """A small file that holds more than this is left as it is: what is merged is held in memory."""
 
+_WAIT_S = 2
+"""For others to have no files that are not to be removed: where messages keep dying there are some most of the time."""
+
 POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_id" in spec.stored_schema.names)
 """The tables whose rows say where message rows are."""
 
@@ -296,7 +299,7 @@ class DataFiles:
     def _remove(self, handles: Handles, step: int) -> None:
         """What was replaced, or written for nothing, longer ago than the grace, and is named nowhere."""
         due = self._leftovers.due(MESSAGES.name, self._grace_ms)
-        if not due.lists or not self._removing.acquire(blocking=False):
+        if not due.lists or not self._removing.acquire(timeout=_WAIT_S):
             return  # with the next look
         try:
             self._remove_due(due, handles, step)

@@ -89,7 +89,10 @@ class DeadLetters:
         now_ms = self._clock.steady_ms()
         if found or self._is_looking:
             return found
-        self._let_files_go()
+        if self._keeps_files:  # who waits to remove files has until the next step
+            self._keeps_files = False
+            self._removing.release()
+            return []
         if now_ms >= self._next_ms and state.dying:
             self._next_ms = now_ms + _EVERY_MS
             self._wanted = self._to_look_for(state, now_ms)
@@ -97,11 +100,6 @@ class DeadLetters:
                 self._begun_ms, self._keeps_files = now_ms, True
                 self._running = self._executor.submit(self._find, self._wanted)
         return []
-
-    def _let_files_go(self) -> None:
-        if self._keeps_files:
-            self._keeps_files = False
-            self._removing.release()
 
     def _to_look_for(self, state: State, now_ms: int) -> list[Dying]:
         self._looks = {place: look for place, look in self._looks.items() if place in state.dying}
