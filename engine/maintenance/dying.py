@@ -21,7 +21,7 @@ from ..protocol.values.assignments import Place
 from ..protocol.values.dead_letters import DyingFound, Located
 from ..protocol.values.deliveries import Range
 
-MOST_SEGMENTS = 10_000
+MOST_SEGMENTS = 5_000
 """That a look finds: what a step decides of takes a fraction of a lease."""
 
 _ROWS = (

@@ -349,13 +349,11 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
             return bool(found[False].rows) and found[False].rows[-1].first == 7
 
         until(look)
-        (first,) = find_dying(mq.namespace.store, [Dying("g", 1, 0, ((0, 4), (5, 3)), True)], most=3)
         open_producer.abort_transaction()
         open_producer.close()
     # 0, 1 committed, 2 marker, 3, 4 aborted, 5 marker, 6 plain, 7 open
     assert _offsets(found[True]) == ([0, 1, 6], [2, 3, 5])
     assert _offsets(found[False]) == ([0, 1, 3, 6, 7], [2, 5])
-    assert _offsets(first) == ([0, 1], [2, 3])  # one segment each: the rest is for another look
 
 
 @pytest.mark.slow
