@@ -243,6 +243,17 @@ def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Conn
 
 
 @pytest.mark.slow
+def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = given_up(mq, new_topic(mq), ["a"])
+    monkeypatch.setattr(mq.dead_letters, "_topics", lambda: ["gone", dead])
+    assert [(one.topic, one.messages) for one in mq.dead_letters.counts()] == [(dead, 1)]
+    with pytest.raises(UnknownTopicOrPartition):
+        mq.dead_letters.counts("gone")
+
+
+@pytest.mark.slow
 def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = given_up(mq, topic, [f"{n}" for n in range(200)])

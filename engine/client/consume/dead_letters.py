@@ -101,7 +101,12 @@ class DeadLetters:
         topics = self._topics() if topic is None else [topic_name("topic", topic)]
         found: dict[tuple[str, str, str, str], int] = {}
         for name in topics:
-            plan = self._plan(name)
+            try:
+                plan = self._plan(name)
+            except UnknownTopicOrPartition:
+                if topic is not None:
+                    raise
+                continue  # deleted meanwhile
             spans = self._open(plan)
             for partition, first, end, cause in _segments(plan):
                 count = sum(until - begin for begin, until in spans[partition].within(first, end))
