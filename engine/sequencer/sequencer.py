@@ -11,28 +11,20 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import TypeVar
 
 import pyarrow as pa
 
-from lakemq.tables.storage.beats import Beats
 from lakemq.tables.storage.inotify import Watch
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
-from ..maintenance.data_files import DataFiles
-from ..maintenance.dying import find_dying
-from ..maintenance.housekeeping import Housekeeping
-from ..maintenance.retention import outgrown
-from ..maintenance.trimming import living
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import limits_of
-from ..namespace.due_times import read_runs
-from ..namespace.load import damage_told, load_state, read_watermark
+from ..namespace.load import damage_told
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
@@ -40,7 +32,6 @@ from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.ending import waits_for_patience
-from ..protocol.rules.patience import Patience
 from ..protocol.rules.timers import Time
 from ..protocol.values.clients import Answered, ClientRemoved
 from ..protocol.values.dead_letters import DyingFound
@@ -52,21 +43,11 @@ from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
 from .aside import Aside
-from .assigning import PlugInThreads
-from .attendance import Attendance
-from .background import Background
-from .dead_letters import DeadLetters
 from .intake import Intake, OpenedLetter, StepLetters
-from .journal import Journal
-from .pending import Pending
 from .preparing import PreparedStep, Preparing
-from .projector import Projector
 from .replies import Replies, Reply
-from .retention import Retention
-from .slots import Slots
 from .standby import Standby
-from .step_time import StepTime
-from .targets import Targets
+from .term import Term, Terms
 
 log = logging.getLogger("lakemq.serve")
 
@@ -102,33 +83,6 @@ class StepReport:
     due_in_ms: float | None = None
 
 
-@dataclass
-class _Term:
-    """What a sequencer has only while it leads; thrown away as a whole when leadership is in doubt.
-
-    state: the fold of the journal up to the version of `journal`; current_at_ms: when that was known to be the newest;
-    expire_at_ms: when to look next for who has expired. A term begins with it: many a one is over in seconds;
-    all_seen_at_ms: when no letter was left that had not been looked at; given_up: what was due and met an error nobody
-    foresaw.
-    """
-
-    state: State
-    journal: Journal
-    pending: Pending
-    background: Background
-    time: StepTime
-    attendance: Attendance
-    targets: Targets
-    slots: Slots
-    retention: Retention
-    dead_letters: DeadLetters
-    current_at_ms: int
-    expire_at_ms: int
-    all_seen_at_ms: int
-    patience: Patience = field(default_factory=Patience)
-    given_up: set[machine.Due] = field(default_factory=set)
-
-
 def _tell_of_seen(error: Exception) -> None:
     log.error("What the leader has seen met an error nobody foresaw: %s", error, exc_info=error)
 
@@ -161,7 +115,6 @@ class Sequencer:
         self._mailbox = Mailbox(namespace.files)
         self._intake = Intake(self._mailbox, namespace.config, clock)
         self._aside = Aside(namespace.files, self._mailbox)
-        self._new_file_id = new_file_id
         timeout_ms, max_age_ms = map(namespace.config.ms, ("step.timeout.ms", "publish.max.duration.ms"))
         self._preparing = Preparing(namespace.files, new_file_id, timeout_ms, max_age_ms)
         # not the projector's: sweeping may take long
@@ -169,10 +122,10 @@ class Sequencer:
         self._replies = Replies(self._mailbox, clock, self._sweeper)
         # what the leader sees of members and computes for groups, beside its steps
         self._watchers = background or Workers(2, "lakemq-watch")
-        self._plug_ins = PlugInThreads()
+        self._terms = Terms(namespace, clock, new_file_id, self._executor, self._watchers, reached)
         self._limits = limits_of(namespace.config)
         self._standby = Standby(namespace.store, clock)
-        self._term: _Term | None = None
+        self._term: Term | None = None
         self._failures = 0
 
     @property
@@ -211,65 +164,15 @@ class Sequencer:
             raise
         return self.leads
 
-    def _take_over(self) -> _Term | None:
+    def _take_over(self) -> Term | None:
         """A new term; None: the journal has moved meanwhile. Raises NotLeader, StepTooOld where others go on."""
         with damage_told(self._ns.store):
-            term = self._recover()
+            term = self._terms.begin(self._standby.version)
         if term is not None:
             lease_ms = self._ns.config.ms("lease.ms")
             self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
         return term
-
-    def _recover(self) -> _Term | None:
-        """The state as stored: projections at the watermark, then the journal's tail."""
-        ns, steady_ms = self._ns, self._clock.steady_ms()
-        journal = Journal(ns.store, self._reached)
-        if journal.version != self._standby.version:
-            return None
-        journal.sync()
-        watermark = read_watermark(ns.store)
-        state = load_state(ns.store, watermark)
-        then = living(state)
-        tail = journal.steps_after(watermark.step)
-        machine.replay(state, tail)
-        time = StepTime(self._clock, ns.files.time_ms(), state.now_ms)
-        removing = Lock()
-        data_files = DataFiles(ns.store, ns.config, self._clock, self._new_file_id, removing, self._reached)
-        housekeeping = Housekeeping(
-            ns.files, ns.config, self._clock, watermark, time.now_ms, data_files, self._reached, then
-        )
-        projector = Projector(ns.store, housekeeping, self._reached)
-        pending = Pending(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
-        background = Background(
-            ns.store, journal, pending, housekeeping, projector, self._executor, self._clock, ns.config, tail
-        )
-        attendance = Attendance(Beats(ns.files), self._clock, self._watchers)
-        targets = Targets(self._watchers, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000)
-        bounds = (
-            ns.config.ms("delay.load.ahead.ms"),
-            ns.config.number("release.max.ranges"),
-            ns.config.number("delay.load.max.ranges"),
-        )
-        read = partial(read_runs, ns.files)
-        slots = Slots(state.delays, read, partial(Workers, 1, "lakemq-due"), self._clock, *bounds)
-        interval_ms = ns.config.ms("retention.check.interval.ms")
-        retention = Retention(partial(outgrown, ns.store), self._watchers, self._clock, interval_ms)
-        return _Term(
-            state,
-            journal,
-            pending,
-            background,
-            time,
-            attendance,
-            targets,
-            slots,
-            retention,
-            DeadLetters(partial(find_dying, ns.store), self._watchers, self._clock, removing),
-            current_at_ms=steady_ms,
-            expire_at_ms=steady_ms,
-            all_seen_at_ms=steady_ms,
-        )
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
@@ -296,7 +199,7 @@ class Sequencer:
                 self._sweeper.shutdown(wait=False, cancel_futures=True)
                 self._watchers.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_over(self, term: _Term) -> None:
+    def _hand_over(self, term: Term) -> None:
         # the lease goes last, so that the next leader does not meet our projector
         term.background.drain(term.state)
         self._decide(term, StepLetters(), [leader.decide_resign(term.state)])
@@ -328,7 +231,7 @@ class Sequencer:
         self._failures = 0
         return report
 
-    def _step(self, term: _Term) -> StepReport:
+    def _step(self, term: Term) -> StepReport:
         term.background.collect()
         letters = self._intake.take(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
@@ -346,26 +249,10 @@ class Sequencer:
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        is_looking = term.retention.is_working or term.dead_letters.is_working(term.state)
-        working = term.targets.is_working or is_looking or term.slots.is_working(term.time.store_ms())
-        due_in_ms = self._due_in_ms(term)
-        return StepReport(
-            term.state.step, len(letters.taken), len(entries), letters.backlog, patience, working, due_in_ms
-        )
+        told = term.state.step, len(letters.taken), len(entries), letters.backlog
+        return StepReport(*told, patience, term.is_working, term.due_in_ms())
 
-    def _due_in_ms(self, term: _Term) -> float | None:
-        now_ms = term.time.now_ms()
-        waiting = (term.state.groups[name] for name in term.state.waiting_groups)
-        deadlines = (at_ms - now_ms for group in waiting for at_ms in group.deadlines())
-        looks = (
-            term.attendance.due_in_ms(term.state),
-            term.slots.due_in_ms(term.time.store_ms()),
-            term.retention.due_in_ms(),
-            term.dead_letters.due_in_ms(term.state),
-        )
-        return min((one for one in (*looks, *deadlines) if one is not None), default=None)
-
-    def _due(self, term: _Term, letters: StepLetters) -> list[machine.Due]:
+    def _due(self, term: Term, letters: StepLetters) -> list[machine.Due]:
         """What time brings to this step."""
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.backlog)
@@ -380,17 +267,17 @@ class Sequencer:
         due = machine.due(term.state, self._time(term, term.time.now_ms()), expire)
         return [one for one in due if one not in term.given_up]
 
-    def _time(self, term: _Term, now_ms: int) -> Time:
+    def _time(self, term: Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
 
-    def _renewal(self, term: _Term) -> list[JournalEntry]:
+    def _renewal(self, term: Term) -> list[JournalEntry]:
         """A sign of life when the lease is a third gone."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def _decide(
         self,
-        term: _Term,
+        term: Term,
         letters: StepLetters,
         lease: Sequence[JournalEntry],
         due: Sequence[machine.Due] = (),
@@ -417,14 +304,14 @@ class Sequencer:
         self._land(term, entries, prepared.rows)
         return entries
 
-    def _release(self, term: _Term) -> list[JournalEntry]:
+    def _release(self, term: Term) -> list[JournalEntry]:
         """What waited and is due by the time of this step, and by the store's, which may be behind."""
         state = term.state
         term.slots.look(state.delays)
         due = term.slots.due(state.delays, min(state.now_ms, term.time.store_ms()))
         return [] if due is None else machine.release(state, due, _tell_of_delay)
 
-    def _give_up(self, term: _Term, due: machine.Due, error: Exception) -> None:
+    def _give_up(self, term: Term, due: machine.Due, error: Exception) -> None:
         """What is due has met an error nobody foresaw, and would again in each step."""
         log.error("What is due for %s met an error nobody foresaw: %s", due[1], error, exc_info=error)
         term.given_up.add(due)
@@ -451,18 +338,18 @@ class Sequencer:
             self._aside.poison(one.name.client_id, one.name.number)
             raise
 
-    def _prepared(self, term: _Term, letters: StepLetters) -> PreparedStep:
+    def _prepared(self, term: Term, letters: StepLetters) -> PreparedStep:
         prepared = self._preparing.prepare(letters.taken, term.pending, lambda: self._give_sign_of_life(term))
         if isinstance(prepared.added, FilesAdded):
             self._reached("sequencer.rows_written")
         return prepared
 
-    def _give_sign_of_life(self, term: _Term) -> None:
+    def _give_sign_of_life(self, term: Term) -> None:
         """Within a step that takes long: a step of its own, when it is time for one."""
         if renewal := self._renewal(term):
             self._decide(term, StepLetters(), renewal)
 
-    def _land(self, term: _Term, entries: list[JournalEntry], rows: bytes | None) -> None:
+    def _land(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
         """Append the step; from here on it is entries. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
         step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
@@ -488,7 +375,7 @@ class Sequencer:
                 client_id, _, number = one.request_id.rpartition("/")
                 self._aside.poison(client_id, int(number))
 
-    def _reply(self, term: _Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
+    def _reply(self, term: Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
         state, records = term.state, [one.record for one in entries]
         replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
         for name in letters.repeated:
@@ -505,7 +392,7 @@ class Sequencer:
             self._intake.discard(self._living(term, done))
             self._reached("sequencer.letters_discarded")
 
-    def _living(self, term: _Term, items: Iterable[T]) -> Iterator[T]:
+    def _living(self, term: Term, items: Iterable[T]) -> Iterator[T]:
         """One after the other, with signs of life in between: each may take the store a while."""
         for one in items:
             self._give_sign_of_life(term)
