@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from unit.consuming import Told, add, owned, texts
 from unit.served import committed, new_name, new_topic, until
-from unit.test_group_consumer import Told, add, owned, settle, texts
+from unit.test_group_consumer import settle
 
 import lakemq
 from lakemq.engine.client.connection import Connection

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
+from unit.consuming import add, texts
 from unit.served import CONFIG, committed, new_name, new_topic, values
 
 import lakemq
@@ -44,17 +45,6 @@ def filled(mq: Connection, *counts: int) -> str:
     topic = new_topic(mq, len(counts))
     add(mq, topic, dict(enumerate(counts)))
     return topic
-
-
-def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
-    places = [(p, i) for p, count in counts.items() for i in range(count)]
-    if places:
-        rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
-        mq.publish(topic, pa.table(rows))
-
-
-def texts(batch: Any) -> list[str]:
-    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
 # -- poll_sizes ---------------------------------------------------------------------------------------------

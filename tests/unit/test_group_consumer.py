@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from unit.consuming import Told, add, owned, texts
 from unit.served import committed, new_name, new_topic, until
 
 import lakemq
@@ -34,22 +34,6 @@ from lakemq.errors import (
 pytestmark = pytest.mark.slow
 
 
-class Told(RebalanceListener):
-    """What a listener was told of, in order."""
-
-    def __init__(self) -> None:
-        self.words: list[tuple[str, list[int]]] = []
-
-    def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("assigned", [p for _, p in partitions]))
-
-    def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("revoked", [p for _, p in partitions]))
-
-    def on_lost(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("lost", [p for _, p in partitions]))
-
-
 def member(
     mq: Connection, group: str, topic: str, protocol: str | None = "cooperative", **options: Any
 ) -> GroupConsumer:
@@ -57,20 +41,6 @@ def member(
     consumer = mq.consumer(group, topics=[topic], protocol=protocol, **options)
     assert isinstance(consumer, GroupConsumer)
     return consumer
-
-
-def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
-    places = [(p, i) for p, count in counts.items() for i in range(count)]
-    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
-    mq.publish(topic, pa.table(rows))
-
-
-def texts(batch: Any) -> list[str]:
-    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
-
-
-def owned(consumer: GroupConsumer) -> list[int]:
-    return [partition for _, partition in consumer.assignment()]
 
 
 def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:

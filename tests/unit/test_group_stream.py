@@ -9,18 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from unit.consuming import add
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRequest, TransactionAbortable, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
-
-
-def add(mq: Connection, topic: str, partitions: int, count: int, mark: str = "") -> None:
-    places = [(p, i) for p in range(partitions) for i in range(count)]
-    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
-    mq.publish(topic, pa.table(rows))
 
 
 def texts(rows: pa.Table) -> list[str]:
@@ -30,7 +25,7 @@ def texts(rows: pa.Table) -> list[str]:
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, protocol: str) -> None:
     topic, group, seen = new_topic(mq, 2), new_name("g"), list[str]()
-    add(mq, topic, 2, 5)
+    add(mq, topic, {0: 5, 1: 5})
     stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
     assert stream.foreach_batch(lambda rows: seen.extend(texts(rows)), max_records=4, available_now=True) == 10
     assert sorted(seen) == [f"{p}.{i}" for p in range(2) for i in range(5)]
@@ -41,7 +36,7 @@ def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, proto
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
     topic, group, seen = new_topic(mq), new_name("g"), list[str]()
-    add(mq, topic, 1, 3)
+    add(mq, topic, {0: 3})
     if protocol == "queue":
         mq.groups.create(group, {"rebalance.delay.ms": 0})
 
@@ -59,7 +54,7 @@ def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connection, protocol: str) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
-    add(mq, topic, 2, 5)
+    add(mq, topic, {0: 5, 1: 5})
     name = new_name("tx")
 
     def copied(rows: pa.Table, txn: Any) -> None:
@@ -77,7 +72,7 @@ def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection,
     """Its transaction is aborted; what is left of it comes again, the rest is the other's."""
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": protocol, "max.handoff.ms": 0, "rebalance.delay.ms": 0})
-    add(mq, topic, 2, 2)
+    add(mq, topic, {0: 2, 1: 2})
     batches: list[list[str]] = []
 
     def work(rows: pa.Table, txn: Any) -> None:
@@ -99,7 +94,7 @@ def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection,
 def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> None:
     """To try again would fail again."""
     topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, 1, 1)
+    add(mq, topic, {0: 1})
 
     def swallows(rows: pa.Table, txn: Any) -> None:
         with pytest.raises(UnknownTopicOrPartition):
@@ -122,7 +117,7 @@ def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
         thread.start()
     until(lambda: mq.groups.list() != [] and group in mq.groups.list() and len(mq.groups.members(group)) == 2)
     until(lambda: len({one.owner for one in mq.groups.assignments(group)} - {None}) == 2)
-    add(mq, topic, 2, 3)
+    add(mq, topic, {0: 3, 1: 3})
     until(lambda: len(seen[0]) == len(seen[1]) == 3)
     for stream in streams:
         stream.stop()
@@ -141,7 +136,7 @@ def test_what_is_no_function_is_refused(mq: Connection) -> None:
 
 def test_a_batch_begins_no_sooner_after_the_one_before_it_than_it_is_told(mq: Connection) -> None:
     topic, began = new_topic(mq), list[float]()
-    add(mq, topic, 1, 4)
+    add(mq, topic, {0: 4})
     stream = mq.stream(new_name("g"), topics=[topic], auto_offset_reset="earliest")
     stream.foreach_batch(lambda _: began.append(time.monotonic()), max_records=1, every_ms=150, available_now=True)
     assert len(began) == 4

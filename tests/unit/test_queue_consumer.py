@@ -8,13 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from unit.consuming import Told, add, owned, texts
 from unit.served import new_name, new_topic, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.consume.teller import shared
 from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
@@ -39,20 +38,6 @@ from lakemq.errors import (
 pytestmark = pytest.mark.slow
 
 
-class Told(RebalanceListener):
-    def __init__(self) -> None:
-        self.words: list[tuple[str, list[int]]] = []
-
-    def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("assigned", [p for _, p in partitions]))
-
-    def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("revoked", [p for _, p in partitions]))
-
-    def on_lost(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("lost", [p for _, p in partitions]))
-
-
 def member(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsumer:
     options = {"auto_offset_reset": "earliest", **options}
     consumer = mq.consumer(group, topics=[topic], protocol="queue", **options)
@@ -69,16 +54,6 @@ def configured(mq: Connection, **config: Any) -> str:
     return group
 
 
-def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
-    places = [(p, i) for p, count in counts.items() for i in range(count)]
-    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
-    mq.publish(topic, pa.table(rows))
-
-
-def texts(batch: Any) -> list[str]:
-    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
-
-
 def polled(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
     """So many messages, in as many polls as it takes."""
     found: list[Any] = []
@@ -90,10 +65,6 @@ def polled(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
 
 def read(messages: list[Any]) -> list[str]:
     return [message.value.decode() for message in messages]
-
-
-def owned(consumer: QueueConsumer) -> list[int]:
-    return [partition for _, partition in consumer.assignment()]
 
 
 def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:

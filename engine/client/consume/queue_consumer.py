@@ -30,6 +30,7 @@ from ..fetch.fetched import Fetched, Message
 from ..fetch.plan import Bounds, Isolation
 from ..offsets import ConsumedMessages, ConsumedOffsets, TopicPartition
 from ..requester import Requester
+from .asking import fresh_of, wanted_of
 from .batch import ConsumerBatch
 from .flow import Flow
 from .group_consumer import GroupConsumer, RebalanceListener
@@ -189,7 +190,9 @@ class QueueConsumer(GroupConsumer):
             for flow in self._flows.values():
                 flow.say(Outcome.ACCEPT, [(*span, None) for span in flow.open_spans()])
         self._acks_first = False
-        fresh = {place: self._fresh(place, one) for place, one in known.items() if self._hands_out(place, one)}
+        fresh = {
+            place: fresh_of(self._flows[place], one) for place, one in known.items() if self._hands_out(place, one)
+        }
         sizes = {place: sum(one.length for one in listed) for place, listed in fresh.items()}
         taken = {
             place: cut(fresh[place], size)
@@ -222,20 +225,6 @@ class QueueConsumer(GroupConsumer):
         hands_out_paused = self._terms is not None and self._terms.hands_out_paused
         return place not in self._halted and (hands_out_paused or not one.is_paused)
 
-    def _fresh(self, place: TopicPartition, one: Held) -> list[Stretch]:
-        """What it has and was not shown, up to the first gap: those that are fetched at once."""
-        assert one.deliveries is not None
-        flow = self._flows[place]
-        flow.follow(one.deliveries)
-        first, end = one.bounds.first, one.bounds.end
-        held = [part.cut(max(first, part.first), min(end, part.end)) for part in one.deliveries.held()]
-        found: list[Stretch] = []
-        for part in flow.fresh(part for part in held if part.length > 0):
-            if found and found[-1].end != part.first:
-                break
-            found.append(part)
-        return found
-
     def _parts(
         self, known: Mapping[TopicPartition, Held], taken: Mapping[TopicPartition, Sequence[Stretch]]
     ) -> list[Fetched] | None:
@@ -266,27 +255,7 @@ class QueueConsumer(GroupConsumer):
             return []
         _, decided_ms, seen_ms = self._step
         now_ms = decided_ms + self._clock.steady_ms() - seen_ms
-        mine = {p: one for p, one in known.items() if not one.is_paused and p not in self._halted and one.deliveries}
-        has = sum(one.deliveries.held_count for one in known.values() if one.deliveries)
-        room = min(max_records - ahead, 2 * terms.bound - has)
-        there, lasts = {}, []
-        for place, one in mine.items():
-            assert one.deliveries is not None
-            if one.deliveries.next_is_last(terms.policy, now_ms):
-                lasts.append(place)
-            end = max(one.bounds.end, one.bounds.first)
-            ranges = one.deliveries.next_ranges(terms.policy, end, max(room, 0), now_ms)
-            there[place] = sum(count for _, count in ranges)
-        if lasts:  # it comes alone
-            there = {} if has else {lasts[0]: 1}
-        counts = poll_sizes(there, max(room, 0))
-        # what was deleted while the member had it, or while it was dying, is passed by who asks, even for nothing
-        passed = [p for p, one in mine.items() if one.deliveries and one.deliveries.has_before(one.bounds.first)]
-        return [
-            Wanted(known[place].bounds.topic_id, place[1], known[place].epoch, counts.get(place, 0))
-            for place in mine
-            if counts.get(place) or place in passed
-        ]
+        return wanted_of(known, self._halted, terms, max_records - ahead, now_ms)
 
     # -- saying what became of them ---------------------------------------------------------------------
 

@@ -1,0 +1,42 @@
+"""What tests of consumers share: messages that say where they are, and what a member is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+
+
+class Told(RebalanceListener):
+    """Notes what a member is told, and of which partitions."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, list[int]]] = []
+
+    def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("assigned", [p for _, p in partitions]))
+
+    def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("revoked", [p for _, p in partitions]))
+
+    def on_lost(self, partitions: list[tuple[str, int]]) -> None:
+        self.words.append(("lost", [p for _, p in partitions]))
+
+
+def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
+    """So many messages to each partition: `0.0`, `0.1`, ..."""
+    places = [(p, i) for p, count in counts.items() for i in range(count)]
+    rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
+    if places:
+        mq.publish(topic, pa.table(rows))
+
+
+def texts(batch: Any) -> list[str]:
+    return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
+
+
+def owned(consumer: GroupConsumer) -> list[int]:
+    return [partition for _, partition in consumer.assignment()]
