@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -53,6 +54,11 @@ def taken(consumer: QueueConsumer, count: int) -> list[Any]:
     return found
 
 
+def until_done(mq: Connection, one: QueueConsumer) -> None:
+    """The group has nothing left, whether this member is in it still."""
+    until(lambda: mq.groups.describe(one.group).lag == 0)
+
+
 def causes(mq: Connection, topic: str) -> list[dict[str, str]]:
     """Of each message of a dead-letter topic."""
     return [
@@ -79,7 +85,7 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
         one.reject(messages[1:3], error="no such \udcff customer")
         one.ack([messages[0], messages[3]])
         one.flush()
-        until(lambda: not any(one.lag().values()))
+        until_done(mq, one)
     dead = list(mq.fetch(f"{topic}.dlq"))
     partition = messages[0].partition
     assert [(m.partition, m.offset, m.key, m.value) for m in dead] == [
@@ -131,7 +137,7 @@ def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
     with member(mq, topic, group) as one:
         one.reject(taken(one, 3), error="it's 'bad'")
         one.flush()
-        until(lambda: not any(one.lag().values()))
+        until_done(mq, one)
     until(lambda: bool(sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
     columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
     rows = sql(mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset")
@@ -149,7 +155,7 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
             one.flush()
             name = one.group
             if source == topic:
-                until(lambda one=one: not any(one.lag().values()))
+                until_done(mq, one)
     newest = f"FROM consumer_offsets c WHERE c.group = '{name}' ORDER BY step DESC LIMIT 1"
     until(lambda: _ranges(mq, newest) == [(2, "dying", "rejected")])
     assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
@@ -191,7 +197,7 @@ def given_up(mq: Connection, topic: str, texts: list[str], group: str | None = N
     with member(mq, topic, group or new_name("g")) as one:
         one.reject(taken(one, len(texts)), error="bad")
         one.flush()
-        until(lambda: not any(one.lag().values()))
+        until_done(mq, one)
     return f"{topic}.dlq"
 
 
@@ -210,6 +216,29 @@ def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> 
     assert values(mq, dead) == [f"m{n}" for n in range(9)]
     with member(mq, topic, new_name("g")) as one:
         assert [m.value.decode() for m in taken(one, 18)][9:] == [f"m{n}" for n in range(9)]
+
+
+@pytest.mark.slow
+def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_where_it_goes_back_to_one_that_stamps(
+    mq: Connection,
+) -> None:
+    stamps = {"message.timestamp.type": "LogAppendTime"}
+    dead, plain, stamped = new_name("dead"), new_name("t"), new_name("t")
+    mq.topics.create(dead, 1, config=stamps)
+    mq.topics.create(plain, 1, config={"dead.letter.topic": dead})
+    mq.topics.create(stamped, 1, config={"dead.letter.topic": dead, **stamps})
+    for topic in (plain, stamped):
+        mq.publish(topic, pa.table({"value": [topic], "timestamp": [datetime(2020, 1, 1, tzinfo=timezone.utc)]}))
+        with member(mq, topic, new_name("g")) as one:
+            one.reject(taken(one, 1))
+            one.flush()
+            until_done(mq, one)
+    first = {topic: next(iter(mq.fetch(topic))).timestamp for topic in (plain, stamped)}
+    assert {m.value.decode(): m.timestamp for m in mq.fetch(dead)} == first
+    assert mq.dead_letters.redrive(dead).messages == 2
+    assert [m.timestamp for m in mq.fetch(plain)] == [first[plain]] * 2
+    was, now = (m.timestamp for m in mq.fetch(stamped))
+    assert was == first[stamped] < now
 
 
 @pytest.mark.slow

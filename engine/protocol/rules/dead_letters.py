@@ -113,7 +113,8 @@ def _dead_letter_topic(state: State, topic: Topic) -> _Target | None:
     name = named or topic.topic + SUFFIX
     known = state.topics.get(state.topic_ids.get(name, -1))
     if known is not None:
-        return _Target(known.topic_id, name, known.partition_count, _is_stamped(known))
+        # whatever its message.timestamp.type: a dead letter is the message that it was
+        return _Target(known.topic_id, name, known.partition_count, is_stamped=False)
     if named:
         return None
     try:
