@@ -106,7 +106,9 @@ def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_with
     serving = family.serve()
     with lakemq.connect(family.path) as mq:
         mq.groups.create(GROUP, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0})
-        one, two = family.consume("one", GROUP, protocol="classic"), family.consume("two", GROUP, protocol="classic")
+        # the third one is to come while it is thought to live, however long that takes beside other tests
+        one = family.consume("one", GROUP, session_ms=15_000, protocol="classic")
+        two = family.consume("two", GROUP, protocol="classic")
         members = Members(family, "one", "two", "three")
         with Publishing(family.path, "p", family.config) as publishing:
             until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
