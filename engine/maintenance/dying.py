@@ -24,15 +24,8 @@ from ..protocol.values.deliveries import Range
 MOST_SEGMENTS = 5_000
 """That a look finds: what a step decides of takes a fraction of a lease."""
 
-_ROWS = (
-    "file_id",
-    "footer_hash",
-    "first_row",
-    "file_partition",
-    "min_timestamp_ms",
-    "max_timestamp_ms",
-    "append_time_ms",
-)
+_ROWS = Located.__struct_fields__[2:]
+"""What of a segment goes along; the offsets are those of the messages."""
 _COLUMNS = (
     "kind",
     "topic_id",
@@ -43,7 +36,6 @@ _COLUMNS = (
     "producer_id",
     "producer_epoch",
     "transactional",
-    "dead_letter",
 )
 
 _MARKER = ("kind", "topic_id", "partition", "producer_id", "producer_epoch")
@@ -171,7 +163,7 @@ def _outcome(segment: _Segment, ends: Mapping[_Transaction, str]) -> str | None:
 def _rows(segment: _Segment, first: int, end: int) -> Located:
     told = {name: segment[name] for name in _ROWS}
     told["first_row"] += first - segment["base_offset"]
-    return Located(first, end - first, dead_letter=segment["dead_letter"], **told)
+    return Located(first, end - first, **told)
 
 
 def _overlaps(ranges: Sequence[Range], segments: Sequence[_Segment]) -> Iterator[tuple[_Segment, int, int]]:

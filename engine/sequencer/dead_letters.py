@@ -44,7 +44,7 @@ class _Look:
 
 
 Find = Callable[[Sequence[Dying]], list[Sighting]]
-Place = tuple[str, int, int]
+GroupPlace = tuple[str, int, int]
 """Group, topic id, partition."""
 
 
@@ -58,13 +58,13 @@ class DeadLetters:
         self._running: Future[list[Sighting]] | None = None
         self._begun_ms = self._next_ms = clock.steady_ms()
         self._wanted: list[Dying] = []
-        self._looks: dict[Place, _Look] = {}
+        self._looks: dict[GroupPlace, _Look] = {}
 
     def is_working(self, state: State) -> bool:
         """Whether something is being looked for, or is to be."""
         return self._is_looking or not all(self._is_parked(place) for place in state.dying)
 
-    def _is_parked(self, place: Place) -> bool:
+    def _is_parked(self, place: GroupPlace) -> bool:
         look = self._looks.get(place)
         return look is not None and look.is_parked
 

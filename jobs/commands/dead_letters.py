@@ -63,7 +63,7 @@ def show_dead_letters(
     """Dead letters with which nobody has dealt, by partition and offset, and why they are."""
     session = session_of(ctx)
     with session.connect() as mq:
-        rows = mq.dead_letters.all(topic, where).slice(0, limit).select(_SHOWN)
+        rows = mq.dead_letters.all(topic, where, limit).select(_SHOWN)
         show(rows.to_pylist(), session.output, _SHOWN)
 
 

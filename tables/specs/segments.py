@@ -50,7 +50,7 @@ class SegmentRow:
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
     transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
-    origin: str = column(TEXT, "publish, delay or dead_letter.")
+    origin: str = column(TEXT, "publish, delay, dead_letter or redrive.")
     first_offset: int | None = column(
         INT64, "Markers: first offset of the transaction in this partition.", nullable=True
     )

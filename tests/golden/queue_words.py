@@ -93,7 +93,7 @@ class QueueWords:
             place_of(text)[1]: [range_of(one) for one in (listed if isinstance(listed, list) else [listed])]
             for text, listed in given.items()
         }
-        return SettleDeadLetters(topic, ranges, purge, topic_id)
+        return SettleDeadLetters(topic, topic_id or self.mq.state.topic_ids[topic], ranges, purge)
 
     def see_redrives(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Dead letters of a partition: what became of them."""

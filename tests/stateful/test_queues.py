@@ -203,7 +203,7 @@ class Queues(RuleBasedStateMachine):
             return
         asked = range(first, first + count)
         fresh = [at for at in asked if self.redriven.get((partition, at)) in ((None, "asked") if purge else (None,))]
-        result = self.ask(SettleDeadLetters("t.dlq", {partition: [(first, count)]}, purge))
+        result = self.ask(SettleDeadLetters("t.dlq", topic.topic_id, {partition: [(first, count)]}, purge))
         assert result.count == len(fresh)
         self.redriven |= {(partition, at): "purged" if purge else "asked" for at in fresh}
 

@@ -22,7 +22,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.maintenance.dying import Dying, Sighting, find_dying
-from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
+from lakemq.engine.protocol.values.dead_letters import DyingFound, Located, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
 from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.dead_letters import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DeadLetters
@@ -280,6 +280,37 @@ def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
     assert [(one.topic, one.messages) for one in mq.dead_letters.counts()] == [(dead, 1)]
     with pytest.raises(UnknownTopicOrPartition):
         mq.dead_letters.counts("gone")
+
+
+@pytest.mark.slow
+def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
+    """Another one cannot go: its topic was deleted when it was asked for already."""
+    dead, gone, topic = new_name("dead"), new_name("t"), new_name("t")
+    mq.topics.create(dead, 1)
+    for name in (gone, topic):
+        mq.topics.create(name, 1, config={"dead.letter.topic": dead})
+        mq.publish(name, pa.table({"value": [name]}))
+        with member(mq, name, new_name("g")) as one:
+            one.reject(taken(one, 1))
+            one.flush()
+            until_done(mq, one)
+    mq.topics.delete(gone)
+    topic_id = mq.topics.describe(dead).topic_id
+    mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))
+    began_s = time.monotonic()
+    assert mq.dead_letters.redrive(dead) == Redriven(1)
+    assert time.monotonic() - began_s < 5
+    assert values(mq, topic) == [topic, topic]
+
+
+@pytest.mark.slow
+def test_of_many_some_are_shown(mq: Connection) -> None:
+    dead = given_up(mq, new_topic(mq), [str(n) for n in range(200)])
+    assert mq.dead_letters.all(dead, limit=3).column("value").to_pylist() == [b"0", b"1", b"2"]
+    assert mq.dead_letters.all(dead, "source_offset > 150", limit=2).column("source_offset").to_pylist() == [151, 152]
+    assert mq.dead_letters.all(dead, limit=0).num_rows == 0
+    with pytest.raises(InvalidRequest, match="limit"):
+        mq.dead_letters.all(dead, limit=-1)
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledge
     for topic in [topic for topic in mq.state.topics.values() if topic.topic.endswith(".dlq")]:
         ends = {p: int(end) for p, end in enumerate(topic.high_watermarks) if end}
         ranges = {p: [(0, chance.randint(1, end))] for p, end in ends.items()}
-        mq.ask(SettleDeadLetters(topic.topic, ranges, chance.random() < 0.3))
+        mq.ask(SettleDeadLetters(topic.topic, topic.topic_id, ranges, chance.random() < 0.3))
     if chance.random() < 0.5:
         find_dying(mq)
 

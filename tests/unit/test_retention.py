@@ -242,7 +242,7 @@ def test_looks_are_an_interval_apart_and_one_that_fails_deletes_nothing(caplog: 
     assert (retention.outgrown(State(), 5), retention.due_in_ms()) == ([], 1_000)
     clock.sleep(1_000)
     assert (retention.outgrown(State(), 6), looks, retention.is_working) == ([], [6], True)
-    assert [len(retention.outgrown(State(), 7)) for _ in range(4)] == [200, 200, 100, 0]
+    assert [len(retention.outgrown(State(), 7)) for _ in range(11)] == [50] * 10 + [0]
     assert not retention.is_working
     clock.sleep(1_000)
     with caplog.at_level(logging.WARNING):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -15,10 +14,11 @@ from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 
 from ...namespace.clock import Clock
 from ...protocol.errors import UnknownTopicOrPartition
-from ...protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters
+from ...protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, cause_of
 from ...protocol.values.deliveries import DeliveryStatus, Range
 from ...protocol.values.state import State
 from ..arguments import flag, text, topic_name, whole_number
+from ..fetch.causes import source_offsets, whose_are
 from ..fetch.fetching import Fetching
 from ..fetch.plan import FetchPlan
 from ..predicate import Predicate
@@ -114,15 +114,21 @@ class DeadLetters:
                 found[key] = found.get(key, 0) + count
         return [DeadLetterCount(*key, count) for key, count in sorted(found.items()) if count]
 
-    def all(self, topic: str, where: str | None = None) -> pa.Table:
+    def all(self, topic: str, where: str | None = None, limit: int | None = None) -> pa.Table:
         """Those of this dead-letter topic with which nobody has dealt: COLUMNS, by partition and offset.
 
-        Raises UnknownTopicOrPartition, InvalidRequest.
+        limit: at most so many, of which no more is read than it takes. Raises UnknownTopicOrPartition, InvalidRequest.
         """
         condition = _condition(where)
+        most = None if limit is None else whole_number("limit", limit, 0)
         plan = self._plan(topic_name("topic", topic))
-        parts = self._rows(plan, self._open(plan), condition)
-        return pa.concat_tables([COLUMNS.empty_table(), *parts])
+        parts, count = [COLUMNS.empty_table()], 0
+        for part in self._rows(plan, self._open(plan), condition):
+            parts.append(part)
+            count += part.num_rows
+            if most is not None and count >= most:
+                break
+        return pa.concat_tables(parts).slice(0, most)
 
     def redrive(
         self, topic: str, where: str | None = None, *, dry_run: bool = False, rate_per_s: int | None = None
@@ -213,21 +219,18 @@ class DeadLetters:
 
     def _rows(self, plan: FetchPlan, spans: Mapping[int, Spans], condition: Predicate | None) -> Iterator[pa.Table]:
         """Of these offsets those for which it holds, piece by piece: COLUMNS."""
-        counts = plan.segments.column("record_count").to_numpy()
-        whose = np.repeat(np.arange(len(counts)), counts)
-        nth = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
-        causes = [None if one is None else _cause(one) for one in plan.segments.column("dead_letter").to_pylist()]
+        whose = whose_are(plan.segments)
+        causes = [None if one is None else cause_of(one) for one in plan.segments.column("dead_letter").to_pylist()]
         told = {
             name: pa.array([one and getattr(one, _CAUSES.get(name, name)) for one in causes], COLUMNS.field(name).type)
             for name in ("consumer_group", "reason", "error", "delivery_count", "source_topic", "source_partition")
         }
-        sources = plan.segments.column("source_offset").fill_null(0).to_numpy()
-        at = 0
+        sources, at = source_offsets(plan.segments, whose), 0
         for piece in self._fetching().fetched(plan).pieces():
             mine, at = slice(at, at + piece.num_rows), at + piece.num_rows
             index = pa.array(whose[mine])
             columns: dict[str, Any] = {name: column.take(index) for name, column in told.items()}
-            columns["source_offset"] = pa.array(sources[whose[mine]] + nth[mine])
+            columns["source_offset"] = sources.slice(mine.start, piece.num_rows)
             columns |= {name: piece.column(name) for name in COLUMNS.names if name not in columns}
             rows = pa.table([columns[name] for name in COLUMNS.names], schema=COLUMNS)
             rows = rows.filter(pa.array(_are_within(rows, spans)))
@@ -239,7 +242,7 @@ class DeadLetters:
     def _settle(self, chosen: _Chosen, ranges: Mapping[int, Sequence[Range]], purge: bool) -> int:
         requests = [
             (
-                SettleDeadLetters(chosen.topic, {partition: list(listed[at : at + _RANGES])}, purge, chosen.topic_id),
+                SettleDeadLetters(chosen.topic, chosen.topic_id, {partition: list(listed[at : at + _RANGES])}, purge),
                 None,
             )
             for partition, listed in ranges.items()
@@ -253,12 +256,14 @@ class DeadLetters:
         return count
 
     def _still_waiting(self, chosen: _Chosen) -> int:
-        """How many have not gone when the time of an answer is over."""
+        """How many of these have not gone when the time of an answer is over, whatever else is to go."""
+        ranges = {partition: [(first, end - first) for first, end in mine] for partition, mine in chosen.spans.items()}
 
         def waiting(state: State) -> int:
             topic = state.topics.get(chosen.topic_id)
-            redrives = {} if topic is None else topic.redrives
-            return sum(redrives[partition].dying_count for partition in chosen.spans if partition in redrives)
+            known = {} if topic is None else {p: one for p, one in topic.redrives.items() if p in ranges}
+            parts = (part for p, one in known.items() if one.dying_count for part in one.within(ranges[p]))
+            return sum(part.length for part in parts if part.status is DeliveryStatus.DYING)
 
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         while (count := self._fetching().look(waiting)) and self._clock.steady_ms() < deadline_ms:
@@ -279,11 +284,7 @@ def _segments(plan: FetchPlan) -> Iterator[tuple[int, int, int, Cause]]:
     names = ("partition", "base_offset", "record_count", "dead_letter")
     for partition, first, count, cause in zip(*(plan.segments.column(n).to_pylist() for n in names), strict=True):
         if cause is not None:
-            yield partition, first, first + count, _cause(cause)
-
-
-def _cause(text: str) -> Cause:
-    return msgspec.json.decode(text, type=Cause)
+            yield partition, first, first + count, cause_of(cause)
 
 
 def _are_within(rows: pa.Table, spans: Mapping[int, Spans]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -305,12 +306,7 @@ def _spans_of(parts: Iterator[pa.Table]) -> dict[int, Spans]:
         for partition in rows.column("partition").unique().to_pylist():
             mine = rows.column("partition").to_numpy() == partition
             found.setdefault(partition, []).extend(rows.column("offset").to_numpy()[mine].tolist())
-    result: dict[int, Spans] = {}
-    for partition, offsets in found.items():
-        result[partition] = Spans()
-        for first, end in spans_of(offsets):
-            result[partition].add(first, end)
-    return result
+    return {partition: Spans(spans_of(offsets)) for partition, offsets in found.items()}
 
 
 def _in_seconds(spans: Mapping[int, Spans], rate: int | None) -> Iterator[dict[int, list[Range]]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import HEADERS
 
-from ...protocol.values.dead_letters import Cause
+from ...protocol.values.dead_letters import Cause, cause_of
+
+Numbers = npt.NDArray[np.int64]
 
 PREFIX = "dead-letter."
 OFFSET = f"{PREFIX}offset"
@@ -25,20 +27,28 @@ def cause_headers(segments: pa.Table) -> pa.Array:
 
 
 def _headers(text: str) -> list[tuple[str, bytes]]:
-    cause = msgspec.json.decode(text, type=Cause)
+    cause = cause_of(text)
     return [(key, str(getattr(cause, name)).encode()) for key, name in _FIELDS.items()]
+
+
+def whose_are(segments: pa.Table) -> Numbers:
+    """Of each message of these segments, in order, the number of its segment."""
+    return np.repeat(np.arange(segments.num_rows), segments.column("record_count").to_numpy())
+
+
+def source_offsets(segments: pa.Table, whose: Numbers) -> pa.ChunkedArray:
+    """Of each message where it was before it was a dead letter; null of what is none. whose: as `whose_are` tells."""
+    nth = np.arange(len(whose)) - np.searchsorted(whose, whose)
+    return pc.add(segments.column("source_offset").take(pa.array(whose)), pa.array(nth))
 
 
 def with_causes(headers: pa.ChunkedArray, segments: pa.Table) -> pa.ChunkedArray:
     """headers: of all messages of these segments, in order."""
     if segments.column("dead_letter").null_count == segments.num_rows:
         return headers
-    counts = segments.column("record_count").to_numpy()
-    whose = np.repeat(np.arange(len(counts)), counts)
+    whose = whose_are(segments)
     causes = cause_headers(segments).take(pa.array(whose))
-    nth = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
-    offsets = pc.add(segments.column("source_offset").take(pa.array(whose)), pa.array(nth)).combine_chunks()
-    added = [causes, _offset_headers(offsets)]
+    added = [causes, _offset_headers(source_offsets(segments, whose).combine_chunks())]
     parts = [headers.combine_chunks(), *added]
     lengths = [pc.fill_null(pc.list_value_length(part), 0).to_numpy() for part in parts]
     ends = np.cumsum(np.sum(lengths, axis=0))

@@ -27,6 +27,7 @@ from ...namespace import crash
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from ...protocol.values.log import ApplicationVersion
+from .receipts import PublishedRows
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")
@@ -124,8 +125,7 @@ class Inbox:
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
         self._reached("inbox.published")
-        counts = [one.record_count for one in published.units] + [one.record_count for one in published.waiting]
-        return Drained(sum(counts), published.refused_count)
+        return Drained(PublishedRows.of(published).record_count, published.refused_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]

@@ -186,6 +186,11 @@ class PublishedRows:
     waiting: list[WaitingUnit] = field(default_factory=list)
     known: Receipts | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def record_count(self) -> int:
+        """Rows that were published, those that wait included."""
+        return sum(one.record_count for one in self.units) + sum(one.record_count for one in self.waiting)
+
     @classmethod
     def of(cls, published: Published, known: Receipts | None = None) -> PublishedRows:
         return cls(published.units, published.refused_count, published.duplicate, published.waiting, known)

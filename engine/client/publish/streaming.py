@@ -95,8 +95,7 @@ class _Run:
             self._failure = failure
             raise
         self.batch_count += 1
-        counts = [one.record_count for one in done.units] + [one.record_count for one in done.waiting]
-        self.record_count += sum(counts)
+        self.record_count += done.record_count
         self.refused_count += done.refused_count
 
 

@@ -27,6 +27,7 @@ from ..values.dead_letters import (
     Located,
     MessagesDeadLettered,
     SettleDeadLetters,
+    cause_of,
 )
 from ..values.deciding import Decision, Given
 from ..values.deliveries import Deliveries, DeliveryStatus, MessagesSettled, Range, Settled, Stretch, ranges_of
@@ -46,7 +47,7 @@ class _Target(NamedTuple):
     topic_id: int
     topic: str
     partition_count: int
-    is_stamped: bool
+    is_stamped: bool = False
     created: tuple[JournalEntry, ...] = ()
 
 
@@ -81,7 +82,7 @@ def _redriven(state: State, topic: Topic, known: Deliveries, found: DyingFound) 
     done = [offsets for offsets in found.empty if _is_dying(known, offsets)]
     goes: list[dict[str, Any]] = []
     for rows, part in _dying(known, found):
-        cause = None if rows.dead_letter is None else msgspec.json.decode(rows.dead_letter, type=Cause)
+        cause = None if rows.dead_letter is None else cause_of(rows.dead_letter)
         source = state.topics.get(state.topic_ids.get(cause.topic, -1)) if cause is not None else None
         if cause is not None and source is not None:
             to = _Target(source.topic_id, source.topic, source.partition_count, _is_stamped(source))
@@ -114,7 +115,7 @@ def _dead_letter_topic(state: State, topic: Topic) -> _Target | None:
     known = state.topics.get(state.topic_ids.get(name, -1))
     if known is not None:
         # whatever its message.timestamp.type: a dead letter is the message that it was
-        return _Target(known.topic_id, name, known.partition_count, is_stamped=False)
+        return _Target(known.topic_id, name, known.partition_count)
     if named:
         return None
     try:
@@ -123,7 +124,7 @@ def _dead_letter_topic(state: State, topic: Topic) -> _Target | None:
         return None
     made = created[0].record
     assert isinstance(made, TopicCreated)
-    return _Target(made.topic_id, name, made.partitions, is_stamped=False, created=created)
+    return _Target(made.topic_id, name, made.partitions, created=created)
 
 
 def _is_stamped(topic: Topic) -> bool:
@@ -185,7 +186,7 @@ def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Dec
     InvalidRequest, OffsetOutOfRange.
     """
     topic = state.topic(request.topic)
-    if request.topic_id not in (None, topic.topic_id):
+    if request.topic_id != topic.topic_id:
         raise UnknownTopicId(found=f"{shown(request.topic)} with id {request.topic_id}")
     parts: list[Settled] = []
     check_ranges(request.ranges.values())
@@ -195,7 +196,7 @@ def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Dec
         if end > topic.high_watermarks[partition]:
             expected = f"at most {topic.high_watermarks[partition]}"
             raise OffsetOutOfRange("There are no such dead letters.", found=end, expected=expected)
-        known = _redrives(topic, partition)
+        known = _redrives(topic, partition).copy()
         known.cover(end)
         may_be = (DeliveryStatus.AVAILABLE, DeliveryStatus.DYING) if request.purge else (DeliveryStatus.AVAILABLE,)
         fresh = ranges_of(part for part in known.within(ranges) if part.status in may_be)
@@ -209,20 +210,19 @@ def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Dec
 
 
 def _redrives(topic: Topic, partition: int) -> Deliveries:
-    known = topic.redrives.get(partition)
-    return Deliveries(int(topic.log_starts[partition])) if known is None else known.copy()
+    return topic.redrives.get(partition) or Deliveries(int(topic.log_starts[partition]))
 
 
 # -- folding --------------------------------------------------------------------------------------------
 
 
 def evolve_dead_lettered(state: State, record: MessagesDeadLettered, segments: Segments) -> None:
-    _append(state, segments)
+    state.append(segments)
     evolve_settled(state, MessagesSettled(record.group, "dead letters", record.parts), segments)
 
 
 def evolve_redriven(state: State, record: DeadLettersSettled, segments: Segments) -> None:
-    _append(state, segments)
+    state.append(segments)
     if record.topic_id not in state.topics:
         return
     topic = state.own(record.topic_id)
@@ -235,12 +235,6 @@ def evolve_redriven(state: State, record: DeadLettersSettled, segments: Segments
 
 def _become(status: DeliveryStatus, part: Stretch) -> Stretch:
     return Stretch(part.first, part.length, status)
-
-
-def _append(state: State, segments: Segments) -> None:
-    names = ("topic_id", "partition", "last_offset")
-    for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
-        state.own(topic_id).high_watermarks[partition] = last + 1
 
 
 DECIDE: Rules = {DyingFound: decide_found, SettleDeadLetters: decide_settle}

@@ -349,9 +349,7 @@ def _add(
 
 
 def evolve_released(state: State, record: DelaysReleased, segments: Segments) -> None:
-    names = ("topic_id", "partition", "last_offset")
-    for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
-        state.own(topic_id).high_watermarks[partition] = last + 1
+    state.append(segments)
     state.delays.pointer_ms = record.pointer_ms
     keys = keys_of(record.topic_id, record.file_id, record.first_row)
     for key, count in zip(keys, record.released_count, strict=True):

@@ -263,11 +263,11 @@ def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> No
 
 def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segments) -> None:
     topic = state.own(record.topic_id)
-    for partition, offset in record.log_starts.items():
-        before = int(topic.log_starts[partition])
-        if offset > before:
-            lose(state, topic.place(partition), before, offset)
-            topic.log_starts[partition] = offset
+    starts = topic.log_starts
+    further = {partition: offset for partition, offset in record.log_starts.items() if offset > starts[partition]}
+    lose(state, topic.topic_id, {topic.place(p): (int(starts[p]), offset) for p, offset in further.items()})
+    for partition, offset in further.items():
+        starts[partition] = offset
         if (known := topic.redrives.get(partition)) is not None:
             known.cut_off(offset)
             state.note_dying(REDRIVE, (record.topic_id, partition))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
@@ -23,6 +25,12 @@ class Cause(msgspec.Struct, frozen=True):
     reason: str
     error: str
     delivery_count: int
+
+
+@lru_cache(1024)
+def cause_of(text: str) -> Cause:
+    """As a segment bears it: many of them bear the same."""
+    return msgspec.json.decode(text, type=Cause)
 
 
 class Located(msgspec.Struct, frozen=True, array_like=True):
@@ -60,14 +68,14 @@ class DyingFound(msgspec.Struct, frozen=True):
 class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
     """Dead letters are to go back to where they come from, or (purge) to count as done with.
 
-    ranges: partition -> first offset and count, sorted and apart. topic_id: of the topic in which they were chosen;
-    None: whichever has the name when it is decided.
+    ranges: partition -> first offset and count, sorted and apart. topic_id: of the topic in which they were chosen,
+    whatever has its name by now.
     """
 
     topic: str
+    topic_id: Number
     ranges: dict[int, list[tuple[Number, Count]]]
     purge: bool = False
-    topic_id: Number | None = None
 
 
 class DeadLettersJudged(Result, frozen=True, tag="dead_letters_judged"):

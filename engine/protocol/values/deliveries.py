@@ -135,8 +135,7 @@ class Policy(NamedTuple):
 @dataclass
 class Deliveries:
     """Of a partition. start: before it all is done; stretches: from there on, without a gap, to what is new;
-    held_count, dying_count: messages in stretches that an owner holds, and that
-    are dying.
+    held_count, dying_count: messages in stretches that an owner holds, and in those that are dying.
     """
 
     start: int

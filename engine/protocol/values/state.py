@@ -19,6 +19,7 @@ from .deliveries import Deliveries
 from .log import Application
 from .offsets import CommittedOffset
 from .producers import ProducerState
+from .segments import Segments
 from .topics import Topic
 from .transactions import Transaction
 
@@ -115,6 +116,12 @@ class State:
             self.lent.discard(topic_id)
             self.topics[topic_id] = self.topics[topic_id].copy()
         return self.topics[topic_id]
+
+    def append(self, segments: Segments) -> None:
+        """These end the logs that they are of. Of each log they stand in the order of their offsets."""
+        names = ("topic_id", "partition", "last_offset")
+        for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
+            self.own(topic_id).high_watermarks[partition] = last + 1
 
     def snapshot(self) -> State:
         """The same, with topics that stay as they are while this one goes on; the rest is shared."""
