@@ -18,8 +18,8 @@ from ..protocol.values.topics import LogOutgrown, Topic
 log = logging.getLogger("lakemq.serve")
 
 MOST_TOPICS = 50
-"""That one step decides of: where a thousand groups have each come to forty of the partitions, and count what they lose,
-it takes about 0.1 s.
+"""That one step decides of: where a thousand groups have each come to forty of the partitions, and count what they
+lose, it takes about 0.1 s.
 """
 LOOK_TIMEOUT_MS = 60_000
 """After which nobody waits for a look any more."""
