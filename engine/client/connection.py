@@ -27,6 +27,7 @@ from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
     fetch_position,
+    flag,
     listed,
     mapped,
     moment,
@@ -152,15 +153,16 @@ class Connection:
         txn_version: int | None = None,
         deliver_at: Any = None,
         delay_ms: Any = None,
+        ttl_ms: Any = None,
     ) -> PublishedRows:
         """Publish all rows of a DataFrame or Arrow table, together or not at all.
 
         data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
         key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
         columns of those names are taken where they are there. deliver_at: a column of times (or of epoch milliseconds),
-        or one time for all rows, before which a message is in no log; delay_ms: the same as a delay. order_by: columns
-        by which the rows of a key are ordered. txn_app_id, txn_version: Delta's names and rule, a version not above the
-        last is not published again.
+        or one time for all rows, before which a message is in no log; delay_ms: the same as a delay. ttl_ms: for how
+        long they are delivered, a column or one number. order_by: columns by which the rows of a key are ordered.
+        txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
         Raises the error it was refused with; nothing of it is published then.
         """
         self._check_open()
@@ -175,6 +177,7 @@ class Connection:
             "partition": partition,
             "deliver_at": deliver_at,
             "delay_ms": delay_ms,
+            "ttl_ms": ttl_ms,
         }
         return self._publish(publication, data, columns, order_by)
 
@@ -406,16 +409,19 @@ class Connection:
         start: Position = "earliest",
         end: Position = "latest",
         partitions: list[int] | None = None,
+        include_expired: bool = False,
     ) -> Fetched:
         """Messages from `start` (included) to `end` (not included), by partition and offset.
 
         A position is `earliest`, `latest`, an offset for all partitions, partition -> offset, or a time (the first
-        message not before it). Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
+        message not before it). What has expired, by the time of the newest step, is passed over unless it is to be
+        included. Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
         """
         self._check_open()
         topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
+        include_expired = flag("include_expired", include_expired)
         partitions = None if partitions is None else whole_numbers("partitions", partitions)
-        return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end, partitions))
+        return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end, partitions, include_expired))
 
     def tail(
         self,

@@ -33,6 +33,8 @@ _AGREE = (
     "transactional",
     "origin",
     "append_time_ms",
+    "ttl_from_ms",
+    "ttl_ms",
     "dead_letter",
 )
 _RUN_ON = ("base_offset", "first_row", "base_sequence", "source_offset")

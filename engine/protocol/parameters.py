@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from lakemq.tables.specs.messages import MAX_TTL_MS
+
 from .errors import InvalidConfig
 from .names import is_name
 from .not_ours import NOT_OURS
@@ -127,6 +129,13 @@ TOPIC = Parameters(
             "Whether neither age nor size deletes what a group with committed offsets has not come to.",
         ),
         Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
+        Parameter(
+            "ttl.ms",
+            -1,
+            "How long a message is delivered that has no time to live of its own; -1: for ever.",
+            -1,
+            MAX_TTL_MS,
+        ),
         Parameter("max.message.bytes", 1_048_588, "Largest message: key, value and headers together.", 1, 2**31 - 1),
         Parameter(
             "message.timestamp.type",
@@ -174,6 +183,11 @@ TOPIC = Parameters(
             "dead.letter.topic",
             "",
             "Where messages go that a queue group gives up; empty: to the topic's name with .dlq, made when needed.",
+        ),
+        Parameter(
+            "dead.letter.expired",
+            True,
+            "Whether messages that expire before a queue group has them become dead letters.",
         ),
         Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]

@@ -28,6 +28,7 @@ _COLUMNS = (
     "high_watermark",
     "lag",
     "deleted",
+    "expired",
     "committed_at",
     "pending",
 )
@@ -45,6 +46,7 @@ _DESCRIBED = (
     "partitions",
     "lag",
     "deleted",
+    "expired",
     "expires_at",
     "shard",
     "coordinator",
@@ -235,6 +237,7 @@ def _lag(one: PartitionLag) -> dict[str, Any]:
         "high_watermark": one.high_watermark,
         "lag": one.lag,
         "deleted": one.deleted,
+        "expired": one.expired,
         "committed_at": of_millis(one.committed_at_ms),
         "metadata": one.metadata,
         "pending": one.pending,

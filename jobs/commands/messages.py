@@ -40,6 +40,7 @@ def fetch(
     ] = None,
     isolation: Isolation = "read_committed",
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many messages.")] = None,
+    include_expired: Annotated[bool, typer.Option("--include-expired", help="Those that have expired, too.")] = False,
 ) -> None:
     """Print messages, by partition and offset.
 
@@ -48,8 +49,9 @@ def fetch(
     first, last = _position(start, "--from"), _position(end, "--to")
     session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
     with session.connect() as mq:
-        found = mq.fetch(topic, isolation=_isolation(isolation), start=first, end=last, partitions=partition or None)
-        total = found.record_count if limit is None else min(limit, found.record_count)
+        how = {"isolation": _isolation(isolation), "partitions": partition or None, "include_expired": include_expired}
+        found = mq.fetch(topic, start=first, end=last, **how)
+        total = found.plan.record_count if limit is None else min(limit, found.plan.record_count)
         done = 0
         with _quiet_progress(lambda: done / max(total, 1)) as tell:
             for table in found.pieces(total):

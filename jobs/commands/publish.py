@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, moment_of
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, TtlMs, moment_of
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.output import note, show
 
@@ -64,6 +64,7 @@ def publish(
     ] = None,
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
+    ttl_ms: TtlMs = None,
     on_error: Annotated[
         str,
         typer.Option(
@@ -80,7 +81,7 @@ def publish(
 
     if deliver_at is not None and delay_ms is not None:
         raise typer.BadParameter("with --delay-ms there is none", param_hint="--deliver-at")
-    delay = {"deliver_at": moment_of(deliver_at), "delay_ms": delay_ms}
+    times = {"deliver_at": moment_of(deliver_at), "delay_ms": delay_ms, "ttl_ms": ttl_ms}
     session, chosen = session_of(ctx), _format(format, file)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     sent, counts = _Sent(), FieldCounts(columns)
@@ -92,7 +93,7 @@ def publish(
         stack.enter_context(answered(mq))
         tell = stack.enter_context(progress("published", fraction))
         stack.enter_context(_noted_where_it_ends(mq, producer, sent))
-        tables = (selected(table, {**_AS_READ, **delay}) for table in read(stream, chosen, columns, counts))
+        tables = (selected(table, {**_AS_READ, **times}) for table in read(stream, chosen, columns, counts))
         _send_all(producer, topic, tables, sent, tell)
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
     for field, count in counts.lacking().items():

@@ -13,6 +13,7 @@ DeliverAt = Annotated[
     typer.Option(metavar="TIME", help="A time in ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."),
 ]
 DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
+TtlMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="Delivered for so many milliseconds.")]
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _DURATION = re.compile(

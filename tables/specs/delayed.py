@@ -30,6 +30,7 @@ class DelayedRow:
     last_due_ms: int = column(INT64, "When the last of them is due.")
     min_timestamp_ms: int = column(INT64, "Smallest message timestamp.")
     max_timestamp_ms: int = column(INT64, "Largest message timestamp.")
+    has_ttl: bool = column(BOOL, "Whether some of them have a time to live of their own.")
     producer_id: int | None = column(INT64, "The idempotent producer, while they wait.", nullable=True)
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     transactional_id: str | None = column(TEXT, "Whose transaction has not ended yet.", nullable=True)

@@ -18,6 +18,7 @@ class InboxRow:
     timestamp: Any = column(TIME, "Time of the message; null: when it is drained.", nullable=True)
     deliver_at: Any = column(TIME, "The message comes not before this time; null: at once.", nullable=True)
     delay_ms: int | None = column(INT64, "Or so long after its timestamp; null: at once.", nullable=True)
+    ttl_ms: int | None = column(INT64, "How long it is to be delivered; null: as its topic says.", nullable=True)
 
 
 INBOX = TableSpec(

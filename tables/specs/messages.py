@@ -13,6 +13,8 @@ HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)])
 # What a timestamp may be: Spark and Delta read these years without surprises.
 MIN_TIMESTAMP_US = 0
 MAX_TIMESTAMP_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
+MAX_TTL_MS = 100 * 365 * 86_400_000
+"""A hundred years: whenever a message comes, the time at which it expires is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,11 @@ class MessageRow:
     headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)
     timestamp: Any = column(TIME, "The producer's time.")
     deliver_at: Any = column(TIME, "Not before this time, or null.", nullable=True)
-    expires_at: Any = column(TIME, "Not after this time, or null.", nullable=True)
+    ttl_ms: int | None = column(
+        INT64,
+        "How long after it came into a log it expires; null: as the topic's ttl.ms says.",
+        nullable=True,
+    )
 
 
 MESSAGES = TableSpec(

@@ -38,6 +38,7 @@ class ConsumerOffsetRow:
     metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
     committed_at_ms: int = column(INT64, "When.")
     deleted_count: int = column(INT64, "Offsets that were deleted before the group was done with them.")
+    expired_count: int = column(INT64, "Messages that expired before anybody in a queue group had looked at them.")
     shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
     removed: bool = column(BOOL, "Deleted, or its topic, or its group.")
 

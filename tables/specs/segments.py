@@ -46,6 +46,10 @@ class SegmentRow:
     decided_at_ms: int | None = column(
         INT64, "Where origin is not publish: the time of its step, by which its messages grow old.", nullable=True
     )
+    ttl_from_ms: int | None = column(
+        INT64, "Where messages may expire: the time of its step, from which their time to live counts.", nullable=True
+    )
+    ttl_ms: int | None = column(INT64, "The time to live of those that have none of their own.", nullable=True)
     producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)

@@ -8,7 +8,8 @@ SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        m.key, m.value, m.headers,
        s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
        s.transactional, s.origin, s.dead_letter, s.source_offset + (m.row - s.first_row) AS source_offset,
-       timestamp_millis(s.decided_at_ms) AS decided_at
+       timestamp_millis(s.decided_at_ms) AS decided_at,
+       timestamp_millis(s.ttl_from_ms + coalesce(m.ttl_ms, s.ttl_ms)) AS expires_at
 FROM (
 {segments}
 ) s

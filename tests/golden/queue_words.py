@@ -81,6 +81,9 @@ class QueueWords:
     def ask_reject(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.REJECT, producer, given, **more)
 
+    def ask_expire(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
+        return self._acknowledge(Outcome.EXPIRE, producer, given, **more)
+
     def ask_unseen(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(Outcome.UNSEEN, producer, given, **more)
 
@@ -125,6 +128,11 @@ class QueueWords:
         """The leader has found where the messages are that are dying; or those that were when it looked."""
         ranges = None if stale is None else [range_of(stale)]
         self.mq.see(self.mq.dying(group, self._of(place), ranges))
+
+    def see_expired(self, expected: dict[str, int]) -> dict[str, int]:
+        """By partition, in the group `g`."""
+        offsets = self.mq.state.offsets["g"]
+        return {place: offsets[self._of(place)].expired_count for place in expected}
 
     def see_topics(self, expected: dict[str, int]) -> dict[str, int]:
         """How many partitions they have."""

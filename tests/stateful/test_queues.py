@@ -72,6 +72,9 @@ class Queues(RuleBasedStateMachine):
         self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
         self.seen_steps = len(self.mq.steps)
         self.dead: dict[Place, list[int]] = {}
+        self.expired: dict[Place, int] = {}
+        self.keeps_expired = True
+        """As dead letters."""
         self.redriven: dict[tuple[int, int], str] = {}
         """Partition and offset of dead letters: what was said of them."""
         self.known: dict[str, list[Assigned]] = {}
@@ -107,6 +110,16 @@ class Queues(RuleBasedStateMachine):
         self.ask(self.mq.produce({partition: count}, "t"))
         for offset in range(first, first + count):
             self.messages[(topic.topic_id, partition), offset] = Message()
+
+    @rule(keeps=st.booleans())
+    def keep_expired(self, keeps: bool) -> None:
+        self.keeps_expired = keeps
+        self.ask(AlterTopic("t", {"dead.letter.expired": keeps}))
+
+    @invariant()
+    def each_message_that_expired_is_counted_once(self) -> None:
+        counts = {place: one.expired_count for place, one in self.mq.state.offsets.get(GROUP, {}).items()}
+        assert {place: n for place, n in counts.items() if n} == {place: n for place, n in self.expired.items() if n}
 
     @rule()
     def grow(self) -> None:
@@ -159,6 +172,7 @@ class Queues(RuleBasedStateMachine):
             return
         for one in mine:
             if one is not None and one.owner:
+                self.expired[place] = self.expired.get(place, 0) + (outcome is Outcome.EXPIRE)
                 self._settle(one, outcome, delay_ms, pending=ref is not None)
 
     def _settle(self, one: Message, outcome: Outcome, delay_ms: int, pending: bool) -> None:
@@ -166,9 +180,9 @@ class Queues(RuleBasedStateMachine):
             one.pending = True
             return
         one.owner = None
-        if outcome is Outcome.ACCEPT:
+        if outcome is Outcome.ACCEPT or (outcome is Outcome.EXPIRE and not self.keeps_expired):
             one.is_done = True
-        elif outcome is Outcome.REJECT:
+        elif outcome in (Outcome.REJECT, Outcome.EXPIRE):
             one.is_dying = True
         elif outcome is Outcome.UNSEEN:
             one.deliveries -= 1

@@ -288,9 +288,9 @@ REQUESTS: Kinds = {
     SettleDeadLetters: st.builds(
         SettleDeadLetters,
         names,
+        small,
         st.dictionaries(small, st.lists(st.tuples(small | counts, counts), max_size=3), max_size=2),
         st.booleans(),
-        st.none() | small,
     ),
     Acquire: st.builds(
         Acquire, names, members, st.lists(st.builds(Wanted, small, small, small | counts, counts), max_size=3)

@@ -1,4 +1,4 @@
-"""What docs/delays.md shows runs as it stands and prints what the page says."""
+"""What docs/delays.md and docs/ttl.md show runs as it stands and prints what the page says."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[2] / "docs/delays.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def block(page: str, language: str) -> str:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return found
 
 
-def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
-    code = "\n".join([block("python"), "mq.close()"])
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [("delays.md", [["unpaid", "waiting", "1"]]), ("ttl.md", [["0", "false"], ["1", "true"], ["2", "false"]])],
+)
+def test_the_example_prints_what_the_page_says(tmp_path: Path, page: str, shown: list[list[str]]) -> None:
+    code = "\n".join([block(page, "python"), "mq.close()"])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == block("text")
-    _, *arguments = shlex.split(block("sh"))
-    shown = CliRunner().invoke(app, [str(tmp_path / one) if one == "data/shop" else one for one in arguments])
-    assert shown.exit_code == 0, shown.stderr
-    assert shown.stdout.splitlines()[1].split() == ["unpaid", "waiting", "1"]
+    assert done.stdout == block(page, "text")
+    _, *arguments = shlex.split(block(page, "sh"))
+    told = CliRunner().invoke(app, [str(tmp_path / one) if one == "data/shop" else one for one in arguments])
+    assert told.exit_code == 0, told.stderr
+    assert [line.lower().split() for line in told.stdout.splitlines()[1:]] == shown

@@ -155,7 +155,7 @@ def mixed(mq: Connection, number: int) -> None:
             producer.commit_transaction() if commits else producer.abort_transaction()
     with mq.producer() as producer:
         for i in range(4):
-            producer.send("a", f"sent{number}.{i}")
+            producer.send("a", f"sent{number}.{i}", ttl_ms=(None, 0, HOUR_MS, DAY_S)[i])
     mq.publish(
         "b", pa.table({"value": ["large".ljust(5_000, ".")], "key": ["k"]}), txn_app_id="app", txn_version=number
     )
@@ -248,6 +248,22 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
             b"m3",
         ]
         assert [m.value for m in committed] == committed.to_arrow()["value"].to_pylist()
+
+
+def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
+    with connect(path) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+            mq.publish("a", pa.table({"value": ["stays", "brief"], "ttl_ms": [None, 1_500]}))
+        publish(mq, "m1")
+        with lakemq.connect(mq.namespace.path) as other:
+            old, before = other.fetch("a"), data_files(path)
+            time.sleep(1.6)
+            publish(mq, "m2")
+            pass_by(mq, 3)
+            assert not before & data_files(path)
+            assert texts(old) == ["stays", "brief", "m1"]
+            assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
 
 
 def test_a_connection_that_looked_before_reads_on(path: Path) -> None:

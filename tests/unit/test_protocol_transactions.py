@@ -332,6 +332,7 @@ def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
         "metadata": "note",
         "committed_at_ms": 9_000,
         "deleted_count": 0,
+        "expired_count": 0,
         "shard": 3,
         "removed": False,
     }

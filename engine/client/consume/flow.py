@@ -72,8 +72,11 @@ class Flow:
             found += [one.cut(first, end) for first, end in parts]
         return found
 
-    def show(self, stretches: Iterable[Stretch], messages: Spans) -> None:
-        """These are shown; offsets among them that hold no message for this reader are done with."""
+    def show(self, stretches: Iterable[Stretch], messages: Spans, expired: Spans) -> None:
+        """These are shown; offsets among them that hold no message for this reader, or an expired one, are done with.
+
+        messages: that are shown.
+        """
         for one in stretches:
             for shown in self._shown.values():
                 shown.remove(one.first, one.end)
@@ -82,8 +85,11 @@ class Flow:
             self._doubtful.remove(one.first, one.end)
             for first, end in messages.within(one.first, one.end):
                 self._open.add(first, end)
-            for first, end in messages.missing(one.first, one.end):
-                self._note(Said(Outcome.ACCEPT, one.deliveries), first, end)
+            for gap in messages.missing(one.first, one.end):
+                for first, end in expired.within(*gap):
+                    self._note(Said(Outcome.EXPIRE, one.deliveries), first, end)
+                for first, end in expired.missing(*gap):
+                    self._note(Said(Outcome.ACCEPT, one.deliveries), first, end)
 
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Nobody has seen these after all."""
@@ -125,7 +131,7 @@ class Flow:
 
     def _note(self, said: Said, first: int, end: int) -> None:
         self._said.setdefault(said, Spans()).add(first, end)
-        if said.outcome is Outcome.ACCEPT:
+        if said.outcome in (Outcome.ACCEPT, Outcome.EXPIRE):
             self._accepted.add(first, end)
 
     def hear_singles(self) -> None:

@@ -37,7 +37,7 @@ __all__ = [
 @dataclass(frozen=True)
 class PartitionLag:
     """A group in a partition. lag: offsets between what it has committed and the last stable offset; deleted: that were
-    deleted before it was done with them.
+    deleted before it was done with them; expired: messages that did before anybody in a queue group had looked at them.
 
     committed_offset, committed_at_ms, metadata, lag: None before it has committed there, though a transaction that is
     still open may (pending: its transactional id).
@@ -51,6 +51,7 @@ class PartitionLag:
     high_watermark: int
     lag: int | None
     deleted: int
+    expired: int
     committed_at_ms: int | None
     metadata: str | None
     pending: str | None
@@ -58,8 +59,8 @@ class PartitionLag:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """A group. partitions: those for which it has offsets; lag: over all of them; deleted: offsets that were deleted
-    before it was done with them.
+    """A group. partitions: those for which it has offsets; lag: over all of them; deleted, expired: as of a
+    partition, over all of them.
 
     shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
     protocol: None where it has never had members; problem: why the assignor is not the one that was asked for;
@@ -82,6 +83,7 @@ class GroupInfo:
     partitions: int
     lag: int
     deleted: int
+    expired: int
     idle_since_ms: int | None
     expires_at_ms: int | None
 
@@ -281,6 +283,7 @@ def _described(state: State, group: str, retention_ms: int) -> GroupInfo:
         len(rows),
         sum(row.lag or 0 for row in rows),
         sum(_deleted(state, group, place) for place in state.group_places(group)),
+        sum(one.expired_count for one in state.offsets.get(group, {}).values()),
         idle_ms,
         None if idle_ms is None or retention_ms < 0 or not state.offsets.get(group) else idle_ms + retention_ms,
     )
@@ -334,6 +337,7 @@ def _row(state: State, group: str, place: tuple[int, int], pending: str | None) 
         int(topic.high_watermarks[partition]),
         _lag(state, group, place, stable) if known else None,
         _deleted(state, group, place),
+        known.expired_count if known else 0,
         known.committed_at_ms if known else None,
         known.metadata if known else None,
         pending,

@@ -120,9 +120,9 @@ def cut(stretches: Sequence[Stretch], size: int) -> list[Stretch]:
     return found
 
 
-def messages_of(parts: Sequence[Fetched], place: TopicPartition) -> Spans:
-    """The offsets that hold messages, by the plan."""
-    spans = Spans()
+def messages_of(parts: Sequence[Fetched], place: TopicPartition) -> tuple[Spans, Spans]:
+    """The offsets that hold messages, and those whose messages have expired."""
+    spans, expired = Spans(), Spans()
     for part in parts:
         if part.plan.topic == place[0]:
             segments = part.plan.segments
@@ -130,4 +130,7 @@ def messages_of(parts: Sequence[Fetched], place: TopicPartition) -> Spans:
             for partition, first, count in zip(*columns, strict=True):
                 if partition == place[1]:
                     spans.add(first, first + count)
-    return spans
+            expired = Spans(spans_of(part.expired.get(place[1], ())))
+    for span in expired:
+        spans.remove(*span)
+    return spans, expired

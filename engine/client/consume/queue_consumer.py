@@ -37,6 +37,7 @@ from .group_consumer import GroupConsumer, RebalanceListener
 from .membership import Held, Membership, QueueTerms, Standing
 from .poll_sizes import poll_sizes
 from .queue_batch import Messages, QueueBatch, Shown, cut, meant_by, messages_of
+from .spans import Span, Spans
 from .teller import Teller
 
 _TELL_EVERY_MS = 50
@@ -202,24 +203,25 @@ class QueueConsumer(GroupConsumer):
         parts = self._parts(known, taken)
         if parts is None:
             return None
-        shown = {}
+        shown, expired = {}, dict[TopicPartition, Spans]()
         for place, stretches in taken.items():
             flow, one = self._flows[place], known[place]
             moves[place] = (flow, [*moves[place][1], *stretches] if place in moves else stretches)
-            flow.show(stretches, messages_of(parts, place))
+            messages, expired[place] = messages_of(parts, place)
+            flow.show(stretches, messages, expired[place])
             shown[place] = Shown(flow.topic_id, flow.epoch, one.start_offset, stretches)
         left = sum(sizes.values()) - sum(one.length for listed in taken.values() for one in listed)
         self._teller.tell(self._wanted(known, max_records, left))
         ends = {place: stretches[-1].end for place, stretches in taken.items()}
         offsets = self._read(ends, {topic: known[topic, p].bounds.topic_id for topic, p in known})
-        messages = [
-            _acknowledgement(self._flows[place], Outcome.ACCEPT, stretch)
+        acknowledged = [
+            _acknowledgement(self._flows[place], Outcome.ACCEPT, stretch, expired[place].missing(*stretch.span))
             for place, one in shown.items()
             for stretch in one.stretches
         ]
         if self._terms is not None and self._terms.acks_itself:
             return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction
-        return QueueBatch(self.group, parts, ConsumedMessages(offsets, messages), shown)
+        return QueueBatch(self.group, parts, ConsumedMessages(offsets, acknowledged), shown)
 
     def _hands_out(self, place: TopicPartition, one: Held) -> bool:
         hands_out_paused = self._terms is not None and self._terms.hands_out_paused
@@ -431,7 +433,7 @@ class QueueConsumer(GroupConsumer):
             wait([asked], _ANSWER_MS / 1000)  # it would be given to who has gone, and count
         known = self._known()
         unseen = [
-            _acknowledgement(flow, Outcome.UNSEEN, one)
+            _acknowledgement(flow, Outcome.UNSEEN, one, [one.span])
             for place, flow in self._flows.items()
             if place in known and (deliveries := known[place].deliveries) is not None
             for one in flow.fresh(deliveries.held())
@@ -450,6 +452,7 @@ def _error_text(error: object) -> str:
     return error.encode(errors="backslashreplace").decode()[:MAX_ERROR_LENGTH]
 
 
-def _acknowledgement(flow: Flow, outcome: Outcome, one: Stretch) -> Acknowledgement:
-    ranges = [(one.first, one.length)]
+def _acknowledgement(flow: Flow, outcome: Outcome, one: Stretch, spans: Iterable[Span]) -> Acknowledgement:
+    """spans: which of its messages are meant."""
+    ranges = [(first, end - first) for first, end in spans]
     return Acknowledgement(flow.topic_id, flow.partition, flow.epoch, outcome, ranges, None, one.deliveries)

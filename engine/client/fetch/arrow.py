@@ -13,6 +13,7 @@ from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.files import Files
 
 from .causes import with_causes
+from .expiry import have_expired
 from .kept import KeptRows
 from .plan import FetchPlan
 from .rows import Numbers, Source, sources
@@ -38,9 +39,9 @@ _NO_TIME = -1
 
 
 def fetch_arrow(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> pa.Table:
-    """All messages of the plan, by partition and offset, as FETCHED. Raises FileTruncated rather than come short.
+    """All messages of the plan that have not expired, by partition and offset, as FETCHED.
 
-    kept: where rows are looked for before they are read.
+    Raises FileTruncated rather than come short. kept: where rows are looked for before they are read.
     """
     pieces = list(_pieces(files, plan, kept))
     return pa.Table.from_batches([b for piece in pieces for b in piece.to_batches()], FETCHED)
@@ -101,7 +102,9 @@ def _messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
         pa.array(is_appended.astype(np.int32)),
         with_causes(rows.column("headers"), segments),
     ]
-    return pa.table(columns, schema=FETCHED)
+    table = pa.table(columns, schema=FETCHED)
+    expired = have_expired(plan.now_ms, segments, rows)
+    return table if expired is None else table.filter(pa.array(~expired))
 
 
 def first_at_or_after(files: Files, plan: FetchPlan, time_us: int) -> tuple[int, int] | None:

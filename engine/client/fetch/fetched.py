@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
+from functools import cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
 from .arrow import fetch_arrow
+from .expiry import expired_offsets
 from .kept import KeptRows
 from .pieces import pieces
 from .plan import FetchPlan
@@ -57,8 +61,21 @@ class Fetched:
 
     @property
     def record_count(self) -> int:
-        """Number of messages, known without reading them."""
-        return self.plan.record_count
+        """Number of messages, known without reading them, but for those that may have expired."""
+        return self.plan.record_count - sum(map(len, self.expired.values()))
+
+    @cached_property
+    def expired(self) -> Mapping[int, npt.NDArray[np.int64]]:
+        """Partition -> offsets of messages that have expired and are not shown.
+
+        None, where that cannot be read: then whoever reads the messages is told why.
+        """
+        if not self.plan.expirable.num_rows:
+            return {}
+        try:
+            return self._found(self.plan, lambda found: expired_offsets(self._namespace.files, found, self._kept))
+        except FileTruncated:
+            return {}
 
     def to_arrow(self) -> pa.Table:
         """All messages, by partition and offset, in the schema of Spark's Kafka source."""

@@ -82,10 +82,16 @@ class Fetching:
         return self.look(found)
 
     def plan(
-        self, topic: str, isolation: Isolation, start: Position, end: Position, partitions: list[int] | None = None
+        self,
+        topic: str,
+        isolation: Isolation,
+        start: Position,
+        end: Position,
+        partitions: list[int] | None = None,
+        include_expired: bool = False,
     ) -> FetchPlan:
         """As of the newest step. For times data files are read: with a reader of its own, nobody waits for that."""
-        given = self._namespace.files, topic, isolation, start, end, partitions
+        given = self._namespace.files, topic, isolation, start, end, partitions, include_expired
         if isinstance(start, datetime) or isinstance(end, datetime):
             own = Reader(self._namespace.store, self._clock)
             own.refresh()

@@ -36,6 +36,8 @@ PLANNED: pa.Schema = pa.schema(
             "min_timestamp_ms",
             "max_timestamp_ms",
             "append_time_ms",
+            "ttl_from_ms",
+            "ttl_ms",
             "producer_id",
             "producer_epoch",
             "transactional",

@@ -24,17 +24,23 @@ def pieces(
 
     read: all messages of a plan. Held are the row groups that a piece lies in, which whoever wrote them kept small.
     """
-    total = plan.record_count if limit is None else min(limit, plan.record_count)
+    total = plan.record_count
+    left = total if limit is None else limit
+    may_expire = plan.expirable.num_rows > 0  # then as many as are left may be far away
     ends = np.cumsum(plan.segments.column("record_count").to_numpy())
     first, rows = 0, FIRST_ROWS
-    while first < total:
-        last = _end_of_read(ends, first, min(first + rows, total), total)
-        table = read(_cut(plan, ends, first, last))
-        # how many rows make so many bytes is learnt from what was read
-        wanted = target_bytes * table.num_rows // max(table.nbytes, 1)
-        for at in range(0, table.num_rows, max(1, wanted)):
-            yield table.slice(at, max(1, wanted))
-        first, rows = last, max(1, min(MAX_ROWS, rows * 4, wanted))
+    while first < total and left > 0:
+        most = min(total, first + (max(left, rows) if may_expire else left))
+        last = _end_of_read(ends, first, min(first + rows, most), most)
+        table = read(_cut(plan, ends, first, last)).slice(0, left)
+        left -= table.num_rows
+        first, rows = last, min(MAX_ROWS, rows * 4)
+        if table.num_rows:  # else all has expired
+            # how many rows make so many bytes is learnt from what was read
+            wanted = max(1, target_bytes * table.num_rows // max(table.nbytes, 1))
+            for at in range(0, table.num_rows, wanted):
+                yield table.slice(at, wanted)
+            rows = min(rows, wanted)
 
 
 def _end_of_read(ends: npt.NDArray[np.int64], first: int, wanted: int, total: int) -> int:

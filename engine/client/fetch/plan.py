@@ -26,7 +26,8 @@ Position = int | str | datetime | Mapping[int, int]
 class FetchPlan:
     """Row ranges in the order of partition and offset (columns of PLANNED), as of one step.
 
-    held: of rows that are not in a data file yet, as they ride in the journal.
+    held: of rows that are not in a data file yet, as they ride in the journal; now_ms: what has expired by then is
+    passed over, None: nothing is.
     """
 
     topic: str
@@ -36,9 +37,18 @@ class FetchPlan:
     ranges: tuple[OffsetRange, ...]
     held: Held
     isolation: Isolation
+    now_ms: int | None = None
+
+    @property
+    def expirable(self) -> pa.Table:
+        """Those of its segments some of whose messages may have expired."""
+        if self.now_ms is None:
+            return self.segments.slice(0, 0)
+        return self.segments.filter(pc.field("ttl_from_ms").is_valid())
 
     @property
     def record_count(self) -> int:
+        """Number of messages, with those that have expired."""
         return sum(self.segments.column("record_count").to_pylist())
 
 
@@ -52,8 +62,12 @@ def plan_fetch(
     isolation: Isolation,
     starts: Mapping[int, int],
     ends: Mapping[int, int],
+    include_expired: bool = False,
 ) -> FetchPlan:
-    """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds."""
+    """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds.
+
+    What has expired is judged by the time of the newest step: whoever reads the plan, and when, reads the same.
+    """
     ranges = tuple(
         OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
@@ -70,7 +84,8 @@ def plan_fetch(
     wanted = [r for r in ranges if r.end > r.start]
     segments = reader.segments(topic, wanted, committed)
     step, held = reader.state.step, reader.held(segments)
-    return FetchPlan(topic.topic, topic.topic_id, step, segments, ranges, held, isolation)
+    now_ms = None if include_expired else reader.state.now_ms
+    return FetchPlan(topic.topic, topic.topic_id, step, segments, ranges, held, isolation, now_ms)
 
 
 def plan_again(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
@@ -86,7 +101,7 @@ def plan_again(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
     again = plan_fetch(reader, topic, plan.isolation, starts, ends)
-    return None if again.segments.equals(plan.segments) else replace(again, ranges=plan.ranges)
+    return None if again.segments.equals(plan.segments) else replace(again, ranges=plan.ranges, now_ms=plan.now_ms)
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:

@@ -36,6 +36,7 @@ def plan_positions(
     start: Position,
     end: Position,
     partitions: list[int] | None,
+    include_expired: bool = False,
 ) -> FetchPlan:
     """The plan of a fetch as of the reader's step. Positions are what `fetch_position` lets pass."""
     check_isolation(isolation)
@@ -49,7 +50,7 @@ def plan_positions(
         if lacking := [p for p in partitions if p not in starts]:
             raise InvalidRequest("start names no offset of a partition that is asked for.", found=lacking[0])
         starts = {p: starts[p] for p in partitions}
-    return plan_fetch(reader, topic, isolation, starts, ends)
+    return plan_fetch(reader, topic, isolation, starts, ends, include_expired)
 
 
 def _positions(reader: Reader, files: Files, topic: Topic, isolation: Isolation, position: Position) -> dict[int, int]:

@@ -40,7 +40,7 @@ WHOLE = RESTORED
 
 _ATTEMPTS = 20
 
-_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms", "dead_letter")
+_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms", "ttl_from_ms", "ttl_ms", "dead_letter")
 """In what segments agree that a fetch reads as one."""
 
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]

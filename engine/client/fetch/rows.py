@@ -18,15 +18,18 @@ from .held import HeldPart
 from .kept import KeptRows
 from .plan import FetchPlan
 
-ROWS = ["key", "value", "timestamp", "headers"]
-"""The columns of message rows that a fetch shows."""
+_SHOWN = ["key", "value", "timestamp", "headers"]
+_TTL = "ttl_ms"
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that were read, and for some ranges of the plan, by their index in it, where in `rows` they begin."""
+    """Rows that were read, and for some ranges of the plan, by their index in it, where in `rows` they begin.
+
+    rows: key, value, timestamp, headers, and, where some may have expired, ttl_ms.
+    """
 
     rows: pa.Table
     ranges: Numbers
@@ -38,6 +41,8 @@ def sources(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> Iter
 
     kept: where row groups are looked for first, and put.
     """
+    # who comes back for the rest of a row group may ask of others whether they have expired
+    columns = [*_SHOWN, _TTL] if kept is not None or plan.expirable.num_rows else _SHOWN
     file_ids = plan.segments.column("file_id").to_numpy()
     first_rows = plan.segments.column("first_row").to_numpy()
     ends = first_rows + plan.segments.column("record_count").to_numpy()
@@ -47,11 +52,11 @@ def sources(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> Iter
         parts = plan.held.get(file_id, ())
         is_held = _are_held(parts, first_rows[mine], ends[mine])
         if is_held.any():
-            yield _held(file_id, parts, mine[is_held], first_rows)
+            yield _held(file_id, parts, mine[is_held], first_rows, columns)
         if not is_held.all():
             in_file = mine[~is_held]
             footer_hash = plan.segments.column("footer_hash")[int(in_file[0])].as_py()
-            yield _read(files, file_id, footer_hash, in_file, first_rows, ends, kept)
+            yield _read(files, file_id, footer_hash, in_file, first_rows, ends, columns, kept)
 
 
 def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> npt.NDArray[np.bool_]:
@@ -67,11 +72,11 @@ def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> 
     return (at >= 0) & (first_rows < lasts[at]) & (ends <= stretch_ends[at])
 
 
-def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: Numbers) -> Source:
+def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: Numbers, columns: list[str]) -> Source:
     begins = np.array([part.first_row for part in parts])
     shift = np.cumsum([0, *(part.record_count for part in parts)])
     at = np.searchsorted(begins, first_rows[ranges], side="right") - 1
-    rows = pa.concat_tables([part.rows.select(ROWS) for part in parts])
+    rows = pa.concat_tables([part.rows.select(columns) for part in parts])
     if rows.num_rows != shift[-1]:
         raise _misplaced(file_id)
     return Source(rows, ranges, shift[at] + first_rows[ranges] - begins[at])
@@ -84,6 +89,7 @@ def _read(
     ranges: Numbers,
     first_rows: Numbers,
     ends: Numbers,
+    columns: list[str],
     kept: KeptRows | None,
 ) -> Source:
     """Only row groups that hold some of the rows are read."""
@@ -98,9 +104,9 @@ def _read(
         starts = np.cumsum([0, *counts])
         needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
         if kept is None:
-            table = file.read_row_groups(needed, columns=["row", *ROWS])
+            table = file.read_row_groups(needed, columns=["row", *columns])
         else:  # one by one: of a table that is cut all of it stays in memory
-            groups = [file.read_row_group(group, columns=["row", *ROWS]) for group in needed]
+            groups = [file.read_row_group(group, columns=["row", *columns]) for group in needed]
             table = pa.concat_tables(groups)
             for group, rows in zip(needed, groups, strict=True):
                 kept.put(file_id, tuple(starts.tolist()), group, rows)
@@ -137,7 +143,7 @@ def _source(
     group = np.searchsorted(starts, first_rows[ranges], side="right") - 1
     begin = shift[group] + first_rows[ranges] - starts[group]
     _check_rows(file_id, table.column("row").to_numpy(), begin, first_rows[ranges], ends[ranges])
-    return Source(table.select(ROWS), ranges, begin)
+    return Source(table.drop_columns("row"), ranges, begin)
 
 
 def _check_rows(file_id: int, numbers: Numbers, begin: Numbers, first_rows: Numbers, ends: Numbers) -> None:

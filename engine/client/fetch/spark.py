@@ -36,6 +36,8 @@ _SEGMENT = [
     "record_count",
     "append_time_ms",
     "source_offset",
+    "ttl_from_ms",
+    "ttl_ms",
 ]
 
 
@@ -73,14 +75,14 @@ def _of_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> Dat
         raise FileTruncated("A data file is gone.", found=found) from None
     planned = plan.segments.select(_SEGMENT).append_column("cause", cause_headers(plan.segments))
     segments = spark.createDataFrame(planned.combine_chunks())
-    return visible_messages(messages, segments, plan.topic)
+    return visible_messages(messages, segments, plan.topic, plan.now_ms if plan.expirable.num_rows else None)
 
 
-def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> DataFrame:
-    """Rows of `messages` that lie in a segment, as messages of `topic`.
+def visible_messages(messages: DataFrame, segments: DataFrame, topic: str, now_ms: int | None) -> DataFrame:
+    """Rows of `messages` that lie in a segment and have not expired by `now_ms` (None: none can), of this topic.
 
     messages: columns of MESSAGES; segments: file_id, file_partition, partition, base_offset, first_row, record_count,
-    append_time_ms, and of dead letters source_offset and cause, the headers that say why they are.
+    append_time_ms, ttl_from_ms, ttl_ms, and of dead letters source_offset and cause, the headers that say why they are.
     """
     in_segment = (
         # one bigint as the key of the join, as in the views: Spark makes a key of every equality
@@ -89,6 +91,9 @@ def visible_messages(messages: DataFrame, segments: DataFrame, topic: str) -> Da
         & (F.col("m.row") >= F.col("s.first_row"))
         & (F.col("m.row") < F.col("s.first_row") + F.col("s.record_count"))
     )
+    if now_ms is not None:
+        ends_ms = F.col("s.ttl_from_ms") + F.coalesce(F.col("m.ttl_ms"), F.col("s.ttl_ms"))
+        in_segment &= F.coalesce(ends_ms > now_ms, F.lit(True))
     appended = F.timestamp_millis(F.col("s.append_time_ms"))
     source_offset = F.col("s.source_offset") + F.col("m.row") - F.col("s.first_row")
     offset_header = F.struct(F.lit(OFFSET).alias("key"), source_offset.cast("string").cast("binary").alias("value"))

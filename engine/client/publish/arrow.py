@@ -167,7 +167,7 @@ class ArrowPublisher:
             raise refuse_all(refused)
         if publication.on_error == "leave_out":
             refused = []
-        request = produce_request(publication, route, ranges, refused, placed.written)
+        request = produce_request(publication, route, ranges, refused, placed.written, _has_ttl(body))
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
         return Prepared(request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.stretches)
 
@@ -223,6 +223,12 @@ class ArrowPublisher:
             if arranged.each
         ]
         return _Placed(None, parts, [file for _, file in slices], partition, np.concatenate(each), stretches)
+
+
+def _has_ttl(body: Body) -> bool:
+    if isinstance(body, FewBody):
+        return body.ttls_ms is not None
+    return bool(body.column("ttl_ms").null_count < body.num_rows)
 
 
 def published(future: Future[AnyResult]) -> Published:

@@ -103,16 +103,18 @@ class DelayedMessages:
         *,
         deliver_at: datetime | int | None = None,
         delay_ms: int | None = None,
+        ttl_ms: int | None = None,
     ) -> str:
         """Publish one message that comes at a time, or after a delay; returns its receipt.
 
+        ttl_ms: how long it is to be delivered, from then on.
         Raises InvalidTopic, InvalidRecord, InvalidTimestamp, DelayTooLong, DelayQueueFull, UnknownTopicOrPartition,
         RequestTimedOut: it may have been scheduled.
         """
         if deliver_at is None and delay_ms is None:
             raise InvalidRequest("A delayed message has a time of delivery, or a delay.", found="neither")
         destination, records = checked_destination(topic), Records()
-        extras, size = checked_extras(headers, None, None, deliver_at, delay_ms)
+        extras, size = checked_extras(headers, None, None, deliver_at, delay_ms, ttl_ms)
         records.add(checked_bytes("key", key), checked_bytes("value", value), extras)
         body, asked = records.body(destination, size, self._clock.now_ms())
         publisher = self._publisher()

@@ -51,12 +51,13 @@ RANGES = pa.schema(
         ("max_timestamp_ms", pa.int64()),
         ("first_due_ms", pa.int64()),
         ("last_due_ms", pa.int64()),
+        ("has_ttl", pa.bool_()),
     ]
 )
 RANGES_DDL = (
     "task int, file_id bigint, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
     "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint, "
-    "first_due_ms bigint, last_due_ms bigint"
+    "first_due_ms bigint, last_due_ms bigint, has_ttl boolean"
 )
 
 
@@ -73,6 +74,7 @@ class WrittenRun(NamedTuple):
     destination: int
     copy: int
     run: Run
+    has_ttl: bool
 
 
 ELSEWHERE = -1
@@ -84,8 +86,8 @@ NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
 
 @dataclass(frozen=True)
 class WriteMessages:
-    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic, due_us and delay_ms
-    -> one row per run.
+    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic, due_us and delay_ms,
+    ttl_ms -> one row per run.
 
     now_ms: of the call. Without a column topic all rows go to the one destination; rows of a topic that is no
     destination are stored as refused. Gives RANGES.
@@ -123,9 +125,10 @@ class WriteMessages:
                 destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
             arranged = arrange(destination.copies, _body(rows, destination.name, self.now_ms), asked, start)
             first_row = writer.write(arranged.rows)
+            has_ttl = arranged.rows.column("ttl_ms").null_count < arranged.rows.num_rows
             for copy, (_, runs) in enumerate(arranged.runs):
                 for run in runs:
-                    yield WrittenRun(index, copy, run._replace(first_row=run.first_row + first_row))
+                    yield WrittenRun(index, copy, run._replace(first_row=run.first_row + first_row), has_ttl)
 
     def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         if "topic" not in table.column_names:
@@ -162,6 +165,8 @@ def _body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
     if "headers" in table.column_names:
         given = pa.chunked_array([_null_where_empty(table.column("headers"))])
         columns["headers"], at_us, delay_ms = taken_from_headers(given, at_us, delay_ms)
+    if "ttl_ms" in table.column_names:
+        columns["ttl_ms"] = table.column("ttl_ms")
     arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
     arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
     if at_us.null_count == delay_ms.null_count == n:
@@ -188,6 +193,7 @@ def _ranges(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.Re
         [one.destination for one in placed],
         [one.copy for one in placed],
         *zip(*(one.run for one in placed), strict=True),
+        [one.has_ttl for one in placed],
     ]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.codec.few_rows import FewRows, Header, headers_bytes, table_of
@@ -32,7 +32,7 @@ from .delaying import (
     Wanted,
     said_by,
 )
-from .placing import BAD_HEADER, BAD_TIME, TOO_LARGE, UNKNOWN, Copy, Placed, Run, refuse_bad_delays
+from .placing import BAD_HEADER, BAD_TIME, BAD_TTL, TOO_LARGE, UNKNOWN, Copy, Placed, Run, refuse_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
 FEW_ROWS = 256
@@ -49,7 +49,8 @@ T = TypeVar("T")
 class FewBody:
     """Message bodies of one destination, not placed yet: columns of equal length. headers: None where none has any.
 
-    due_us, due_by_call_us: when rows are asked to be due, as in `Wanted`; None where none is delayed.
+    due_us, due_by_call_us: when rows are asked to be due, as in `Wanted`; None where none is delayed. ttls_ms: None
+    where none has a time to live.
     """
 
     destination: str
@@ -59,6 +60,7 @@ class FewBody:
     headers: Sequence[list[Header] | None] | None = None
     due_us: Sequence[int] | None = None
     due_by_call_us: Sequence[int] | None = None
+    ttls_ms: Sequence[int | None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -82,6 +84,7 @@ class FewBody:
             column(self.values),
             column(self.timestamps_us),
             None if self.headers is None else column(self.headers),
+            ttl_ms=None if self.ttls_ms is None else column(self.ttls_ms),
         )
 
     def table(self) -> pa.Table:
@@ -110,6 +113,7 @@ def few_of(
     now_ms: int,
     deliver_at_us: Sequence[int | None] | None = None,
     delays_ms: Sequence[int | None] | None = None,
+    ttls_ms: Sequence[int | None] | None = None,
 ) -> FewBody:
     """A body of columns that were checked; where they say nothing, the time is now, and the key a header's."""
     now_us = now_ms * 1000
@@ -118,7 +122,9 @@ def few_of(
         keys = [_key_of(one) if key is None and one else key for key, one in zip(keys, headers, strict=True)]
         if any(name in DELAY_HEADERS for one in headers for name, _ in one or ()):
             headers, deliver_at_us, delays_ms = _taken_from_headers(headers, deliver_at_us, delays_ms)
-    body = FewBody(destination, keys, values, times, headers)
+    if ttls_ms is not None and all(one is None for one in ttls_ms):
+        ttls_ms = None
+    body = FewBody(destination, keys, values, times, headers, ttls_ms=ttls_ms)
     if deliver_at_us is None and delays_ms is None:
         return body
     nothing = [None] * len(values)
@@ -180,7 +186,7 @@ def few_of_table(table: pa.Table, destination: str, now_ms: int) -> tuple[FewBod
         columns.get("headers"),
         columns.get("timestamp"),
     )
-    body = few_of(destination, *given, now_ms, *delays)
+    body = few_of(destination, *given, now_ms, *delays, columns.get("ttl_ms"))
     asked = columns.get("partition")
     return body, None if asked is None else [-1 if one is None else one for one in asked]
 
@@ -192,7 +198,7 @@ def _plain(name: str, column: pa.ChunkedArray) -> list[Any] | None:
             return None
         column = column if column.type == pa.binary() else column.cast(pa.binary())
         return column.to_pylist()
-    if name in ("partition", "delay_ms"):
+    if name in ("partition", "delay_ms", "ttl_ms"):
         return column.to_pylist() if column.type in _WHOLE else None
     if name == "deliver_at" and column.type in _WHOLE:
         return [None if ms is None else max(-1, min(ms, FAR_MS)) * 1000 for ms in column.to_pylist()]
@@ -267,6 +273,7 @@ def _copied(body: FewBody, times: int) -> FewBody:
         [*body.values] * times,
         [*body.timestamps_us] * times,
         None if body.headers is None else [*body.headers] * times,
+        ttls_ms=None if body.ttls_ms is None else [*body.ttls_ms] * times,
     )
 
 
@@ -287,6 +294,9 @@ def _partitions(copy: Copy, body: FewBody, asked: Sequence[int] | None, start: i
             partition[row] = TOO_LARGE
         if listed and any(name is None for name, _ in listed):
             partition[row] = BAD_HEADER
+    for row, ttl_ms in enumerate(body.ttls_ms or ()):
+        if ttl_ms is not None and not 0 <= ttl_ms <= MAX_TTL_MS:
+            partition[row] = BAD_TTL
     return partition
 
 

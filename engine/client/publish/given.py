@@ -11,7 +11,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord
 from ..arguments import listed, refused, text
-from .record import checked_delay
+from .record import checked_delay, checked_ttl
 
 
 def arrow_table(data: Any) -> pa.Table | None:
@@ -59,7 +59,7 @@ def ordered(table: pa.Table, order_by: Any) -> pa.Table:
 
 def selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """The table with the columns named as a message's; those not named are taken by their own name."""
-    alike = delays_alike(columns)
+    alike = alike_in(columns)
     chosen = {
         name: name if given is None else text(name, given)
         for name, given in columns.items()
@@ -84,6 +84,14 @@ def delays_alike(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
     if at_us is not None:
         return {"deliver_at": pa.scalar(at_us, TIME)}
     return {} if delay_ms is None else {"delay_ms": pa.scalar(delay_ms, pa.int64())}
+
+
+def alike_in(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
+    """What is said of all rows, and is no column: of their delay, and of their time to live. Raises as those two."""
+    ttl = columns.get("ttl_ms")
+    ttl_ms = None if isinstance(ttl, str) else checked_ttl(ttl)
+    alike = delays_alike(columns)
+    return alike if ttl_ms is None else alike | {"ttl_ms": pa.scalar(ttl_ms, pa.int64())}
 
 
 def _check_columns(table: pa.Table, names: list[str]) -> None:

@@ -23,6 +23,7 @@ from ...protocol.errors import InvalidRecord
 from ..arguments import text
 from .delaying import FAR_MS
 from .given import DELAYS, delays_alike
+from .record import checked_ttl
 from .request import KEY_HEADERS
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
@@ -36,13 +37,14 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
     "partition": (IntegralType, NullType),
     "deliver_at": (TimestampType, TimestampNTZType, IntegralType, NullType),
     "delay_ms": (IntegralType, NullType),
+    "ttl_ms": (IntegralType, NullType),
 }
 
 
 def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any) -> DataFrame:
     """key, value, timestamp and, where they are given, headers, asked (an explicit partition) and topic, as stored.
 
-    Where there is a column of delays, or of times of delivery, also due_us and delay_ms.
+    Where there is a column of delays, or of times of delivery, also due_us and delay_ms; of times to live, ttl_ms.
 
     columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
     one. order_by: the rows of a key stay in this order. Raises InvalidRecord.
@@ -53,6 +55,8 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         if given is not None or name in df.columns
     }
     chosen = _with_one_delay(chosen, columns)
+    if chosen.get("ttl_ms") is not None and not isinstance(chosen["ttl_ms"], Column | str):
+        chosen["ttl_ms"] = F.lit(checked_ttl(chosen["ttl_ms"]))
     if "value" not in chosen:
         raise InvalidRecord("The DataFrame has no column for the value.", found=df.columns, expected="value, or value=")
     named = [given for given in chosen.values() if isinstance(given, str) and given.isidentifier()]
@@ -74,6 +78,7 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         F.coalesce(_optional(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
         *([F.coalesce(F.col("partition").cast("bigint"), F.lit(-1)).alias("asked")] if "partition" in chosen else []),
         *_due(message, chosen),
+        *([F.col("ttl_ms").cast("bigint")] if "ttl_ms" in chosen else []),
         *(["topic"] if "topic" in chosen else []),
         *(f"__order_{i}" for i in range(len(ordering))),
     )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partitions_of
@@ -27,13 +27,14 @@ REFUSALS: tuple[tuple[str, str], ...] = (
     ("MESSAGE_TOO_LARGE", "The message is larger than the topic's max.message.bytes."),
     ("INVALID_TIMESTAMP", "The timestamp is before 1970 or after 9999."),
     ("INVALID_RECORD", "A header has no key."),
+    ("INVALID_RECORD", "The time to live is negative, or more than a hundred years."),
     ("INVALID_TIMESTAMP", "The time of delivery is before 1970 or after 9999."),
     ("INVALID_TIMESTAMP", "The delay is negative."),
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
     ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is no number of milliseconds."),
 )
-UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
+UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
 
 
 class Copy(NamedTuple):
@@ -69,13 +70,16 @@ def refuse_bad_rows(
 ) -> npt.NDArray[np.int32]:
     """`partition` with a negative number for every row that cannot be a message.
 
-    body: columns key, value, headers; max_bytes: of key, value and headers together.
+    body: columns key, value, headers, ttl_ms; max_bytes: of key, value and headers together.
     """
     tests = [(BAD_TIME, (timestamps_us < MIN_TIMESTAMP_US) | (timestamps_us > MAX_TIMESTAMP_US))]
     if body.nbytes > max_bytes:  # else no row of it can be larger
         tests.append((TOO_LARGE, message_bytes(body) > max_bytes))
     if body.column("headers").null_count < body.num_rows:
         tests.append((BAD_HEADER, _keyless(body.column("headers"))))
+    if body.column("ttl_ms").null_count < body.num_rows:
+        ttl_ms = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
+        tests.append((BAD_TTL, (ttl_ms < 0) | (ttl_ms > MAX_TTL_MS)))
     for refusal, bad in tests:
         if bad.any():
             partition = np.where(bad, np.int32(refusal), partition)

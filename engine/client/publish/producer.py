@@ -91,13 +91,15 @@ class Producer:
         timestamp_ms: int | None = None,
         deliver_at: datetime | int | None = None,
         delay_ms: int | None = None,
+        ttl_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
         """Give one record to be sent. Its future says where it is; on_delivery is called with (error, metadata).
 
         deliver_at: the time (or epoch milliseconds) before which it is in no log; delay_ms: how long after its
-        timestamp that is. Raises InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge, BufferFull,
-        IllegalState, and an error of what was given before that this thread was not told of; nothing is sent then.
+        timestamp that is; ttl_ms: how long after it came into the log it expires. Raises
+        InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge, BufferFull, IllegalState, and an error of what
+        was given before that this thread was not told of; nothing is sent then.
         """
         if type(topic) is not str or topic not in self._destinations:
             topic = self._known_destination(topic)
@@ -107,9 +109,9 @@ class Producer:
             key = checked_bytes("key", key)
         size = (len(value) if value else 0) + (len(key) if key else 0) + _RECORD_BYTES
         extras = None
-        delayed = deliver_at is not None or delay_ms is not None
-        if delayed or headers is not None or partition is not None or timestamp_ms is not None:
-            extras, more = checked_extras(headers, partition, timestamp_ms, deliver_at, delay_ms)
+        timed = deliver_at is not None or delay_ms is not None or ttl_ms is not None
+        if timed or headers is not None or partition is not None or timestamp_ms is not None:
+            extras, more = checked_extras(headers, partition, timestamp_ms, deliver_at, delay_ms, ttl_ms)
             size += more
         if on_delivery is not None:
             check_callback("on_delivery", on_delivery)
@@ -129,7 +131,8 @@ class Producer:
         return future
 
     def send_arrow(self, topic: str, table: pa.Table) -> None:
-        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`, `deliver_at`, `delay_ms`.
+        """Give a table: `value`, and optionally `key`, `headers`, `timestamp`, `partition`, `deliver_at`, `delay_ms`,
+        `ttl_ms`.
 
         Raises as `send`.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
@@ -17,8 +17,8 @@ from .few import FEW_BYTES, FEW_ROWS, FewBody, few_of
 from .request import body_of
 
 Header = tuple[str, bytes | None]
-Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None]
-"""Headers, partition, timestamp (us), time of delivery (us) and delay (ms), which most records do without."""
+Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None, int | None]
+"""Headers, partition, timestamp (us), time of delivery (us), delay and time to live (ms): most records have none."""
 
 MAX_BYTES = 2**31 - 1
 """Of a record: what the largest max.message.bytes can be."""
@@ -49,8 +49,8 @@ class Records:
         """The body, and the partitions asked for. size_bytes: of all records."""
         if len(self.values) > FEW_ROWS or size_bytes > FEW_BYTES:
             return body_of(self._table(), destination, now_ms)
-        headers, asked, times, due, delays = (self._extra(place) for place in range(5))
-        body = few_of(destination, self.keys, self.values, headers, times, now_ms, due, delays)
+        headers, asked, times, due, delays, ttls = (self._extra(place) for place in range(6))
+        body = few_of(destination, self.keys, self.values, headers, times, now_ms, due, delays, ttls)
         return body, None if asked is None else [-1 if one is None else one for one in asked]
 
     def _extra(self, place: int) -> list[Any] | None:
@@ -66,7 +66,7 @@ class Records:
         """The columns that `body_of` takes."""
         columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
         extras = [("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME), ("deliver_at", TIME)]
-        extras.append(("delay_ms", pa.int64()))
+        extras += [("delay_ms", pa.int64()), ("ttl_ms", pa.int64())]
         for place, (name, kind) in enumerate(extras):
             if (column := self._extra(place)) is not None:
                 columns[name] = pa.array(column, kind)
@@ -98,12 +98,18 @@ def checked_bytes(name: str, given: object) -> bytes | None:
 
 
 def checked_extras(
-    headers: object, partition: object, timestamp_ms: object, deliver_at: object, delay_ms: object
+    headers: object, partition: object, timestamp_ms: object, deliver_at: object, delay_ms: object, ttl_ms: object
 ) -> tuple[Extras, int]:
     """What may come with a key and a value, and the bytes of the headers. Raises InvalidRecord, InvalidTimestamp."""
     listed, size = _headers(headers)
     due_us, delay = checked_delay(deliver_at, delay_ms)
-    return (listed, _partition(partition), _timestamp_us(timestamp_ms), due_us, delay), size
+    ttl = checked_ttl(ttl_ms)
+    return (listed, _partition(partition), _timestamp_us(timestamp_ms), due_us, delay, ttl), size
+
+
+def checked_ttl(ttl_ms: object) -> int | None:
+    """Raises InvalidRecord."""
+    return None if ttl_ms is None else whole_number("ttl_ms", ttl_ms, 0, MAX_TTL_MS, InvalidRecord)
 
 
 def checked_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int | None]:

@@ -21,7 +21,7 @@ from .placing import REFUSALS, Copy, Run, refuse_bad_delays
 from .publication import Publication
 from .routing import Route
 
-COLUMNS = ("key", "value", "headers", "timestamp", "partition", "deliver_at", "delay_ms")
+COLUMNS = ("key", "value", "headers", "timestamp", "partition", "deliver_at", "delay_ms", "ttl_ms")
 """What a user gives of a message."""
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
@@ -32,16 +32,16 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
     """The user's columns as a message body, and the partitions they ask for.
 
     table: `value` (text or binary), and optionally `key` (text or binary), `headers` (list of key, value), `timestamp`,
-    `partition` (whole numbers; null: by the key), `deliver_at` (times, or milliseconds), `delay_ms` (null: at once).
-    Where a delay counts from the call in some topics, a column DUE_BY_CALL comes after those of a body. Raises
-    InvalidRecord for a missing, unknown or ill-typed column.
+    `partition` (whole numbers; null: by the key), `deliver_at` (times, or milliseconds), `delay_ms` (null: at once),
+    `ttl_ms`. Where a delay counts from the call in some topics, a column DUE_BY_CALL comes after those of a body.
+    Raises InvalidRecord for a missing, unknown or ill-typed column.
     """
     unknown = [name for name in table.column_names if name not in COLUMNS]
     if unknown or "value" not in table.column_names:
         raise InvalidRecord(
             "The columns do not make a message.",
             found=table.column_names,
-            expected="value, and optionally key, headers, timestamp, partition, deliver_at or delay_ms",
+            expected="value, and optionally key, headers, timestamp, partition, deliver_at or delay_ms, ttl_ms",
         )
     n = table.num_rows
     stamps = _column(table, "timestamp", TIME)
@@ -60,7 +60,7 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
         "headers": headers,
         "timestamp": stamps,
         "deliver_at": pa.nulls(n, TIME) if due is None else due.cast(TIME),
-        "expires_at": pa.nulls(n, TIME),
+        "ttl_ms": _column(table, "ttl_ms", pa.int64()),
     }
     body = pa.table([columns[name] for name in BODY], schema=BODY_SCHEMA)
     if by_call is not None:
@@ -194,7 +194,9 @@ def produce_request(
     ranges: Ranges,
     refused: Sequence[RefusedRows],
     files: Sequence[WrittenFile] = (),
+    has_ttl: bool = False,
 ) -> Produce:
+    """has_ttl: some of the rows have a time to live."""
     sequences = publication.sequences
     return Produce(
         topics=list(route.topics),
@@ -205,4 +207,5 @@ def produce_request(
         producer=sequences.of(route, ranges, refused) if sequences else None,
         application=publication.application,
         transaction=publication.transaction,
+        has_ttl=has_ttl,
     )

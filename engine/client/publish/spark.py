@@ -195,7 +195,7 @@ def _request(publication: Publication, routes: Routes, written: Sequence[Row]) -
         else:
             refused += _nobodys(routes, destination, mine)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
-    return produce_request(publication, some_route, ranges, refused, files)
+    return produce_request(publication, some_route, ranges, refused, files, any(row.has_ttl for row in written))
 
 
 def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:

@@ -27,7 +27,7 @@ Header: TypeAlias = tuple[str | None, bytes | None]
 
 
 class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Message bodies as columns; times in microseconds. headers, deliver_at_us: None where no row has any."""
+    """Message bodies as columns; times in microseconds. headers, deliver_at_us, ttl_ms: None where no row has any."""
 
     topic: list[str]
     partition: list[_Int32]
@@ -36,6 +36,7 @@ class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     timestamp_us: list[_Int64]
     headers: list[list[Header] | None] | None = None
     deliver_at_us: list[_Int64 | None] | None = None
+    ttl_ms: list[_Int64 | None] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -44,7 +45,8 @@ class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @property
     def nbytes(self) -> int:
         """No fewer than it has in a letter, but for a few."""
-        row_bytes = _ROW_BYTES if self.deliver_at_us is None else _ROW_BYTES + _TIME_BYTES
+        times = (self.deliver_at_us is not None) + (self.ttl_ms is not None)
+        row_bytes = _ROW_BYTES + times * _TIME_BYTES
         plain = row_bytes * len(self.topic) + sum(map(len, self.topic)) + lengths(self.key) + lengths(self.value)
         if self.headers is None:
             return plain
@@ -81,7 +83,7 @@ def decode_few_rows(text: memoryview) -> FewRows:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not message bodies: {error}") from error
     counts = {len(rows.partition), len(rows.key), len(rows.value), len(rows.timestamp_us)}
-    counts |= {len(column) for column in (rows.headers, rows.deliver_at_us) if column is not None}
+    counts |= {len(column) for column in (rows.headers, rows.deliver_at_us, rows.ttl_ms) if column is not None}
     if counts != {rows.num_rows}:
         raise ValueError("not message bodies: columns differ in length")
     return rows
@@ -103,6 +105,7 @@ def _joined(parts: Sequence[FewRows]) -> FewRows:
 
     has_headers = any(part.headers is not None for part in parts)
     has_due = any(part.deliver_at_us is not None for part in parts)
+    has_ttl = any(part.ttl_ms is not None for part in parts)
     return FewRows(
         column(lambda part: part.topic),
         column(lambda part: part.partition),
@@ -111,6 +114,7 @@ def _joined(parts: Sequence[FewRows]) -> FewRows:
         column(lambda part: part.timestamp_us),
         column(lambda part: part.headers or [None] * part.num_rows) if has_headers else None,
         column(lambda part: part.deliver_at_us or [None] * part.num_rows) if has_due else None,
+        column(lambda part: part.ttl_ms or [None] * part.num_rows) if has_ttl else None,
     )
 
 
@@ -141,6 +145,7 @@ def _tables(parts: Sequence[FewRows]) -> list[pa.Table]:
         "headers": rows.headers,
         "timestamp": rows.timestamp_us,
         "deliver_at": rows.deliver_at_us,
+        "ttl_ms": rows.ttl_ms,
     }
     given = [(columns.get(field.name), field.type) for field in BODY_SCHEMA]
     arrays = [pa.nulls(rows.num_rows, kind) if column is None else pa.array(column, kind) for column, kind in given]

@@ -62,6 +62,7 @@ def _row(
         metadata=committed.metadata if committed else None,
         committed_at_ms=committed.committed_at_ms if committed else at_ms,
         deleted_count=committed.deleted_count if committed else 0,
+        expired_count=committed.expired_count if committed else 0,
         shard=shard,
         removed=committed is None,
     )
@@ -69,8 +70,8 @@ def _row(
 
 def _restore(state: State, rows: pa.Table) -> None:
     for row in CONSUMER_OFFSETS.rows(rows):
-        place = (row.topic_id, row.partition)
-        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, row.deleted_count)
+        place, counts = (row.topic_id, row.partition), (row.deleted_count, row.expired_count)
+        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, *counts)
         state.offsets.setdefault(row.group, {})[place] = committed
         if row.ranges is not None:
             known = state.deliveries.setdefault(row.group, {})

@@ -86,13 +86,18 @@ def _redriven(state: State, topic: Topic, known: Deliveries, found: DyingFound) 
         source = state.topics.get(state.topic_ids.get(cause.topic, -1)) if cause is not None else None
         if cause is not None and source is not None:
             to = _Target(source.topic_id, source.topic, source.partition_count, _is_stamped(source))
-            goes.append(_segment(state, to, cause.partition, rows, part) | {"origin": "redrive"})
+            goes.append(_segment(state, to, cause.partition, rows, part) | {"origin": "redrive"} | _anew(state, source))
         if cause is None or source is not None:
             done.append((part.first, part.length))
     if done:
         settled = Settled(found.topic_id, found.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
         record = DeadLettersSettled(found.topic_id, topic.topic, "redriven", [settled])
         yield JournalEntry(record, _segments(state, goes))
+
+
+def _anew(state: State, source: Topic) -> dict[str, Any]:
+    """Its time to live begins anew; whether the message has one itself only its row tells."""
+    return dict(zip(("ttl_from_ms", "ttl_ms"), source.ttl(True, state.now_ms), strict=True))
 
 
 def _is_dying(known: Deliveries, offsets: Range) -> bool:

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Container, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..errors import DelayQueueFull, InvalidRequest
 from ..values.base import Done
 from ..values.deciding import Decision, Given
@@ -36,7 +38,7 @@ from ..values.journal import JournalEntry
 from ..values.log import DataFile, PendingFile, Produce
 from ..values.segments import NO_SEGMENTS, Segments, segments
 from ..values.state import State
-from ..values.topics import Topic
+from ..values.topics import TimeToLive, Topic
 from .ranges import RangeColumns
 from .registries import Folds, Rules
 from .timers import Timers
@@ -65,6 +67,7 @@ def decide_delayed(
         ranges.last_due_ms,
         ranges.min_timestamp_ms,
         ranges.max_timestamp_ms,
+        np.full(len(ranges), request.has_ttl),
     )
     told = [
         DelayedRange(
@@ -245,12 +248,13 @@ class _Log:
         # of fewer partitions than there were when it was published
         partition = told.partition % topic.partition_count
         place, first_row = (told.topic_id, partition), told.first_row + first
+        ttl = topic.ttl(told.has_ttl, self._state.now_ms)
         end = self._ends.get(place)
         if end is None:
             end = int(topic.high_watermarks[partition])
         self._ends[place] = end + count
         last = self._last.get(place)
-        if last is not None and _goes_on(last, one, first_row):
+        if last is not None and _goes_on(last, one, first_row, ttl):
             last["record_count"] += count
             last["last_offset"] += count
             last["min_timestamp_ms"] = min(last["min_timestamp_ms"], told.min_timestamp_ms)
@@ -268,6 +272,7 @@ class _Log:
             "first_row": first_row,
             "min_timestamp_ms": told.min_timestamp_ms,
             "max_timestamp_ms": told.max_timestamp_ms,
+            "ttl": ttl,
             "producer_id": one.producer_id,
             "producer_epoch": one.producer_epoch,
         }
@@ -278,6 +283,7 @@ class _Log:
             return NO_SEGMENTS
         n, now_ms = len(self._rows), self._state.now_ms
         columns = {name: [row[name] for row in self._rows] for name in self._rows[0]}
+        columns["ttl_from_ms"], columns["ttl_ms"] = map(list, zip(*columns.pop("ttl"), strict=True))
         topics = {topic_id: self._state.topics[topic_id] for topic_id in set(columns["topic_id"])}
         stamps = {i: one.setting("message.timestamp.type") == "LogAppendTime" for i, one in topics.items()}
         stamped = [stamps[topic_id] for topic_id in columns["topic_id"]]
@@ -295,11 +301,12 @@ class _Log:
         )
 
 
-def _goes_on(last: dict[str, Any], one: WaitingRange, first_row: int) -> bool:
+def _goes_on(last: dict[str, Any], one: WaitingRange, first_row: int, ttl: TimeToLive) -> bool:
     return (
         last["first_row"] + last["record_count"] == first_row
         and (last["file_id"], last["file_partition"]) == (one.told.file_id, one.told.partition)
         and (last["producer_id"], last["producer_epoch"]) == one.author
+        and last["ttl"] == ttl
     )
 
 

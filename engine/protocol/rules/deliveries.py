@@ -7,6 +7,7 @@ says what became of it, or until its assignment ends; then it is delivered again
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ..errors import (
@@ -230,6 +231,11 @@ def _settled(state: State, group: Group, one: Acknowledgement, pending: bool) ->
         return [Settled(*place, status, ranges_of(parts))]
     if one.outcome is Outcome.REJECT:
         return died(place, parts, DeathReason.REJECTED, one.error)
+    if one.outcome is Outcome.EXPIRE:
+        topic = state.topics.get(one.topic_id)
+        if topic is not None and topic.setting("dead.letter.expired"):
+            return died(place, parts, DeathReason.EXPIRED, "")
+        return [Settled(*place, DeliveryStatus.ACKNOWLEDGED, ranges_of(parts), reason=DeathReason.EXPIRED)]
     if one.outcome is Outcome.UNSEEN:
         return [Settled(*place, DeliveryStatus.AVAILABLE, ranges_of(parts), uncounted=True)]
     settled = given_back(group, place, parts, one.error)
@@ -269,6 +275,10 @@ def evolve_settled(state: State, record: MessagesSettled, segments: Segments) ->
             continue
         known.change(one.ranges, partial(_become, one))
         _note(state, record.group, one.place)
+        if one.reason is DeathReason.EXPIRED:
+            committed = state.offsets[record.group]
+            more = committed[one.place].expired_count + sum(count for _, count in one.ranges)
+            committed[one.place] = replace(committed[one.place], expired_count=more)
     if record.transactional_id is not None and (transaction := state.transactions.get(record.transactional_id)):
         taken = transaction.acknowledged.setdefault(record.group, [])
         # a group counts once, as with its offsets
@@ -277,8 +287,9 @@ def evolve_settled(state: State, record: MessagesSettled, segments: Segments) ->
 
 
 def _become(one: Settled, part: Stretch) -> Stretch:
-    # how often it took is of no use any more, and would keep apart what is done with
-    deliveries = 1 if one.status is DeliveryStatus.ACKNOWLEDGED else part.deliveries - one.uncounted
+    if one.status is DeliveryStatus.ACKNOWLEDGED:  # how that came is of no use any more, and would keep them apart
+        return Stretch(part.first, part.length, one.status)
+    deliveries = part.deliveries - one.uncounted
     return Stretch(part.first, part.length, one.status, deliveries, one.not_before_ms, one.reason, one.error)
 
 

@@ -263,6 +263,8 @@ def _segments(
     stamped = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
     by_sequencer = [stamped[t] for t in ranges.topic_index.tolist()]
     partition, author = ranges.partition.tolist(), request.producer or request.transaction
+    lives = [t.ttl(request.has_ttl, now_ms) for t in topics]
+    ttl_from_ms, ttl_ms = zip(*(lives[t] for t in ranges.topic_index.tolist()), strict=True)
     return segments(
         n,
         kind=["data"] * n,
@@ -279,6 +281,8 @@ def _segments(
         min_timestamp_ms=_times(ranges.min_timestamp_ms, by_sequencer, now_ms),
         max_timestamp_ms=_times(ranges.max_timestamp_ms, by_sequencer, now_ms),
         append_time_ms=[now_ms if stamped else None for stamped in by_sequencer],
+        ttl_from_ms=list(ttl_from_ms),
+        ttl_ms=list(ttl_ms),
         producer_id=[author.producer_id if author else None] * n,
         producer_epoch=[author.producer_epoch if author else None] * n,
         base_sequence=sequences.tolist() if request.producer else [None] * n,

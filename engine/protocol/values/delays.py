@@ -42,7 +42,8 @@ class DelayedRanges(msgspec.Struct, frozen=True):
     """Ranges of rows that wait, as columns of equal length; the rows of each are in the order in which they are due.
 
     first_due_ms, last_due_ms: of its first row and its last, within one hour; footer_hash: as in `segments`;
-    reschedules: empty where all are 0.
+    has_ttl: whether some of its rows have a time to live of their own, empty where none has; reschedules: empty where
+    all are 0.
     """
 
     topic_id: list[int] = []
@@ -56,11 +57,13 @@ class DelayedRanges(msgspec.Struct, frozen=True):
     last_due_ms: list[int] = []
     min_timestamp_ms: list[int] = []
     max_timestamp_ms: list[int] = []
+    has_ttl: list[bool] = []
     reschedules: list[int] = []
 
     def rows(self) -> list[DelayedRange]:
         columns = [getattr(self, name) for name in DelayedRange._fields]
-        columns[-1] = self.reschedules or [0] * len(self.topic_id)
+        n = len(self.topic_id)
+        columns[-2:] = self.has_ttl or [False] * n, self.reschedules or [0] * n
         return ranges_of(columns)
 
 
@@ -92,6 +95,7 @@ class DelayedRange(NamedTuple):
     last_due_ms: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    has_ttl: bool = False
     reschedules: int = 0
 
     @property
@@ -128,8 +132,7 @@ def columns_of(ranges: Sequence[DelayedRange]) -> DelayedRanges:
 
 def _columns(ranges: Sequence[DelayedRange]) -> list[list[Any]]:
     columns: list[list[Any]] = [list(column) for column in zip(*ranges, strict=True)]
-    if columns and not any(columns[-1]):
-        columns[-1] = []
+    columns[-2:] = (column if any(column) else [] for column in columns[-2:])
     return columns
 
 

@@ -54,6 +54,8 @@ class DeathReason(str, Enum):
     """Who had it said so."""
     GIVEN_UP = "given_up"
     """It was delivered as often as it may be."""
+    EXPIRED = "expired"
+    """Its time to live was over before anybody had looked at it."""
 
 
 MAX_ERROR_LENGTH = 1_000
@@ -98,6 +100,11 @@ class Stretch(NamedTuple):
     @property
     def end(self) -> int:
         return self.first + self.length
+
+    @property
+    def span(self) -> Range:
+        """Its first offset, and the one after the last."""
+        return self.first, self.end
 
     def cut(self, first: int, end: int) -> Stretch:
         """The part from one offset to another, which it has."""
@@ -339,6 +346,8 @@ class Outcome(str, Enum):
     """They are not to be delivered again."""
     UNSEEN = "unseen"
     """Nobody has looked at them: their delivery does not count."""
+    EXPIRE = "expire"
+    """They had expired: nobody was shown them, nor is."""
 
 
 class Wanted(Assigned, frozen=True, array_like=True):
@@ -411,7 +420,7 @@ class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
 
 class Settled(InPartition, frozen=True, array_like=True):
     """Messages of a partition and what they are from now on. uncounted: their last delivery was none; reason, error:
-    why they are dying.
+    why they are dying, or, of those that have expired and become no dead letters, why they are done with.
     """
 
     status: DeliveryStatus

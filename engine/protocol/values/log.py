@@ -78,7 +78,10 @@ class ApplicationVersion(msgspec.Struct, frozen=True):
 
 
 class Produce(Request, frozen=True, tag="produce"):
-    """Publish rows of files; or, where it names no file, rows that ride in the letter from its row `first_row` on."""
+    """Publish rows of files; or, where it names no file, rows that ride in the letter from its row `first_row` on.
+
+    has_ttl: some of them have a time to live of their own.
+    """
 
     topics: list[TopicRef]
     ranges: Ranges
@@ -89,6 +92,7 @@ class Produce(Request, frozen=True, tag="produce"):
     application: ApplicationVersion | None = None
     transaction: TransactionRef | None = None
     first_row: Count = 0
+    has_ttl: bool = False
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):

@@ -148,13 +148,14 @@ class OffsetsRemoved(Record, frozen=True, tag="offsets_removed"):
 @dataclass(frozen=True)
 class CommittedOffset:
     """How far a group has come in a partition. deleted_count: offsets that were deleted before it was done with them;
-    they stay counted when it goes on.
+    expired_count: messages that expired before anybody in it had looked at them. Both stay counted when it goes on.
     """
 
     offset: int
     metadata: str | None
     committed_at_ms: int
     deleted_count: int = 0
+    expired_count: int = 0
 
 
 REQUESTS = (CommitOffsets, FetchOffsets, DeleteOffsets, ResetOffsets)

@@ -178,8 +178,9 @@ class State:
     def note_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
         """The group has come so far now."""
         committed = self.offsets.setdefault(group, {})
-        deleted_count = committed[place].deleted_count if place in committed else 0
-        committed[place] = CommittedOffset(offset, metadata, self.now_ms, deleted_count)
+        before = committed.get(place)
+        counts = (before.deleted_count, before.expired_count) if before else ()
+        committed[place] = CommittedOffset(offset, metadata, self.now_ms, *counts)
 
     def deliveries_of(self, group: str, place: tuple[int, int]) -> Deliveries | None:
         """None: nothing was delivered of it yet. group: or REDRIVE."""

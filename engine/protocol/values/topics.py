@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -163,6 +163,11 @@ class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
 
 Offsets = npt.NDArray[np.int64]
 
+TimeToLive: TypeAlias = tuple[int | None, int | None]
+"""Of the messages of a segment: since when it counts, None: they do not expire; and how long it is of those that have
+none of their own, None: for ever.
+"""
+
 
 @dataclass
 class Topic:
@@ -246,6 +251,13 @@ class Topic:
         for partition, firsts in self.open_transactions.items():
             offsets[partition] = max(min(firsts.values()), int(self.log_starts[partition]))
         return offsets
+
+    def ttl(self, has_ttl: bool, now_ms: int) -> TimeToLive:
+        """Of messages that come into the log now. has_ttl: some have a time to live of their own."""
+        default_ms = self.setting("ttl.ms")
+        if default_ms < 0:
+            return (now_ms if has_ttl else None), None
+        return now_ms, default_ms
 
     def setting(self, key: str) -> Any:
         """The value set, else the default."""

@@ -1,0 +1,59 @@
+"""Time to live through Spark: given as a column or for all, passed over in DataFrames, shown by the views."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from unit.served import values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidRecord
+
+SHORT_MS, LONG_MS = 20, 3_600_000
+
+
+def age(mq: Connection, topic: str) -> None:
+    time.sleep(0.05)
+    mq.topics.alter(topic, config={"max.message.bytes": 100_000})  # a step of a later time
+
+
+@pytest.mark.parametrize("ttl_ms", ["lives", "column", "number"])
+def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connection, topic: str, ttl_ms: str) -> None:
+    mq.topics.create(topic)
+    given: Any = {"lives": "lives", "column": F.col("lives") + 0, "number": SHORT_MS}[ttl_ms]
+    rows = spark.createDataFrame([("a", SHORT_MS), ("b", LONG_MS), ("c", None)], "value string, lives int")
+    mq.publish(topic, rows, ttl_ms=given)
+    age(mq, topic)
+    expected = [] if ttl_ms == "number" else ["b", "c"]
+    assert values(mq, topic) == expected
+    shown = sorted(row.value.decode() for row in mq.fetch(topic).to_spark().collect())
+    assert shown == expected
+    assert mq.fetch(topic, include_expired=True).to_spark().count() == 3
+
+
+def test_a_topics_own_and_views(spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]) -> None:
+    mq.topics.create(topic, config={"ttl.ms": SHORT_MS})
+    spark.sql(f"INSERT INTO mq.inbox (topic, value, ttl_ms) VALUES ('{topic}', 'a', NULL), ('{topic}', 'b', {LONG_MS})")
+    mq.drain_inbox()
+    age(mq, topic)
+    projected()
+    assert values(mq, topic) == ["b"]
+    shown = spark.table("mq.log_committed").where(F.col("topic") == topic).orderBy("expires_at").collect()
+    assert [bytes(row.value) for row in shown] == [b"a", b"b"]
+    assert round((shown[1].expires_at - shown[0].expires_at).total_seconds() * 1000) == LONG_MS - SHORT_MS
+
+
+def test_what_is_no_life(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic)
+    rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None)], "value string, ttl_ms long")
+    assert mq.publish(topic, rows).refused_count == 2
+    assert values(mq, topic) == ["c"]
+    with pytest.raises(InvalidRecord, match="wrong type"):
+        mq.publish(topic, rows, ttl_ms="value")
+    with pytest.raises(InvalidRecord):
+        mq.publish(topic, rows, ttl_ms=-1)

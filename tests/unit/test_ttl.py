@@ -1,0 +1,319 @@
+"""Time to live: a message that came into its log too long ago is passed over, and a queue group is told that it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+from unit.consuming import texts
+from unit.served import new_name, new_topic, served, until, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.protocol.values.deliveries import DeathReason
+from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
+from lakemq.jobs.cli import app
+from lakemq.jobs.sql import run_query
+from lakemq.tables.specs.messages import MAX_TTL_MS
+
+LONG_MS, SHORT_MS = 3_600_000, 60
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("ttl"), **{"project.interval.ms": 50}) as connection:
+        yield connection
+
+
+def all_values(mq: Connection, topic: str) -> list[str]:
+    return texts(mq.fetch(topic, include_expired=True))
+
+
+def age(mq: Connection, ms: int = SHORT_MS) -> None:
+    """So much time passes, and a step comes after it: what has expired is judged by the time of the newest."""
+    time.sleep(ms / 1000 + 0.02)
+    mq.topics.create(new_name("later"), 1)
+
+
+def ways() -> dict[str, Callable[[Connection, str], Any]]:
+    """How a message with a short life and one with a long one come into a topic."""
+    rows = pa.table({"value": ["short", "long"], "ttl_ms": [SHORT_MS, LONG_MS]})
+
+    def sent(mq: Connection, topic: str) -> None:
+        with mq.producer() as producer:
+            producer.send(topic, "short", ttl_ms=SHORT_MS)
+            producer.send(topic, "long", ttl_ms=LONG_MS)
+
+    def in_tables(mq: Connection, topic: str) -> None:
+        with mq.producer() as producer:
+            producer.send_arrow(topic, rows)
+
+    def alike(mq: Connection, topic: str) -> None:
+        mq.publish(topic, pa.table({"value": ["short"]}), ttl_ms=SHORT_MS)
+        mq.publish(topic, pa.table({"value": ["long"]}), ttl_ms=LONG_MS)
+
+    def by_column(mq: Connection, topic: str) -> None:
+        mq.publish(topic, pa.table({"v": ["short", "long"], "lives": [SHORT_MS, LONG_MS]}), value="v", ttl_ms="lives")
+
+    def in_files(mq: Connection, topic: str) -> None:
+        fill = "x" * 3000  # more than rides in a letter
+        mq.publish(topic, rows.append_column("key", pa.array([fill, fill])))
+
+    def by_transaction(mq: Connection, topic: str) -> None:
+        with mq.transaction(new_name("id")) as txn:
+            txn.publish(topic, pa.table({"value": ["short"]}), ttl_ms=SHORT_MS)
+            txn.publish(topic, pa.table({"value": ["long"]}), ttl_ms=LONG_MS)
+
+    def by_command(mq: Connection, topic: str) -> None:
+        for value, ttl_ms in (("short", SHORT_MS), ("long", LONG_MS)):
+            command = ["--path", str(mq.namespace.path), "publish", "--topic", topic, "--format", "lines"]
+            said = CliRunner().invoke(app, [*command, "--ttl-ms", str(ttl_ms)], input=f"{value}\n")
+            assert said.exit_code == 0, said.output
+
+    found = (sent, in_tables, alike, by_column, in_files, by_transaction, by_command)
+    return {way.__name__: way for way in found}
+
+
+@pytest.mark.parametrize("way", ways())
+def test_what_has_expired_is_passed_over_however_it_came(mq: Connection, way: str) -> None:
+    topic = new_topic(mq)
+    ways()[way](mq, topic)
+    age(mq)
+    assert values(mq, topic) == ["long"]
+    assert all_values(mq, topic) == ["short", "long"]
+    found = mq.fetch(topic)
+    assert (found.record_count, found.plan.record_count) == (1, 2)
+    assert mq.fetch(topic).to_arrow()["offset"].to_pylist() == [1]  # it keeps its offset
+
+
+def test_a_topic_says_how_long_what_has_no_life_of_its_own_lives(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.topics.alter(topic, {"ttl.ms": SHORT_MS})
+    mq.publish(topic, pa.table({"value": ["as the topic", "own"], "ttl_ms": [None, LONG_MS]}))
+    mq.publish(topic, pa.table({"value": ["plain"]}))
+    mq.topics.alter(topic, {"ttl.ms": -1})  # of what comes from now on
+    mq.publish(topic, pa.table({"value": ["for ever"]}))
+    age(mq)
+    assert values(mq, topic) == ["own", "for ever"]
+
+
+def test_a_delayed_message_lives_from_its_release_on(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.topics.alter(topic, {"delay.slot.ms": 10})
+    mq.delayed.schedule(topic, "short", delay_ms=4 * SHORT_MS, ttl_ms=2 * SHORT_MS)
+    mq.delayed.schedule(topic, "long", delay_ms=4 * SHORT_MS, ttl_ms=LONG_MS)
+    until(lambda: len(all_values(mq, topic)) == 2)
+    assert values(mq, topic) == ["short", "long"]
+    age(mq, 2 * SHORT_MS)
+    assert values(mq, topic) == ["long"]
+
+
+def test_what_was_fetched_is_the_same_when_it_is_read_later(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
+    found = mq.fetch(topic)
+    age(mq)
+    assert texts(found) == ["a", "b"]
+    assert [message.value for message in found] == [b"a", b"b"]
+
+
+def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.groups.create(group, {"group.protocol": "cooperative"})
+    mq.publish(topic, pa.table({"value": ["gone", "gone too"], "ttl_ms": [SHORT_MS, SHORT_MS]}))
+    age(mq)
+    mq.publish(topic, pa.table({"value": ["new"]}))
+    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as consumer:
+        found: list[str] = []
+        until(lambda: bool(found.extend(texts(consumer.poll(timeout_ms=50))) or found))
+        assert found == ["new"]
+        assert consumer.commit() == {(topic, 0): 3}
+
+
+def has_topic(mq: Connection, name: str) -> bool:
+    return any(one.topic == name for one in mq.topics.list())
+
+
+# -- queues -------------------------------------------------------------------------------------------------
+
+
+def member(mq: Connection, topic: str, group: str) -> QueueConsumer:
+    consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
+    assert isinstance(consumer, QueueConsumer)
+    return consumer
+
+
+def taken(consumer: QueueConsumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
+    return found
+
+
+@pytest.mark.slow
+def test_a_queue_makes_a_dead_letter_of_what_has_expired(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
+    age(mq)
+    with member(mq, topic, group) as consumer:
+        found = taken(consumer, 2)
+        assert [one.value for one in found] == [b"a", b"c"]
+        consumer.ack(found)
+        consumer.flush()
+        until(lambda: has_topic(mq, f"{topic}.dlq") and values(mq, f"{topic}.dlq") == ["b"])
+        until(lambda: mq.groups.describe(group).lag == 0)
+    said = dict(next(iter(mq.fetch(f"{topic}.dlq"))).headers)
+    assert (said["dead-letter.reason"], said["dead-letter.offset"]) == (DeathReason.EXPIRED.value.encode(), b"1")
+    assert mq.groups.describe(group).expired == 1
+    age(mq)  # where it is now it lives for ever
+    assert values(mq, f"{topic}.dlq") == ["b"]
+    mq.dead_letters.redrive(f"{topic}.dlq")  # and then as long as before
+    assert all_values(mq, topic)[-1:] == ["b"]
+    age(mq)
+    assert values(mq, topic) == ["a", "c"]
+
+
+@pytest.mark.slow
+def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.topics.alter(topic, {"dead.letter.expired": False})
+    mq.publish(topic, pa.table({"value": [str(i) for i in range(9)]}), ttl_ms=SHORT_MS)
+    age(mq)
+    mq.publish(topic, pa.table({"value": ["new"]}))
+    with member(mq, topic, group) as consumer:
+        found = taken(consumer, 1)
+        assert [one.value for one in found] == [b"new"]
+        consumer.ack(found[0])
+        consumer.flush()
+        until(lambda: mq.groups.describe(group).lag == 0)
+    assert not has_topic(mq, f"{topic}.dlq")
+    assert [one.expired for one in mq.groups.lag(group)] == [9]
+    count = "SELECT expired_count FROM consumer_offsets WHERE \"group\" = '{}' ORDER BY step DESC LIMIT 1"
+    until(lambda: list(run_query(mq.namespace, count.format(group))[1]) == [(9,)])
+    # another group, of its own judgement
+    with member(mq, topic, other := new_name("g")) as consumer:
+        assert [one.value for one in taken(consumer, 1)] == [b"new"]
+        until(lambda: mq.groups.describe(other).expired == 9)
+
+
+@pytest.mark.slow
+def test_what_was_given_back_expires_before_it_is_delivered_again(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=10 * SHORT_MS)
+    with member(mq, topic, group) as consumer:
+        consumer.nack(taken(consumer, 1), delay_ms=11 * SHORT_MS)
+        mq.publish(topic, pa.table({"value": ["next"]}))
+        assert [one.value for one in taken(consumer, 1)] == [b"next"]
+        age(mq, 11 * SHORT_MS)
+        until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
+
+
+@pytest.mark.slow
+def test_a_transaction_commits_beside_what_has_expired(mq: Connection) -> None:
+    topic, group, out = new_topic(mq), new_name("g"), new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
+    age(mq)
+    with member(mq, topic, group) as consumer:
+        until(lambda: bool(found := consumer.poll(timeout_ms=20)) and _copied(mq, found, out))
+        until(lambda: mq.groups.describe(group).lag == 0)
+    assert values(mq, out) == ["a", "c"]
+    assert mq.groups.describe(group).expired == 1
+
+
+def _copied(mq: Connection, batch: Any, out: str) -> bool:
+    with mq.transaction(new_name("id")) as txn:
+        txn.publish(out, batch.to_arrow().select(["key", "value"]))
+        txn.send_offsets(batch)
+    return True
+
+
+# -- SQL ----------------------------------------------------------------------------------------------------
+
+
+def test_views_show_when_a_message_expires_and_leave_none_out(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
+    age(mq)
+    query = f"SELECT expires_at IS NULL FROM log_committed WHERE topic = '{topic}' ORDER BY 1"
+    until(lambda: list(run_query(mq.namespace, query)[1]) == [(False,), (True,)])
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, MAX_TTL_MS + 1, 1.5, float("nan"), "soon", True])
+def test_a_life_that_is_none_is_refused_in_the_call(mq: Connection, ttl_ms: Any) -> None:
+    topic = new_topic(mq)
+    with mq.producer() as producer, pytest.raises(InvalidRecord):
+        producer.send(topic, "x", ttl_ms=ttl_ms)
+    with pytest.raises(InvalidRecord):
+        mq.publish(topic, pa.table({"value": ["x"]}), ttl_ms=ttl_ms)
+    assert all_values(mq, topic) == []
+
+
+@pytest.mark.parametrize("fill", ["", "x" * 3000])
+def test_a_row_whose_life_is_none_is_refused_alone(mq: Connection, fill: str) -> None:
+    topic = new_topic(mq)
+    rows = pa.table({"value": ["good", "bad", "far"], "key": [fill] * 3, "ttl_ms": [LONG_MS, -1, MAX_TTL_MS + 1]})
+    assert mq.publish(topic, rows).refused_count == 2
+    assert values(mq, topic) == ["good"]
+    with pytest.raises(InvalidRecord):
+        mq.publish(topic, rows, on_error="fail")
+
+
+@pytest.mark.parametrize("ttl_ms", [-2, MAX_TTL_MS + 1])
+def test_a_topics_ttl_is_bounded_too(mq: Connection, ttl_ms: int) -> None:
+    with pytest.raises(InvalidConfig):
+        mq.topics.alter(new_topic(mq), {"ttl.ms": ttl_ms})
+
+
+def test_a_life_of_nothing_is_over_at_once(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["never seen"]}), ttl_ms=0)
+    assert values(mq, topic) == []
+
+
+# -- beside merging and pieces --------------------------------------------------------------------------------
+
+
+def test_pieces_go_on_where_all_of_one_has_expired(mq: Connection) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": [str(i) for i in range(3000)]}), ttl_ms=SHORT_MS)
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+    age(mq)
+    found: Fetched = mq.fetch(topic)
+    assert [v for piece in found.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
+    assert [v for piece in found.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
+
+
+# -- what cannot be read ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None:
+    """It is shown, so that whoever has it can give it up; what comes after it is delivered."""
+    topic, group = new_topic(mq), new_name("g")
+    files = Path(mq.namespace.files.root) / "messages"
+    before = set(files.iterdir())
+    mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
+    for one in set(files.iterdir()) - before:
+        one.unlink()
+    mq.publish(topic, pa.table({"value": ["next"]}))
+    age(mq)
+    with member(mq, topic, group) as consumer:
+        until(lambda: bool(batch := consumer.poll(max_records=1, timeout_ms=20)) and _given_up(consumer, batch))
+        assert [one.value for one in taken(consumer, 1)] == [b"next"]
+        consumer.commit()
+    assert mq.groups.describe(group).expired == 0
+
+
+def _given_up(consumer: QueueConsumer, batch: Any) -> bool:
+    with pytest.raises(FileTruncated):
+        batch.to_arrow()
+    consumer.reject(batch, "cannot be read")
+    return True
