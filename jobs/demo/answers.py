@@ -87,7 +87,35 @@ WHERE transactional_id = 'delay-alerts' AND state IN ('CompleteCommit', 'Complet
 GROUP BY 1, 2 ORDER BY 1 DESC, 2""",
 )
 
-QUESTIONS = (BUSIEST, ONE_AIRCRAFT, LAG, LATE, WEATHER, ALERTS)
+OWNERS = Question(
+    "Who had which partition, and when?",
+    """\
+SELECT partition, state, owner, since, until, reason
+FROM {mq}.assignment_history WHERE `group` = 'crew' ORDER BY partition, since""",
+)
+
+HANDOFFS = Question(
+    "How long did each change of hands take, and what was delivered again?",
+    """\
+SELECT partition, reason, began_at, took_ms, redelivered
+FROM {mq}.handoffs WHERE `group` = 'crew' AND from_member IS NOT NULL ORDER BY began_at, partition""",
+)
+
+RELEASES = Question(
+    "When did each reminder come?",
+    """\
+SELECT CAST(get_json_object(CAST(value AS STRING), '$[0]') AS BIGINT) AS number, decided_at AS released_at
+FROM {mq}.log WHERE topic = 'reminders' AND origin = 'delay' ORDER BY number""",
+)
+
+WAITED = Question(
+    "How late were reminders, and what became of those that waited?",
+    """\
+SELECT state, count(*) AS ranges, sum(messages) AS messages, sum(rescheduled) AS rescheduled, max(late_ms) AS latest_ms
+FROM {mq}.delayed_history WHERE topic = 'reminders' GROUP BY state ORDER BY state""",
+)
+
+QUESTIONS = (BUSIEST, ONE_AIRCRAFT, LAG, LATE, WEATHER, ALERTS, OWNERS, HANDOFFS, RELEASES, WAITED)
 
 _MISPLACED = """\
 SELECT count_if(partition <> pmod(xxhash64(key), {partitions})) AS misplaced, count(*) AS keyed
@@ -104,6 +132,10 @@ class Answers:
     late: pa.Table
     weather: pa.Table
     alerts: pa.Table
+    owners: pa.Table
+    handoffs: pa.Table
+    releases: pa.Table
+    waited: pa.Table
 
 
 def create_views(spark: SparkSession, database: str, airlines: pa.Table, read: pa.Table) -> None:

@@ -9,6 +9,10 @@ import pyarrow as pa
 
 from lakemq.jobs.demo.answers import ALERTS, BUSIEST, LAG, LATE, LATE_MINUTES, ONE_AIRCRAFT, WEATHER, Answers
 from lakemq.jobs.demo.checks import Checked
+from lakemq.jobs.demo.crew import Crew
+from lakemq.jobs.demo.crew_figures import add_crew
+from lakemq.jobs.demo.reminder_figures import add_reminders
+from lakemq.jobs.demo.reminders import Reminded
 from lakemq.jobs.report import ACCENT, MUTED, Report
 
 
@@ -16,6 +20,8 @@ def build_report(
     tiles: Sequence[tuple[str, str]],
     checks: Sequence[Checked],
     answers: Answers,
+    crew: Crew,
+    reminded: Reminded,
     stages: Sequence[tuple[str, float]],
 ) -> Report:
     """tiles: figure, what it counts; stages: name, seconds."""
@@ -37,6 +43,8 @@ def build_report(
     _add_late(report, answers.late)
     _add_weather(report, answers.weather)
     _add_alerts(report, answers.alerts)
+    add_crew(report, crew, answers)
+    add_reminders(report, reminded, answers)
     names, seconds = zip(*reversed(stages), strict=True)
     report.add_section("Where the time went", "Seconds per stage.", figure=_bars(names, seconds, 34 * len(names)))
     return report

@@ -1,7 +1,8 @@
 """The tour: a year of flights published from Spark, the weather sent from Python, both read back, checked and asked.
 
 Long delays become alerts in a topic of their own, exactly once, by a job that is killed twice on the way. A message
-that takes long is worked on in a group of each protocol.
+that takes long is worked on in a group of each protocol, and a group of processes handles all flights while one of
+them joins, one is killed, one restarts and one leaves. Reminders of departures are delayed messages.
 
     python -m lakemq.jobs.demo [--keep FOLDER] [--rows N]
 
@@ -16,6 +17,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from lakemq.engine.client.connection import Connection
 from lakemq.jobs.demo import alerts, answers, checks, slow
 from lakemq.jobs.demo.answers import Answers
 from lakemq.jobs.demo.checks import CheckFailed
+from lakemq.jobs.demo.crew import Crew, check_crew, share
 from lakemq.jobs.demo.data import FLIGHT_DDL, MissingData, Source, load_source
+from lakemq.jobs.demo.reminders import Reminded, check_reminders, remind
 from lakemq.jobs.demo.report import build_report
 from lakemq.jobs.demo.stages import Tour
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
@@ -44,6 +48,7 @@ READ_SHARE = 0.7
 PUBLISH = "Publish the flights from Spark"
 SEND = "Send the weather from Python"
 FETCH = "Fetch the flights in Arrow"
+SHARE = "Share the flights among processes that come and go, and remind of departures"
 ALERT = "Turn long delays into alerts, killing the job twice"
 
 
@@ -95,14 +100,17 @@ def run(tour: Tour, folder: Path, rows: int | None) -> Path:
             values = _fetch(tour, mq, source)
             _alert(tour, mq, folder, values)
             _slow(tour, mq)
+            crew, reminded = _share_and_remind(tour, mq, folder, source)
+            ends = mq.end_offsets("flights")
             position = mq.fetch("flights", end=int(READ_SHARE * source.flights.num_rows / PARTITIONS)).to_arrow()
         source.flights_csv.unlink()
         # the sequencer has projected all it decided before it handed over the lease, so SQL sees everything
         answers = _ask(tour, spark, source, position)
+        tour.passed([*check_crew(crew, ends, answers.owners), *check_reminders(reminded, answers.releases)])
     spark.stop()
     report = folder / "report.html"
     with tour.stage("Write the report"):
-        build_report(_tiles(tour, source, latency_ms), tour.checked, answers, tour.stages).write(report)
+        build_report(_tiles(tour, source, latency_ms), tour.checked, answers, crew, reminded, tour.stages).write(report)
     return report.absolute()
 
 
@@ -210,6 +218,16 @@ def _slow(tour: Tour, mq: Connection) -> None:
     with tour.stage("Take long for a message, in groups of three protocols"):
         found = slow.slow_message(mq, "flights")
     tour.passed([slow.check_slow(found)])
+
+
+def _share_and_remind(tour: Tour, mq: Connection, folder: Path, source: Source) -> tuple[Crew, Reminded]:
+    """The flights, handled by processes that come and go; meanwhile, as both mostly wait, reminders of departures."""
+    with tour.stage(SHARE) as say, ThreadPoolExecutor(1) as aside:
+        asked = aside.submit(remind, mq, source.flights)
+        crew, reminded = share(mq, folder), asked.result()
+        members = len(set(crew.names.values()))
+        say(f"{crew.handled.num_rows:,} handled by {members} members, {reminded.count:,} reminders")
+    return crew, reminded
 
 
 def _ask(tour: Tour, spark: SparkSession, source: Source, read: pa.Table) -> Answers:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,7 +19,9 @@ import lakemq
 from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
 from lakemq.jobs.demo.checks import CheckFailed
+from lakemq.jobs.demo.crew import Crew, Event, check_crew
 from lakemq.jobs.demo.data import load_source
+from lakemq.jobs.demo.reminders import Reminded, check_reminders
 from lakemq.jobs.demo.tour import DATABASE, main
 
 FLIGHTS = 2000
@@ -57,7 +63,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len([line for line in lines if "✓" in line]) == 16
+    assert len([line for line in lines if "✓" in line]) == 23
     assert f"{FLIGHTS:,} messages of {FLIGHTS:,} sent" in done.stdout
     assert "2 times with kill -9" in done.stdout
     assert "\x1b" not in done.stdout
@@ -68,7 +74,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
     outline.feed(page)
     assert outline.headings[:2] == ["What was checked", "What happened to N14228, in order?"]
     # all have a plot, but for what was checked and what became of the transactions
-    assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 2 == 6
+    assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 2 == 10
     assert outline.loads == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
     assert {path.name for path in report.parent.iterdir()} == {DATABASE, "report.html"}
@@ -153,3 +159,70 @@ def test_an_answer_that_differs_from_the_input_is_found(sent: pa.Table) -> None:
     with pytest.raises(CheckFailed, match=r"\['late'\]"):
         checks.check_late(none_late, sent, late_minutes=15)
     assert checks.check_late(none_late, sent, late_minutes=10_000).found == f"{counts.num_rows} rows"
+
+
+def crew_of(*handled: tuple[float, int, int, int], lasts_s: float = 10) -> Crew:
+    """handled: when, partition, offset, delivery_count. Partition 1 has changed hands, as its owner was killed."""
+    columns = zip(*handled, strict=True)
+    names = ("time_s", "partition", "offset", "delivery_count")
+    rows = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    events = [Event("all begin", 0, 0), Event("one is killed", 0, lasts_s)]
+    return Crew(pa.table(rows), {}, events, [])
+
+
+OWNERS = pa.table({"partition": [1], "since": [datetime.fromtimestamp(2, timezone.utc)]})
+HANDLED = [*((i, 0, i, 1) for i in range(10)), (0, 1, 0, 1), (0, 1, 1, 1), (9, 1, 1, 2)]
+
+
+def test_a_group_that_did_its_work_passes() -> None:
+    checked = check_crew(crew_of(*HANDLED), {0: 10, 1: 2}, OWNERS)
+    assert checked[1].found == "1 redelivered, with a count, 0 without"
+    assert "at most 1,000 ms (one is killed); where the owner was killed, 9,000 ms" in checked[3].found
+
+
+@pytest.mark.parametrize(
+    ("handled", "ends", "wrong"),
+    [
+        (HANDLED, {0: 11, 1: 2}, "every flight is handled"),
+        ([*HANDLED, (9.5, 0, 3, 1)], {0: 10, 1: 2}, "handled again"),
+        ([*HANDLED[:4], (3.1, 0, 5, 1), *HANDLED[4:5], *HANDLED[6:]], {0: 10, 1: 2}, "order per key"),
+        (
+            [*HANDLED[:2], (9, 0, 2, 1), *((9, 0, i, 1) for i in range(3, 10)), *HANDLED[10:]],
+            {0: 10, 1: 2},
+            "stand still",
+        ),
+    ],
+)
+def test_what_a_group_did_wrong_is_found(handled: list[Any], ends: dict[int, int], wrong: str) -> None:
+    with pytest.raises(CheckFailed, match=wrong):
+        check_crew(crew_of(*handled), ends, OWNERS)
+
+
+def reminded(**changes: Any) -> tuple[Reminded, pa.Table]:
+    """Five reminders, a second apart, which came 10 ms late; number 4 was cancelled."""
+    done = Reminded(np.arange(5) * 1_000, {4}, set(), [0, 2, 1], 2, 1, 1, {"given_up": 1, "expired": 1})
+    at = pa.array([10, 1_010, 2_010, 3_010], pa.timestamp("ms", "UTC"))
+    return replace(done, **changes), pa.table({"number": [0, 1, 2, 3], "released_at": at})
+
+
+def test_reminders_that_came_as_they_should_pass() -> None:
+    told = [one.found for one in check_reminders(*reminded())]
+    assert told[0] == "5 = 3 taken + 1 expired + 1 cancelled"
+    assert told[1].startswith("late by 10 ms (median)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"taken": [0, 2]}, "one of these only"),
+        ({"taken": [0, 2, 2]}, "one of these only"),
+        ({"taken": [0, 2, 4]}, "one of these only"),
+        ({"due_ms": np.array([0, 1_011, 2_000, 3_000, 4_000])}, "comes early"),
+        ({"cancelled": {3}}, "none that was cancelled"),
+        ({"redriven": 0}, "sent back"),
+        ({"failures": 1}, "fails twice"),
+    ],
+)
+def test_what_went_wrong_with_reminders_is_found(changes: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(CheckFailed, match=wrong):
+        check_reminders(*reminded(**changes))

@@ -156,6 +156,8 @@ segment_rows = st.fixed_dictionaries(
         "min_timestamp_ms": millis | st.none(),
         "max_timestamp_ms": millis,
         "append_time_ms": st.none() | millis,
+        "ttl_from_ms": st.none() | millis,
+        "ttl_ms": st.none() | counts,
         "decided_at_ms": st.none() | millis,
         "producer_id": st.none() | small,
         "producer_epoch": st.none() | small,
@@ -196,6 +198,7 @@ delayed_ranges = st.integers(0, 3).flatmap(
             st.lists(one, min_size=n, max_size=n)
             for one in (counts, texts, small, file_ids, st.none() | millis, *(counts,) * 2, *(millis,) * 4)
         ),
+        st.just([]) | st.lists(st.booleans(), min_size=n, max_size=n),
         st.just([]) | st.lists(counts, min_size=n, max_size=n),
     )
 )
@@ -230,6 +233,7 @@ produces = st.builds(
     application=st.none() | st.builds(ApplicationVersion, texts, st.integers(), st.sampled_from(["t", "x/y", "", ":"])),
     transaction=st.none() | transaction_refs,
     first_row=counts,
+    has_ttl=st.booleans(),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=2), max_leaves=4

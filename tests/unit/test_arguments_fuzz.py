@@ -207,6 +207,7 @@ def calls(mq: Connection) -> list[Call]:
                 txn_version=None,
                 deliver_at=None,
                 delay_ms=None,
+                ttl_ms=None,
             ),
             lambda data, **given: mq.publish(data=data() if data is rows else data, **given),
         ),
@@ -218,7 +219,14 @@ def calls(mq: Connection) -> list[Call]:
         Call("publish_stream", right(topic=TOPIC, stream=rows, query="q", checkpoint=None), mq.publish_stream),
         Call(
             "fetch",
-            right(topic=TOPIC, isolation="read_committed", start="earliest", end="latest", partitions=lambda: [0]),
+            right(
+                topic=TOPIC,
+                isolation="read_committed",
+                start="earliest",
+                end="latest",
+                partitions=lambda: [0],
+                include_expired=False,
+            ),
             fetch,
         ),
         Call("tail", right(topic=TOPIC, start="latest", isolation="read_committed", poll_ms=20), tail),
@@ -302,7 +310,7 @@ def calls(mq: Connection) -> list[Call]:
         Call("transactions.abort", right(transactional_id="x"), mq.transactions.abort),
         Call(
             "delayed.schedule",
-            right(topic=TOPIC, value="v", key="k", headers=None, deliver_at=None, delay_ms=10**10),
+            right(topic=TOPIC, value="v", key="k", headers=None, deliver_at=None, delay_ms=10**10, ttl_ms=None),
             mq.delayed.schedule,
         ),
         Call("delayed.cancel", right(receipt=f"lmq1:{mq.namespace.namespace_id}:1.2.3.4"), mq.delayed.cancel),

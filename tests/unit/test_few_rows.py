@@ -44,6 +44,7 @@ delay_rules = st.builds(
 )
 far = 10**15
 delays = st.none() | st.integers(-1, 3) | st.sampled_from([5_001, 7_200_001, far, 2**63 - 1, -(2**63)])
+ttls = st.none() | st.integers(-1, 3) | st.sampled_from([2**31 - 1, -(2**31)])
 delivery_ms = st.none() | st.integers(-1, 3) | st.sampled_from([NOW_MS, NOW_MS + 5_001, far, 2**63 - 1, -(2**63)])
 copies = st.lists(
     st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,)), delay_rules),
@@ -81,6 +82,8 @@ def tables(draw: st.DrawFn) -> pa.Table:
         given["deliver_at"] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
     if draw(st.booleans()):
         given["delay_ms"] = column(delays, pa.int64())
+    if draw(st.booleans()):
+        given["ttl_ms"] = column(ttls, draw(st.sampled_from([pa.int32(), pa.int64()])))
     return pa.table(given)
 
 
@@ -108,6 +111,7 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
             times,
             st.none() | st.integers(0, 9),
             st.tuples(times, st.none()) | st.tuples(st.none(), st.none() | st.integers(0, 2**62)),
+            st.none() | st.integers(0, 2**40),
         ),
         min_size=1,
         max_size=6,
@@ -115,9 +119,9 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
 )
 def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any, ...]]) -> None:
     records = Records()
-    for key, value, listed, time_us, partition, delay in given:
-        plain = listed is time_us is partition is None and delay == (None, None)
-        records.add(key, value, None if plain else (listed, partition, time_us, *delay))
+    for key, value, listed, time_us, partition, delay, ttl_ms in given:
+        plain = listed is time_us is partition is ttl_ms is None and delay == (None, None)
+        records.add(key, value, None if plain else (listed, partition, time_us, *delay, ttl_ms))
     few, asked = records.body("t", 10, NOW_MS)
     many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
     assert isinstance(many, pa.Table)

@@ -81,6 +81,8 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
         "min_timestamp_ms": 1_000,
         "max_timestamp_ms": 2_000,
         "append_time_ms": None,
+        "ttl_from_ms": None,
+        "ttl_ms": None,
         "decided_at_ms": None,
         "producer_id": pid,
         "producer_epoch": 0,

@@ -30,6 +30,8 @@ def test_the_topic_settings_and_their_defaults() -> None:
         "max.message.bytes": 1_048_588,
         "message.timestamp.type": "CreateTime",
         "dead.letter.topic": "",
+        "dead.letter.expired": True,
+        "ttl.ms": -1,
         "delay.mode": "exact",
         "delay.slot.ms": 1000,
         "delay.levels": tuple(s * 1000 for s in (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 2700, 3600, 7200)),

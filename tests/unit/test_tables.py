@@ -22,7 +22,7 @@ from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 
 HOLDS = {
-    "messages": "file_id row topic partition key value headers timestamp deliver_at expires_at",
+    "messages": "file_id row topic partition key value headers timestamp deliver_at ttl_ms",
     "inbox": "topic key value",
     "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
     "topics": "topic topic_id partition_count config subscriptions state",

@@ -81,6 +81,8 @@ class QueueConsumer(GroupConsumer):
         self._step = (-1, 0, 0)
         """The newest step, its time, and when it was seen first."""
         self._terms: QueueTerms | None = None
+        self._shown_last: dict[TopicPartition, None] = {}
+        """In this order."""
         super().__init__(requester, membership, fetch, clock, group, "latest", isolation, listener, closed)
 
     # -- what it has ------------------------------------------------------------------------------------
@@ -118,6 +120,7 @@ class QueueConsumer(GroupConsumer):
     def _drop(self, place: TopicPartition) -> bool:
         """Whether that was a loss: it was not told of before, or had messages of which nothing was said."""
         flow = self._flows.pop(place, None)
+        self._shown_last.pop(place, None)
         if flow is None:
             return False
         if not flow.is_told:
@@ -185,7 +188,7 @@ class QueueConsumer(GroupConsumer):
             wait([asked], min(max(ms, 1), _LONGEST_WAIT_MS) / 1000)
 
     def _next(self, max_records: int, moves: dict[TopicPartition, Any]) -> QueueBatch | None:
-        known = self._known()
+        known = self._in_turn(self._known())
         self._teller.hear()
         if self._acks_first and self._terms is not None and self._terms.acks_itself:
             for flow in self._flows.values():
@@ -209,9 +212,11 @@ class QueueConsumer(GroupConsumer):
             moves[place] = (flow, [*moves[place][1], *stretches] if place in moves else stretches)
             messages, expired[place] = messages_of(parts, place)
             flow.show(stretches, messages, expired[place])
+            self._shown_last.pop(place, None)
+            self._shown_last[place] = None
             shown[place] = Shown(flow.topic_id, flow.epoch, one.start_offset, stretches)
         left = sum(sizes.values()) - sum(one.length for listed in taken.values() for one in listed)
-        self._teller.tell(self._wanted(known, max_records, left))
+        self._teller.tell(self._wanted(self._in_turn(known), max_records, left))
         ends = {place: stretches[-1].end for place, stretches in taken.items()}
         offsets = self._read(ends, {topic: known[topic, p].bounds.topic_id for topic, p in known})
         acknowledged = [
@@ -222,6 +227,11 @@ class QueueConsumer(GroupConsumer):
         if self._terms is not None and self._terms.acks_itself:
             return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction
         return QueueBatch(self.group, parts, ConsumedMessages(offsets, acknowledged), shown)
+
+    def _in_turn(self, known: Mapping[TopicPartition, Held]) -> dict[TopicPartition, Held]:
+        """What was shown last comes last, when there is not room for all."""
+        others = {place: one for place, one in known.items() if place not in self._shown_last}
+        return others | {place: known[place] for place in self._shown_last if place in known}
 
     def _hands_out(self, place: TopicPartition, one: Held) -> bool:
         hands_out_paused = self._terms is not None and self._terms.hands_out_paused
