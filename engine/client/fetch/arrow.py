@@ -14,8 +14,8 @@ from lakemq.tables.storage.files import Files
 
 from .causes import with_causes
 from .expiry import have_expired
+from .fetch_plan import FetchPlan
 from .kept import KeptRows
-from .plan import FetchPlan
 from .rows import Numbers, Source, sources
 
 FETCHED: pa.Schema = pa.schema(

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from lakemq.tables.storage.files import Files
 
+from .fetch_plan import FetchPlan
 from .kept import KeptRows
-from .plan import FetchPlan
 from .rows import sources
 
 Mask = npt.NDArray[np.bool_]

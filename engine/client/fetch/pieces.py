@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...namespace.data_file import ROW_GROUP_ROWS
-from .plan import FetchPlan
+from .fetch_plan import FetchPlan
 
 FIRST_ROWS = 64
 MAX_ROWS = 1 << 18
@@ -32,7 +32,7 @@ def pieces(
     while first < total and left > 0:
         most = min(total, first + (max(left, rows) if may_expire else left))
         last = _end_of_read(ends, first, min(first + rows, most), most)
-        table = read(_cut(plan, ends, first, last)).slice(0, left)
+        table = read(cut(plan, ends, first, last)).slice(0, left)
         left -= table.num_rows
         first, rows = last, min(MAX_ROWS, rows * 4)
         if table.num_rows:  # else all has expired
@@ -51,7 +51,7 @@ def _end_of_read(ends: npt.NDArray[np.int64], first: int, wanted: int, total: in
     return min(int(ends[within]), first + ROW_GROUP_ROWS, total)
 
 
-def _cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) -> FetchPlan:
+def cut(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) -> FetchPlan:
     """The plan of its messages first <= number < last, counted from 0."""
     low = int(np.searchsorted(ends, first, side="right"))
     high = int(np.searchsorted(ends, last, side="left"))

@@ -5,51 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.topics import Topic
 from ..arguments import one_of
-from .held import Held
+from .fetch_plan import FetchPlan, Isolation
 from .lookup import OffsetRange
 from .reader import Reader
 
-Isolation = Literal["read_committed", "read_uncommitted"]
 Position = int | str | datetime | Mapping[int, int]
 """Where to start or end: an offset for every partition, `earliest`, `latest`, a time, or partition -> offset."""
-
-
-@dataclass(frozen=True)
-class FetchPlan:
-    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step.
-
-    held: of rows that are not in a data file yet, as they ride in the journal; now_ms: what has expired by then is
-    passed over, None: nothing is.
-    """
-
-    topic: str
-    topic_id: int
-    step: int
-    segments: pa.Table
-    ranges: tuple[OffsetRange, ...]
-    held: Held
-    isolation: Isolation
-    now_ms: int | None = None
-
-    @property
-    def expirable(self) -> pa.Table:
-        """Those of its segments some of whose messages may have expired."""
-        if self.now_ms is None:
-            return self.segments.slice(0, 0)
-        return self.segments.filter(pc.field("ttl_from_ms").is_valid())
-
-    @property
-    def record_count(self) -> int:
-        """Number of messages, with those that have expired."""
-        return sum(self.segments.column("record_count").to_pylist())
 
 
 def check_isolation(isolation: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,12 @@ from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.files import Files
 
 from ...protocol.errors import FileTruncated
+from .fetch_plan import FetchPlan
 from .files import data_file
-from .held import HeldPart
 from .kept import KeptRows
-from .plan import FetchPlan
+
+if TYPE_CHECKING:
+    from .held import HeldPart
 
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
