@@ -1,7 +1,8 @@
-"""Spark, for those who bring none of their own: a session that knows Delta."""
+"""Spark: a session that knows Delta and the format `lakemq`, and the format for sessions that others made."""
 
 from __future__ import annotations
 
+from lakemq.engine.client.format.source import register
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
-__all__ = ["MissingJars", "MissingJava", "spark_session"]
+__all__ = ["MissingJars", "MissingJava", "register", "spark_session"]

@@ -1,0 +1,132 @@
+"""What a read reads: ranges of offsets, held against what the log still has, and the tasks that read them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import lakemq
+
+from ...protocol.errors import FileTruncated, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from ..connection import Connection
+from ..fetch.fetch_plan import FetchPlan
+from ..fetch.plan import Bounds
+from .narrowing import Narrowing
+from .options import ReadOptions
+from .positions import Logs, logs_of, offsets_at
+from .tasks import MessagesTask, tasks_of
+
+log = logging.getLogger("lakemq.format")
+
+_ATTEMPTS = 5
+"""How often it is planned while messages are deleted, or files merged, under it."""
+
+Range = tuple[int, int]
+
+
+def connected(options: ReadOptions) -> Connection:
+    return lakemq.connect(options.place.path, storage_options=options.place.storage_options)
+
+
+def plan_batch(options: ReadOptions, narrowing: Narrowing) -> list[MessagesTask]:
+    """The tasks of a batch, as of now. Raises InvalidConfig, UnknownTopicOrPartition, OffsetOutOfRange."""
+    with connected(options) as mq:
+        logs = logs_of(mq.state(), options.which, options.isolation)
+        starts = offsets_at(mq, options.start, logs, "startingOffsets")
+        ends = offsets_at(mq, options.end, logs, "endingOffsets")
+        ranges = {
+            topic: {p: (starts[topic][p], ends[topic][p]) for p in log}
+            for topic, log in logs.items()
+            if narrowing.has_topic(topic)
+        }
+        return tasks_of_ranges(mq, options, {topic: _id(log) for topic, log in logs.items()}, ranges, narrowing)
+
+
+def _id(log: Mapping[int, Bounds]) -> int:
+    return next(iter(log.values())).topic_id
+
+
+def tasks_of_ranges(
+    mq: Connection,
+    options: ReadOptions,
+    topic_ids: Mapping[str, int],
+    ranges: Mapping[str, Mapping[int, Range]],
+    narrowing: Narrowing,
+) -> list[MessagesTask]:
+    """Of what the log still has of these ranges of these topics; what it lost is told as failOnDataLoss says.
+
+    Raises OffsetOutOfRange, UnknownTopicId: data was lost.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            plans = [
+                plan
+                for topic, wanted in ranges.items()
+                if (plan := _plan(mq, options, topic, topic_ids[topic], wanted, narrowing)) is not None
+            ]
+            return tasks_of(mq.namespace.files, plans, options)
+        except (_Moved, FileTruncated):  # deleted, or merged, between two looks
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+class _Moved(Exception):
+    """What was there a moment ago is not any more."""
+
+
+def _plan(
+    mq: Connection,
+    options: ReadOptions,
+    topic: str,
+    topic_id: int,
+    wanted: Mapping[int, Range],
+    narrowing: Narrowing,
+) -> FetchPlan | None:
+    state = mq.state()
+    found = state.topics.get(topic_id)
+    if found is None or found.topic != topic:
+        if any(end > start for start, end in wanted.values()):
+            gone = UnknownTopicId(f"Topic {topic} was deleted before it was read; data may be lost.", found=topic_id)
+            lost(options, gone)
+        return None
+    which = replace(options.which, topics=(topic,), pattern=None, partitions={})
+    logs: Logs = logs_of(state, which, options.isolation)
+    kept = {p: kept_range(options, topic, p, one, logs[topic].get(p)) for p, one in wanted.items()}
+    narrowed = {p: narrowing.range_of(p, *one) for p, one in kept.items()}
+    starts, ends = ({p: one[i] for p, one in narrowed.items() if one[1] > one[0]} for i in (0, 1))
+    if not starts:
+        return None
+    try:
+        plan = mq.fetch(topic, isolation=options.isolation, start=starts, end=ends).plan
+    except (OffsetOutOfRange, UnknownTopicOrPartition) as error:
+        raise _Moved from error
+    if plan.topic_id != topic_id:
+        raise _Moved
+    return replace(plan, segments=narrowing.among(plan.segments))
+
+
+def kept_range(options: ReadOptions, topic: str, partition: int, wanted: Range, bounds: Bounds | None) -> Range:
+    """What of start <= offset < end the partition has; raises OffsetOutOfRange where that is less, if it is to."""
+    if bounds is None:
+        gone = OffsetOutOfRange(f"{topic}-{partition} is not there any more; data may be lost.", found=wanted)
+        lost(options, gone)
+        return wanted[1], wanted[1]
+    start, end = wanted
+    first, last = min(max(start, bounds.first), bounds.end), min(end, bounds.end)
+    if (start < bounds.first and end > start) or end > bounds.end or start > bounds.end:
+        less = OffsetOutOfRange(
+            f"{topic}-{partition} does not hold all of what is to be read; data may be lost.",
+            found=f"{start} to {end}",
+            expected=f"{bounds.first} to {bounds.end}, or failOnDataLoss=false",
+        )
+        lost(options, less)
+    return first, max(first, last)
+
+
+def lost(options: ReadOptions, error: OffsetOutOfRange | UnknownTopicId | UnknownTopicOrPartition) -> None:
+    """Raises the error, or tells it: failOnDataLoss."""
+    if options.fail_on_data_loss:
+        raise error
+    log.warning("%s What is there is read, as failOnDataLoss is false.", error)

@@ -1,0 +1,173 @@
+"""What tasks read: a plan cut at row groups, so that no task decodes what another one does; and the reading of it.
+
+Planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, and no journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import InputPartition
+
+from lakemq.tables.specs.messages import file_stem
+from lakemq.tables.storage.files import Files, open_files
+from lakemq.tables.storage.workers import Workers
+
+from ...namespace.data_file import file_name
+from ...protocol.errors import FileTruncated
+from ..fetch.arrow import FETCHED, fetch_arrow
+from ..fetch.fetch_plan import FetchPlan
+from ..fetch.files import data_file
+from ..fetch.pieces import cut
+from .options import Place, ReadOptions
+
+TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20
+"""Of one task, about: it takes longer than to start it, and a few million rows keep many cores busy."""
+
+_CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
+"""Read at once, if no row group has more."""
+
+_BATCH_ROWS = 1 << 16
+_FILES_AT_ONCE = 16
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What is read at once: ranges of files, or messages that came along, as an Arrow stream, being in no file yet."""
+
+    what: FetchPlan | bytes
+    record_count: int
+    size_bytes: int
+
+
+class MessagesTask(InputPartition):
+    """What one task reads. Its chunks come in the order of files; within one, messages are by partition and offset."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        super().__init__(None)
+        self.chunks = tuple(chunks)
+
+    def __repr__(self) -> str:
+        return f"MessagesTask({sum(chunk.record_count for chunk in self.chunks)} messages)"
+
+
+def read_task(place: Place, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The messages of the task, in the schema of Spark's Kafka source. Raises FileTruncated rather than come short."""
+    chunks = task.chunks if isinstance(task, MessagesTask) else ()  # Spark makes one of its own where there is none
+    files = open_files(place.path, place.storage_options)
+    for chunk in chunks:
+        if isinstance(chunk.what, bytes):
+            table = pa.ipc.open_stream(chunk.what).read_all()
+        else:
+            table = fetch_arrow(files, chunk.what)
+        if not include_headers:
+            table = table.drop_columns(["headers"])
+        yield from table.to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def tasks_of(files: Files, plans: Sequence[FetchPlan], options: ReadOptions) -> list[MessagesTask]:
+    """All messages of the plans, each in one task. Raises FileTruncated: a file is gone, or not what was written."""
+    total = sum(plan.record_count for plan in plans)
+    most = min(TASK_ROWS, max(1, -(-total // options.min_tasks)), options.max_task_rows or TASK_ROWS)
+    tasks: list[MessagesTask] = []
+    chunks: list[Chunk] = []
+    rows = size_bytes = 0
+    for chunk in (chunk for plan in plans for chunk in _chunks(files, plan, most)):
+        if chunks and (rows + chunk.record_count > most or size_bytes + chunk.size_bytes > TASK_BYTES):
+            tasks.append(MessagesTask(chunks))
+            chunks, rows, size_bytes = [], 0, 0
+        chunks.append(chunk)
+        rows, size_bytes = rows + chunk.record_count, size_bytes + chunk.size_bytes
+    return [*tasks, MessagesTask(chunks)] if chunks else tasks
+
+
+def _chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
+    """Of at most so many rows."""
+    unwritten = [file_id for file_id in plan.held if files.size(file_name(file_id)) is None]
+    if unwritten:
+        rides = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
+        messages = fetch_arrow(files, replace(plan, segments=plan.segments.filter(rides)))
+        for first in range(0, messages.num_rows, most_rows):
+            part = messages.slice(first, most_rows)
+            yield Chunk(_stream(part), part.num_rows, part.nbytes)
+        plan = replace(plan, segments=plan.segments.filter(pc.invert(rides)))
+    if plan.segments.num_rows:
+        yield from _of_files(files, replace(plan, held={}, ranges=()), most_rows)
+
+
+def _stream(messages: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, FETCHED) as writer:
+        writer.write_table(messages)
+    return bytes(sink.getvalue())
+
+
+def _of_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
+    plan = replace(plan, segments=plan.segments.sort_by([("file_id", "ascending"), ("first_row", "ascending")]))
+    ends = np.cumsum(plan.segments.column("record_count").to_numpy())
+    begins, row_bytes = _units(plan.segments, ends, _footers(files, plan), most_rows)
+    counts = np.diff(begins, append=ends[-1])
+    sizes = counts * row_bytes
+    first = 0
+    for last in range(1, len(begins) + 1):
+        rows, size_bytes = int(counts[first:last].sum()), int(sizes[first:last].sum())
+        is_last = last == len(begins)
+        most = min(most_rows, _CHUNK_ROWS)
+        if is_last or rows + counts[last] > most or size_bytes + sizes[last] > _CHUNK_BYTES:
+            part = cut(plan, ends, int(begins[first]), int(ends[-1] if is_last else begins[last]))
+            ordered = part.segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+            yield Chunk(replace(part, segments=ordered), rows, size_bytes)
+            first = last
+
+
+def _units(
+    segments: pa.Table, ends: Numbers, footers: Mapping[int, pq.FileMetaData], most_rows: int
+) -> tuple[Numbers, npt.NDArray[np.float64]]:
+    """Where, counted in messages of the plan, those of another row group begin; and the bytes of a row of it.
+
+    segments: by file and row. A group of more than so many of these rows counts as several.
+    """
+    begins: list[int] = []
+    row_bytes: list[float] = []
+    before: tuple[int, int] | None = None
+    columns = (segments.column(name).to_pylist() for name in ("file_id", "first_row", "record_count"))
+    starts: dict[int, Numbers] = {}
+    for file_id, first_row, count, end in zip(*columns, ends.tolist(), strict=True):
+        footer = footers[file_id]
+        if file_id not in starts:
+            groups = range(footer.num_row_groups)
+            starts[file_id] = np.cumsum([0, *(footer.row_group(i).num_rows for i in groups)])
+        bounds = starts[file_id]
+        if first_row + count > bounds[-1]:
+            raise FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")
+        row = first_row
+        while row < first_row + count:
+            group = int(np.searchsorted(bounds, row, side="right")) - 1
+            number = end - count + row - first_row
+            if before != (file_id, group) or number - begins[-1] >= most_rows:
+                begins.append(number)
+                found = footer.row_group(group)
+                row_bytes.append(found.total_byte_size / max(1, found.num_rows))
+                before = file_id, group
+            row = min(int(bounds[group + 1]), first_row + count, row + most_rows - (number - begins[-1]))
+    return np.array(begins, np.int64), np.array(row_bytes)
+
+
+def _footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
+    names = ("file_id", "footer_hash")
+    needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in names), strict=True))
+
+    def footer(file_id: int) -> pq.FileMetaData:
+        with data_file(files, file_id, needed[file_id]) as file:
+            return file.metadata
+
+    with Workers(_FILES_AT_ONCE, "lakemq-footers") as pool:
+        return dict(zip(needed, pool.map(footer, needed), strict=True))

@@ -1,0 +1,229 @@
+"""A batch through the format `lakemq`, without a JVM: what it plans, and what its tasks read."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, StringContains
+from unit.served import new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.arrow import FETCHED
+from lakemq.engine.client.format import tasks
+from lakemq.engine.client.format.batch import BatchReader, NarrowedReader
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.errors import (
+    InvalidConfig,
+    InvalidRegularExpression,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def table(count: int, size: int = 10) -> pa.Table:
+    return pa.table({"key": [f"k{i % 97}" for i in range(count)], "value": [f"{i:0{size}}" for i in range(count)]})
+
+
+def options(mq: Connection, **given: str) -> dict[str, str]:
+    return {"path": mq.namespace.path, "includeHeaders": "true", **given}
+
+
+def rows(reader: BatchReader) -> pa.Table:
+    """Of all tasks, as executors have them, by topic, partition and offset."""
+    planned = pickle.loads(pickle.dumps((reader, reader.partitions())))
+    batches = [batch for task in planned[1] for batch in planned[0].read(task)]
+    keys = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+    return pa.Table.from_batches(batches, FETCHED).sort_by(keys)
+
+
+def read(mq: Connection, **given: str) -> pa.Table:
+    return rows(BatchReader(options(mq, **given)))
+
+
+def settled(mq: Connection) -> None:
+    """All that rode in the journal is in files."""
+    step = mq.state().step
+    until(lambda: read_watermark(mq.namespace.store).step >= step)
+
+
+def test_it_reads_what_a_fetch_reads_whether_it_rides_or_is_in_files(mq: Connection) -> None:
+    topic = new_topic(mq, 3)
+    with mq.producer() as producer:
+        producer.send(topic, key="a", value="rides", headers=[("h", b"1")])
+    assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
+    mq.publish(topic, table(5000))
+    with mq.producer() as producer:
+        producer.send(topic, value=None, key="b")
+    assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
+    settled(mq)
+    assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
+
+
+def test_without_headers_there_is_no_such_column(mq: Connection, topic: str) -> None:
+    mq.publish(topic, table(3))
+    reader = BatchReader({"path": mq.namespace.path, "subscribe": topic})
+    (task,) = reader.partitions()
+    assert [batch.schema.names for batch in reader.read(task)] == [FETCHED.names[:-1]]
+
+
+def test_nothing_is_no_task_and_the_one_that_spark_makes_reads_nothing(mq: Connection, topic: str) -> None:
+    from pyspark.sql.datasource import InputPartition
+
+    reader = BatchReader(options(mq, subscribe=topic))
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, monkeypatch: Any) -> None:
+    topic = new_topic(mq, 3)
+    for _ in range(2):
+        mq.publish(topic, table(5000))
+    given = options(mq, subscribe=topic)
+    whole = mq.fetch(topic).to_arrow()
+    assert [len(task.chunks) for task in BatchReader(given).partitions()] == [1]
+    reader = BatchReader({**given, "minPartitions": "7"})
+    assert len(reader.partitions()) >= 7
+    assert rows(reader).equals(whole)
+    reader = BatchReader({**given, "maxRecordsPerPartition": "999"})
+    assert all(sum(chunk.record_count for chunk in task.chunks) <= 999 for task in reader.partitions())
+    assert rows(reader).equals(whole)
+    monkeypatch.setattr(tasks, "TASK_ROWS", 5000)
+    assert len(BatchReader(given).partitions()) == 2  # a file each: no task opens another's row group
+
+
+def test_many_topics_share_tasks(mq: Connection) -> None:
+    prefix = new_name("many")
+    names = [f"{prefix}.{i}" for i in range(20)]
+    for name in names:
+        mq.topics.create(name, 2)
+        mq.publish(name, table(10))
+    reader = BatchReader(options(mq, subscribePattern=rf"{prefix}\..*"))
+    assert len(reader.partitions()) == 1
+    assert rows(reader).num_rows == 200
+    assert read(mq, subscribe=",".join(names[:3])).num_rows == 30
+    assert read(mq, assign=f'{{"{names[0]}": [1]}}').column("partition").unique().to_pylist() == [1]
+
+
+def test_offsets_named(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    mq.publish(topic, table(1000))
+    end = mq.end_offsets(topic)
+    given = {
+        "startingOffsets": f'{{"{topic}": {{"0": 10, "1": -2}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 20, "1": -1}}}}',
+    }
+    found = read(mq, subscribe=topic, **given)
+    assert found.equals(mq.fetch(topic, start={0: 10, 1: 0}, end={0: 20, 1: end[1]}).to_arrow())
+
+
+def test_times_named(mq: Connection) -> None:
+    topic = new_topic(mq)
+    for second in range(3):
+        rows_of = {"value": ["x"], "timestamp": pa.array([second * 1_000_000], pa.timestamp("us", "UTC"))}
+        mq.publish(topic, pa.table(rows_of))
+    assert read(mq, subscribe=topic, startingTimestamp="1000").column("offset").to_pylist() == [1, 2]
+    assert read(mq, subscribe=topic, endingTimestamp="1500").column("offset").to_pylist() == [0, 1]
+    by_topic = f'{{"{topic}": {{"0": 2000}}}}'
+    assert read(mq, subscribe=topic, startingOffsetsByTimestamp=by_topic).column("offset").to_pylist() == [2]
+    with pytest.raises(OffsetOutOfRange, match="no message of that time"):
+        read(mq, subscribe=topic, startingTimestamp="9000")
+    nothing = read(mq, subscribe=topic, startingTimestamp="9000", startingOffsetsByTimestampStrategy="latest")
+    assert nothing.num_rows == 0
+    assert read(mq, subscribe=topic, endingTimestamp="9000").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"subscribe": "nobody"}, UnknownTopicOrPartition),
+        ({"assign": '{"TOPIC": [7]}'}, UnknownTopicOrPartition),
+        ({"subscribePattern": "a(b"}, InvalidRegularExpression),
+        ({"startingOffsets": '{"other": {"0": 1}}'}, InvalidConfig),
+        ({"startingOffsets": '{"TOPIC": {"0": 1}}'}, InvalidConfig),
+        ({"startingOffsetsByTimestamp": '{"TOPIC": {"0": 1, "1": 1, "2": 1}}'}, InvalidConfig),
+    ],
+)
+def test_what_the_log_has_not_is_refused(mq: Connection, given: dict[str, str], error: type[Exception]) -> None:
+    topic = new_topic(mq, 2)
+    named = {name: value.replace("TOPIC", topic) for name, value in given.items()}
+    if named.keys() <= {"startingOffsets", "startingOffsetsByTimestamp"}:
+        named["subscribe"] = topic
+    with pytest.raises(error):
+        read(mq, **named)
+
+
+def test_what_was_deleted_is_an_error_or_is_left_out(mq: Connection, topic: str) -> None:
+    mq.publish(topic, table(100))
+    mq.topics.delete_records(topic, {0: 40})
+    given = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 10}}}}'}
+    with pytest.raises(OffsetOutOfRange, match="data may be lost"):
+        read(mq, **given)
+    assert read(mq, **given, failOnDataLoss="false").column("offset").to_pylist() == list(range(40, 100))
+    beyond = {"subscribe": topic, "endingOffsets": f'{{"{topic}": {{"0": 200}}}}'}
+    with pytest.raises(OffsetOutOfRange):
+        read(mq, **beyond)
+    assert read(mq, **beyond, failOnDataLoss="false").num_rows == 60
+
+
+def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
+    txn = mq.transaction(new_name("txn"))
+    with txn:
+        txn.publish(topic, table(5))
+        assert read(mq, subscribe=topic).num_rows == 0
+        assert read(mq, subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"}).num_rows == 5
+    assert read(mq, subscribe=topic).num_rows == 5
+
+
+def narrowed(mq: Connection, filters: Iterable[Any], **given: str) -> pa.Table:
+    reader = NarrowedReader(options(mq, **given))
+    assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark looks at the rows all the same
+    return rows(reader)
+
+
+def test_filters_leave_ranges_out(mq: Connection) -> None:
+    topic = new_topic(mq, 4)
+    mq.publish(topic, table(1000))
+    end = mq.end_offsets(topic)
+    found = narrowed(mq, [EqualTo(("partition",), 2), GreaterThan(("offset",), 9)], subscribe=topic)
+    assert found.equals(mq.fetch(topic, start={2: 10}, end={2: end[2]}).to_arrow())
+    found = narrowed(mq, [In(("partition",), (1, 2)), LessThan(("offset",), 5)], subscribe=topic)
+    assert found.equals(mq.fetch(topic, start={1: 0, 2: 0}, end={1: 5, 2: 5}).to_arrow())
+    assert narrowed(mq, [EqualTo(("topic",), "another")], subscribe=topic).num_rows == 0
+    assert narrowed(mq, [GreaterThanOrEqual(("offset",), 10**9)], subscribe=topic).num_rows == 0
+    assert narrowed(mq, [StringContains(("topic",), "x"), EqualTo(("value",), b"1")], subscribe=topic).num_rows == 1000
+
+
+def test_filters_on_times_leave_files_out(mq: Connection) -> None:
+    topic = new_topic(mq)
+    for minute in range(3):
+        stamps = pa.array([minute * 60_000_000 + 999_999] * 400, pa.timestamp("us", "UTC"))
+        mq.publish(topic, pa.table({"value": ["x" * 10] * 400, "timestamp": stamps}))
+    exactly = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=1, microseconds=999_999)
+    found = narrowed(mq, [GreaterThanOrEqual(("timestamp",), exactly)], subscribe=topic)
+    assert found.column("offset").to_pylist() == list(range(400, 1200))
+    assert narrowed(mq, [EqualTo(("timestamp",), exactly)], subscribe=topic).num_rows == 400
+
+
+def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path) -> None:
+    mq.publish(topic, table(1000))
+    reader = BatchReader(options(mq, subscribe=topic))
+    (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))
+    code = f"""
+import pickle, sys
+for name in ("deltalake", "duckdb", "yaml", "typer"):
+    sys.modules[name] = None
+reader, tasks = pickle.load(open({str(tmp_path / "task")!r}, "rb"))
+print(sum(batch.num_rows for task in tasks for batch in reader.read(task)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "1000", done.stderr

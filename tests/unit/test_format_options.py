@@ -1,0 +1,150 @@
+"""Options by the names of Spark's Kafka source: what they say, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lakemq.engine.client.format.options import At, batch_options, stream_options
+from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
+
+READ = {"path": "data/mq", "subscribe": "orders"}
+
+
+def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
+    batch, stream = batch_options(READ), stream_options(READ)
+    assert (batch.start, batch.end) == (At(word="earliest"), At(word="latest"))
+    assert stream.start == At(word="latest")
+    assert batch.fail_on_data_loss
+    assert stream.fail_on_data_loss
+    assert not batch.include_headers
+    assert (stream.max_offsets, stream.min_offsets, stream.max_trigger_delay_ms) == (None, None, 900_000)
+    assert batch.isolation == "read_committed"
+
+
+def test_names_and_words_have_no_case_and_kafka_s_prefix_may_stay() -> None:
+    given = {"PATH": "x", "SUBSCRIBEPATTERN": "o.*", "StartingOffsets": "Earliest", "failondataloss": "False"}
+    found = stream_options({**given, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"})
+    assert (found.which.pattern, found.start, found.fail_on_data_loss) == ("o.*", At(word="earliest"), False)
+    assert (found.isolation, found.group) == ("read_uncommitted", "billing")
+
+
+def test_offsets_and_times_by_partition_are_json() -> None:
+    found = batch_options(
+        {
+            **READ,
+            "startingOffsets": '{"orders": {"0": 23, "1": -2}}',
+            "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
+        }
+    )
+    assert found.start.offsets == {"orders": {0: 23, 1: -2}}
+    assert found.end.offsets == {"orders": {0: 50, 1: -1}}
+    timed = batch_options({**READ, "startingOffsetsByTimestamp": '{"orders": {"0": 7}}', "endingTimestamp": "9"})
+    assert timed.start == At(times_ms={"orders": {0: 7}})
+    assert timed.end == At(time_ms=9, otherwise="latest")
+
+
+def test_one_time_for_all_wins_over_times_and_these_over_offsets() -> None:
+    given = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
+    assert stream_options(given).start.times_ms == {"orders": {0: 7}}
+    given |= {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
+    assert stream_options(given).start == At(time_ms=5, otherwise="latest")
+
+
+def test_topics_and_partitions() -> None:
+    assert batch_options({**READ, "subscribe": "a, b,a"}).which.topics == ("a", "b")
+    assigned = batch_options({"path": "x", "assign": '{"a": [1, 0, 1], "b": [2]}'})
+    assert assigned.which.partitions == {"a": (0, 1), "b": (2,)}
+
+
+def test_limits_of_a_stream() -> None:
+    found = stream_options(
+        {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
+    )
+    assert (found.max_offsets, found.min_offsets, found.max_trigger_delay_ms) == (100, 10, 30_000)
+
+
+def test_credentials_are_for_the_store_and_are_not_shown() -> None:
+    place = batch_options({**READ, "storage.aws_secret_access_key": "hush"}).place
+    assert place.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}
+    assert "hush" not in repr(place)
+
+
+BAD: list[tuple[dict[str, str], str]] = [
+    ({"subscribe": "t"}, "path"),
+    ({"path": "x"}, "subscribe"),
+    ({**READ, "assign": '{"t": [0]}'}, "subscribe and assign"),
+    ({**READ, "subscribe": " , "}, "subscribe"),
+    ({"path": "x", "assign": '{"t": 0}'}, "assign"),
+    ({"path": "x", "assign": '{"t": ["0"]}'}, "assign"),
+    ({"path": "x", "assign": "t"}, "assign"),
+    ({"path": "x", "subscribePattern": ""}, "subscribePattern"),
+    ({**READ, "subscrbe": "t"}, "did you mean subscribe"),
+    ({**READ, "kafka.bootstrap.servers": "localhost:9092"}, "kafka.bootstrap.servers"),
+    ({**READ, "isolation.level": "read_committed", "kafka.isolation.level": "read_committed"}, "twice"),
+    ({**READ, "isolation.level": "committed"}, "isolation.level"),
+    ({**READ, "startingOffsets": "first"}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": 3}'}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": {"a": 3}}'}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": {"0": -3}}'}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": {"0": 1.5}}'}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": {"0": true}}'}, "startingOffsets"),
+    ({**READ, "startingTimestamp": "-1"}, "startingTimestamp"),
+    ({**READ, "startingTimestamp": "soon"}, "startingTimestamp"),
+    ({**READ, "startingTimestamp": "9" * 30}, "startingTimestamp"),
+    ({**READ, "includeHeaders": "yes"}, "includeHeaders"),
+    ({**READ, "minPartitions": "0"}, "minPartitions"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), BAD)
+@pytest.mark.parametrize("options_of", [batch_options, stream_options])
+def test_what_cannot_be_is_refused_by_name(options_of: Any, given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        options_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets"),
+        ({"startingOffsets": '{"t": {"0": -1}}'}, "startingOffsets"),
+        ({"endingOffsets": "earliest"}, "endingOffsets"),
+        ({"endingOffsets": '{"t": {"0": -2}}'}, "endingOffsets"),
+        ({"maxOffsetsPerTrigger": "5"}, "streams"),
+        ({"group.id": "g"}, "streams"),
+    ],
+)
+def test_what_a_batch_has_not(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        batch_options({**READ, **given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"endingOffsets": "latest"},
+        {"endingTimestamp": "5"},
+        {"maxOffsetsPerTrigger": "0"},
+        {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"},
+        {"maxTriggerDelay": "soon"},
+    ],
+)
+def test_what_a_stream_has_not(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfig):
+        stream_options({**READ, **given})
+
+
+def test_a_group_has_a_group_s_name() -> None:
+    with pytest.raises(InvalidGroupId):
+        stream_options({**READ, "group.id": "a/b"})
+
+
+def test_a_value_that_is_too_large_is_refused_like_any_other() -> None:
+    with pytest.raises(LakeMQError):
+        batch_options({**READ, "startingOffsets": json_of(2**70)})
+
+
+def json_of(offset: int) -> str:
+    return f'{{"orders": {{"0": {offset}}}}}'
