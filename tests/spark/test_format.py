@@ -44,3 +44,31 @@ def test_what_cannot_be_read_is_said(spark: SparkSession, mq: Connection, path: 
         reading(spark, path, subscribe=topic).count()
     with pytest.raises(PySparkException, match="has one schema"):
         spark.read.format("lakemq").schema("value string").option("path", str(path)).load().count()
+
+
+def drained(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
+    """What the stream has by now: number of each batch -> its values."""
+    batches: dict[int, list[str]] = {}
+
+    def look(batch: DataFrame, number: int) -> None:
+        batches[number] = sorted(bytes(row.value).decode() for row in batch.select("value").collect())
+
+    writer = stream.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    writer.foreachBatch(look).start().awaitTermination()
+    return batches
+
+
+def test_a_stream_goes_on_from_its_checkpoint(
+    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
+) -> None:
+    mq.topics.create(topic, partitions=1)
+    mq.publish(topic, numbers(5))
+    reader = spark.readStream.format("lakemq").option("path", str(path)).option("subscribe", topic)
+    stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
+    assert drained(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
+    assert drained(stream, tmp_path) == {}
+    # as if the driver had been killed before the batch was done with
+    for name in ("1", ".1.crc"):
+        (tmp_path / "commits" / name).unlink()
+    mq.publish(topic, numbers(1, begin=5))
+    assert drained(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}

@@ -44,7 +44,7 @@ class Narrowing:
         return found
 
     def _add(self, one: Filter) -> None:
-        path = getattr(one, "attribute", ())
+        path: tuple[str, ...] = getattr(one, "attribute", ())
         name = path[0] if len(path) == 1 else ""
         if name == "topic":
             self._add_topics(one)

@@ -9,15 +9,16 @@ from dataclasses import replace
 import lakemq
 
 from ...protocol.errors import FileTruncated, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.fetch_plan import FetchPlan
-from ..fetch.plan import Bounds
+from ..fetch.plan import Bounds, bounds_of
 from .narrowing import Narrowing
 from .options import ReadOptions
-from .positions import Logs, logs_of, offsets_at
+from .positions import logs_of, offsets_at
 from .tasks import MessagesTask, tasks_of
 
-log = logging.getLogger("lakemq.format")
+logger = logging.getLogger("lakemq.format")
 
 _ATTEMPTS = 5
 """How often it is planned while messages are deleted, or files merged, under it."""
@@ -60,10 +61,11 @@ def tasks_of_ranges(
     """
     for attempt in range(_ATTEMPTS):
         try:
+            state = mq.state()
             plans = [
                 plan
                 for topic, wanted in ranges.items()
-                if (plan := _plan(mq, options, topic, topic_ids[topic], wanted, narrowing)) is not None
+                if (plan := _plan(mq, state, options, topic, topic_ids[topic], wanted, narrowing)) is not None
             ]
             return tasks_of(mq.namespace.files, plans, options)
         except (_Moved, FileTruncated):  # deleted, or merged, between two looks
@@ -78,22 +80,21 @@ class _Moved(Exception):
 
 def _plan(
     mq: Connection,
+    state: State,
     options: ReadOptions,
     topic: str,
     topic_id: int,
     wanted: Mapping[int, Range],
     narrowing: Narrowing,
 ) -> FetchPlan | None:
-    state = mq.state()
     found = state.topics.get(topic_id)
     if found is None or found.topic != topic:
         if any(end > start for start, end in wanted.values()):
             gone = UnknownTopicId(f"Topic {topic} was deleted before it was read; data may be lost.", found=topic_id)
             lost(options, gone)
         return None
-    which = replace(options.which, topics=(topic,), pattern=None, partitions={})
-    logs: Logs = logs_of(state, which, options.isolation)
-    kept = {p: kept_range(options, topic, p, one, logs[topic].get(p)) for p, one in wanted.items()}
+    log = dict(enumerate(bounds_of(found, options.isolation)))
+    kept = {p: kept_range(options, topic, p, one, log.get(p)) for p, one in wanted.items()}
     narrowed = {p: narrowing.range_of(p, *one) for p, one in kept.items()}
     starts, ends = ({p: one[i] for p, one in narrowed.items() if one[1] > one[0]} for i in (0, 1))
     if not starts:
@@ -129,4 +130,4 @@ def lost(options: ReadOptions, error: OffsetOutOfRange | UnknownTopicId | Unknow
     """Raises the error, or tells it: failOnDataLoss."""
     if options.fail_on_data_loss:
         raise error
-    log.warning("%s What is there is read, as failOnDataLoss is false.", error)
+    logger.warning("%s What is there is read, as failOnDataLoss is false.", error)

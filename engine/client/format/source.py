@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
 from .batch import BatchReader, NarrowedReader
 from .options import includes_headers
+from .stream import StreamReader
 
 FORMAT = "lakemq"
 
@@ -45,6 +46,10 @@ class LakeMQDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)
         return self.reader_class(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._check(schema)
+        return StreamReader(self.options)
 
     def _check(self, schema: StructType) -> None:
         if schema != self.schema():

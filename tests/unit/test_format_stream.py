@@ -1,0 +1,256 @@
+"""A stream through the format `lakemq`, without a JVM: asked batch by batch, as Spark asks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from unit.served import committed, new_name, new_topic
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.format.stream import StreamReader
+from lakemq.errors import LakeMQError, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+
+pytestmark = pytest.mark.slow
+
+Offset = dict[str, Any]
+
+
+class Query:
+    """What Spark does with a reader: each batch follows from offsets that went through JSON."""
+
+    def __init__(self, reader: StreamReader, checkpoint: list[str]) -> None:
+        self.reader, self.checkpoint = reader, checkpoint
+
+    def batch(self) -> list[str] | None:
+        """The values of the next one, in any order; None: there is none."""
+        start = self._start()
+        end = json.dumps(self.reader.latestOffset(json.loads(start), self.reader.getDefaultReadLimit()))
+        if end == start:
+            return None
+        self.checkpoint.append(end)
+        return self.again()
+
+    def again(self, number: int = -1) -> list[str]:
+        """The batch of this number, as whoever starts from the checkpoint reads it."""
+        number %= len(self.checkpoint)
+        start, end = (json.loads(told) for told in (self._start(number), self.checkpoint[number]))
+        tables = [pa.Table.from_batches(self.reader.read(task)) for task in self.reader.partitions(start, end)]
+        return sorted(value.decode() for table in tables for value in table.column("value").to_pylist())
+
+    def _start(self, number: int | None = None) -> str:
+        before = self.checkpoint[:number]
+        return before[-1] if before else json.dumps(self.reader.initialOffset())
+
+
+@pytest.fixture
+def query(mq: Connection) -> Callable[..., Any]:
+    @contextmanager
+    def start(checkpoint: list[str] | None = None, **options: str) -> Iterator[Query]:
+        reader = StreamReader({"path": mq.namespace.path, **options})
+        try:
+            yield Query(reader, [] if checkpoint is None else checkpoint)
+        finally:
+            reader.stop()
+
+    return start
+
+
+def send(mq: Connection, topic: str, *values: str, partition: int | None = None) -> None:
+    rows = {"value": list(values)}
+    if partition is not None:
+        rows["partition"] = [partition] * len(values)  # type: ignore[list-item]
+    mq.publish(topic, pa.table(rows))
+
+
+def test_batches_follow_one_another(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a", "b")
+    with query(subscribe=topic, startingOffsets="earliest") as stream:
+        assert stream.batch() == ["a", "b"]
+        assert stream.batch() is None
+        send(mq, topic, "c")
+        assert stream.batch() == ["c"]
+        assert stream.batch() is None
+
+
+def test_it_begins_at_the_end_and_the_checkpoint_says_where_that_was(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "before")
+    checkpoint: list[str] = []
+    with query(checkpoint, subscribe=topic) as stream:
+        assert stream.batch() == []  # nothing but where it begins
+    send(mq, topic, "meanwhile")
+    with query(checkpoint, subscribe=topic) as stream:
+        assert stream.again() == []
+        assert stream.batch() == ["meanwhile"]
+
+
+def test_the_first_batch_is_the_same_for_who_repeats_it_later(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a", "b", "c")
+    checkpoint: list[str] = []
+    with query(checkpoint, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
+        assert stream.batch() == ["a", "b"]
+    send(mq, topic, "d")
+    with query(checkpoint, subscribe=topic, startingOffsets="latest") as stream:
+        assert stream.again() == ["a", "b"]
+        assert stream.batch() == ["c", "d"]
+
+
+def test_every_batch_is_the_same_for_who_starts_from_the_checkpoint(mq: Connection, query: Any) -> None:
+    topic, checkpoint = new_topic(mq, 3), list[str]()
+    batches = []
+    for number in range(5):
+        send(mq, topic, *(f"{number}-{i}" for i in range(7)))
+        with query(checkpoint, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="5") as stream:
+            batches.append(stream.batch())
+    assert [len(batch) for batch in batches] == [5] * 5
+    with query(checkpoint, subscribe=topic) as stream:
+        assert [stream.again(number) for number in range(5)] == batches
+        found = [value for batch in (*batches, stream.batch()) for value in batch]
+        assert sorted(found) == sorted(f"{n}-{i}" for n in range(5) for i in range(7))
+
+
+def test_offsets_are_written_as_startingoffsets_are(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a", "b")
+    with query(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 1}}}}') as stream:
+        assert stream.batch() == ["b"]
+        told = json.loads(stream.checkpoint[-1])
+        assert told["offsets"] == {topic: {"0": 2}}
+        assert stream.reader.reportLatestOffset()["offsets"] == {topic: {"0": 2}}
+    with query(subscribe=topic, startingOffsets=json.dumps(told["offsets"])) as stream:
+        assert stream.batch() == []
+
+
+def test_partitions_and_topics_that_come_are_read_from_their_beginning(mq: Connection, query: Any) -> None:
+    prefix = new_name("p")
+    mq.topics.create(f"{prefix}.a", 1)
+    with query(subscribePattern=rf"{prefix}\..*") as stream:
+        assert stream.batch() == []
+        mq.topics.alter(f"{prefix}.a", partitions=2)
+        send(mq, f"{prefix}.a", "new partition", partition=1)
+        mq.topics.create(f"{prefix}.b", 1)
+        send(mq, f"{prefix}.b", "new topic")
+        assert stream.batch() == ["new partition", "new topic"]
+
+
+def test_a_topic_made_anew_is_another_one(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a", "b", "c")
+    checkpoint: list[str] = []
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    with query(checkpoint, **options) as stream:
+        assert stream.batch() == ["a", "b", "c"]
+        mq.topics.delete(topic)
+        with pytest.raises(UnknownTopicId, match="not there"):
+            stream.batch()
+        mq.topics.create(topic, 1)
+        send(mq, topic, "anew")
+        with pytest.raises(UnknownTopicId, match="another topic"):
+            stream.batch()
+    with query(checkpoint, **options, failOnDataLoss="false") as stream:
+        assert stream.again() == []
+        assert stream.batch() == ["anew"]
+        assert stream.batch() is None
+
+
+def test_what_was_deleted_under_a_stopped_stream(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a")
+    checkpoint: list[str] = []
+    with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
+        stream.batch()
+    send(mq, topic, "b", "c", "d")
+    mq.topics.delete_records(topic, {0: 3})
+    with query(checkpoint, subscribe=topic) as stream, pytest.raises(OffsetOutOfRange, match="data may be lost"):
+        stream.batch()
+    with query(list(checkpoint), subscribe=topic, failOnDataLoss="false") as stream:
+        assert stream.batch() == ["d"]
+    mq.topics.delete_records(topic, {0: 1})
+    with query(checkpoint, subscribe=topic) as stream, pytest.raises(OffsetOutOfRange):
+        stream.again()
+
+
+@pytest.mark.parametrize("starts", ['{"TOPIC": {"0": 9}}', '{"TOPIC": {"0": 0}}'])
+def test_a_start_that_is_not_there(mq: Connection, topic: str, query: Any, starts: str) -> None:
+    send(mq, topic, "a", "b", "c")
+    mq.topics.delete_records(topic, {0: 1})
+    given = {"subscribe": topic, "startingOffsets": starts.replace("TOPIC", topic)}
+    with query(**given) as stream, pytest.raises(OffsetOutOfRange):
+        stream.batch()
+    with query(subscribe="nobody") as stream, pytest.raises(UnknownTopicOrPartition):
+        stream.batch()
+
+
+def test_a_run_that_ends_with_what_there_is_now(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, "a", "b", "c")
+    limits = {"maxOffsetsPerTrigger": "2", "minOffsetsPerTrigger": "2"}
+    with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
+        stream.reader.prepareForTriggerAvailableNow()
+        send(mq, topic, "d")
+        mq.topics.alter(topic, partitions=2)
+        send(mq, topic, "e", partition=1)
+        assert [stream.batch(), stream.batch(), stream.batch()] == [["a", "b"], ["c"], None]
+    with query(stream.checkpoint, subscribe=topic) as stream:
+        assert stream.batch() == ["d", "e"]
+
+
+def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, query: Any) -> None:
+    limits = {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "400ms"}
+    with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
+        assert isinstance(stream.reader.getDefaultReadLimit(), ReadMinRows)
+        assert stream.batch() == []  # the first does not wait
+        send(mq, topic, "a", "b")
+        assert stream.batch() is None
+        send(mq, topic, "c")
+        assert stream.batch() == ["a", "b", "c"]
+        send(mq, topic, "d")
+        found = None
+        while found is None:
+            found = stream.batch()
+        assert found == ["d"]
+
+
+def test_spark_may_ask_for_all(mq: Connection, topic: str, query: Any) -> None:
+    send(mq, topic, *"abcde")
+    with query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
+        assert stream.reader.getDefaultReadLimit() == ReadMaxRows(2)
+        end = stream.reader.latestOffset({}, ReadAllAvailable())
+        assert end["offsets"] == {topic: {"0": 5}}
+
+
+def test_only_what_is_committed_comes(mq: Connection, topic: str, query: Any) -> None:
+    with query(subscribe=topic, startingOffsets="earliest") as stream:
+        txn = mq.transaction(new_name("txn"))
+        with suppress(ZeroDivisionError), txn:
+            txn.publish(topic, pa.table({"value": ["aborted"]}))
+            raise ZeroDivisionError
+        with txn:
+            txn.publish(topic, pa.table({"value": ["a"]}))
+            send(mq, topic, "behind")
+            assert stream.batch() == []
+        assert stream.batch() == ["a", "behind"]
+
+
+def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: str, query: Any) -> None:
+    send(mq, topic, "a", "b", "c")
+    limits = {"maxOffsetsPerTrigger": "2", "kafka.group.id": group}
+    with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
+        stream.batch()
+        assert committed(mq, group, topic) is None  # the batch may not be done with yet
+        stream.batch()
+        assert committed(mq, group, topic) == 2
+        assert stream.batch() is None
+        assert committed(mq, group, topic) == 3
+
+
+def test_a_group_with_members_is_told_by_them(mq: Connection, topic: str, group: str, query: Any) -> None:
+    send(mq, topic, "a")
+    with (
+        mq.consumer(group, topics=[topic], protocol="cooperative"),
+        query(subscribe=topic, startingOffsets="earliest", **{"group.id": group}) as stream,
+    ):
+        stream.batch()
+        with pytest.raises(LakeMQError):
+            stream.batch()
