@@ -191,7 +191,7 @@ class Connection:
             body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
             return self._arrow_publisher().publish(publication, body, asked)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return PublishedRows.of(self._spark_publisher().publish(publication, data, columns, order_by))
+        return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by))
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
@@ -213,7 +213,7 @@ class Connection:
         topic, query = topic_name("topic", topic), text("query", query)
         checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
         check_dataframe("stream", stream, "a streaming DataFrame of Spark")
-        self._spark_publisher().check(topic, stream, columns)
+        self.spark_publisher().check(topic, stream, columns)
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
     def drain_inbox(self) -> Drained:
@@ -222,9 +222,10 @@ class Connection:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
 
-        return Inbox(self.namespace, self._spark_publisher(), self._spark, self._reached).drain()
+        return Inbox(self.namespace, self.spark_publisher(), self._spark, self._reached).drain()
 
-    def _spark_publisher(self) -> SparkPublisher:
+    def spark_publisher(self) -> SparkPublisher:
+        """Of what Spark's tasks write."""
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
         same_process(self._pid, "This connection")

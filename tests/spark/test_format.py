@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from lakemq.engine.client.connection import Connection
 
@@ -58,6 +66,13 @@ def drained(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
     return batches
 
 
+def undo_last_batch(checkpoint: Path) -> None:
+    """As if the driver had been killed before it could note that the batch was done with."""
+    done = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
+    for name in (f"{max(done)}", f".{max(done)}.crc") if done else ():
+        (checkpoint / "commits" / name).unlink()
+
+
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:
@@ -67,8 +82,67 @@ def test_a_stream_goes_on_from_its_checkpoint(
     stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
     assert drained(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
     assert drained(stream, tmp_path) == {}
-    # as if the driver had been killed before the batch was done with
-    for name in ("1", ".1.crc"):
-        (tmp_path / "commits" / name).unlink()
+    undo_last_batch(tmp_path)
     mq.publish(topic, numbers(1, begin=5))
     assert drained(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
+
+
+def test_a_batch_is_published_once_whatever_becomes_of_tasks(
+    spark: SparkSession, mq: Connection, path: Path, topic: str
+) -> None:
+    def tried_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The first attempt of a task fails, when it has given all it has."""
+        yield from batches
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            raise RuntimeError("lost")
+
+    mq.topics.create(topic, partitions=3)
+    df = spark.range(0, 100, 1, 2).selectExpr("string(id) AS key", "string(id) AS value")
+    df = df.mapInArrow(tried_twice, "key string, value string")
+    write = df.write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic)
+    for _ in range(2):
+        write.option("txnAppId", topic).option("txnVersion", "1").save()
+    assert values(mq, topic) == sorted(str(i) for i in range(100))
+    with pytest.raises(PySparkException, match="do not make a message"):
+        df.select("key").write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
+
+
+def values(mq: Connection, topic: str) -> list[str]:
+    return sorted(message.value.decode() for message in mq.fetch(topic) if message.value is not None)
+
+
+def copying(spark: SparkSession, path: str, source: str, target: str, checkpoint: str) -> StreamingQuery:
+    """From one topic to another, three messages a batch, until nothing is left."""
+    reader = spark.readStream.format("lakemq").option("path", path).option("subscribe", source)
+    rows = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
+    writer = rows.select("key", "value").writeStream.format("lakemq").option("path", path).option("topic", target)
+    return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+
+
+def test_a_stream_is_published_once_though_its_driver_is_killed(
+    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
+) -> None:
+    target, checkpoint = f"{topic}.copy", str(tmp_path / "checkpoint")
+    for name in (topic, target):
+        mq.topics.create(name, partitions=2)
+    mq.publish(topic, numbers(15))
+    given = (str(path), topic, target, checkpoint)
+    code = f"""
+from lakemq.spark import spark_session
+from spark.test_format import copying
+copying(spark_session(master="local[2]"), *{given!r}).awaitTermination()
+"""
+    # with its JVM and its workers
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, cwd=tmp_path) as driver:
+        deadline = time.monotonic() + 120
+        while not mq.fetch(target).record_count:
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(driver.pid, signal.SIGKILL)
+    copied = mq.fetch(target).record_count
+    assert copied < 15
+    undo_last_batch(Path(checkpoint))  # as if it had been killed a moment earlier
+    copying(spark, *given).awaitTermination()
+    assert values(mq, target) == values(mq, topic)

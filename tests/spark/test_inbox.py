@@ -34,7 +34,7 @@ def values(mq: Connection, topic: str) -> list[str]:
 
 
 def inbox(mq: Connection, spark: SparkSession, max_batch_bytes: int = 1 << 30) -> Inbox:
-    return Inbox(mq.namespace, mq._spark_publisher(), spark, max_batch_bytes=max_batch_bytes)
+    return Inbox(mq.namespace, mq.spark_publisher(), spark, max_batch_bytes=max_batch_bytes)
 
 
 def test_a_drain_publishes_each_row_to_its_topic_and_once(spark: SparkSession, mq: Connection, topic: str) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
 from .batch import BatchReader, NarrowedReader
 from .options import includes_headers
 from .stream import StreamReader
+from .writers import BatchWriter, StreamWriter
 
 FORMAT = "lakemq"
 
@@ -50,6 +57,13 @@ class LakeMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check(schema)
         return StreamReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """overwrite: what outputMode complete says; every row of a batch is a message, as with Kafka."""
+        return StreamWriter(self.options, schema)
 
     def _check(self, schema: StructType) -> None:
         if schema != self.schema():

@@ -6,17 +6,18 @@ that a request names exist for anyone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.spec import TIME
-from lakemq.tables.storage.files import open_files
+from lakemq.tables.storage.files import Files, open_files
 
 from ...namespace.data_file import (
     BODY,
@@ -69,7 +70,7 @@ class Destination(NamedTuple):
 
 
 class WrittenRun(NamedTuple):
-    """A run of rows in a file. Indexes of its destination (ELSEWHERE: none of those given) and of that one's copy."""
+    """A run of rows in a file. Numbers of its destination (ELSEWHERE: none of those known) and of that one's copy."""
 
     destination: int
     copy: int
@@ -104,31 +105,20 @@ class WriteMessages:
 
         context = TaskContext.get()
         task = context.partitionId() if context else 0
-        files, file_id = open_files(self.root, dict(self.storage_options)), new_file_id()
-        placed: list[WrittenRun] = []
-        with ExitStack() as stack:
-            writer: DataFileWriter | None = None
-            for table in _gathered(batches):
-                if writer is None:  # an empty task leaves no file
-                    writer = stack.enter_context(new_data_file(files, file_id))
-                placed += self._write(writer, table)
-        if writer is not None and placed:
-            yield _ranges(task, writer.written(files), placed)
+        written = write_rows(open_files(self.root, dict(self.storage_options)), batches, self._write)
+        if written is not None:
+            yield _ranges(task, *written)
 
     def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
-        # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
-        start = (writer.file_id >> 29) + writer.record_count
+        start = round_of(writer)
         for index, rows in self._by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
             asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
             if not destination.copies:
                 destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
-            arranged = arrange(destination.copies, _body(rows, destination.name, self.now_ms), asked, start)
-            first_row = writer.write(arranged.rows)
-            has_ttl = arranged.rows.column("ttl_ms").null_count < arranged.rows.num_rows
-            for copy, (_, runs) in enumerate(arranged.runs):
-                for run in runs:
-                    yield WrittenRun(index, copy, run._replace(first_row=run.first_row + first_row), has_ttl)
+            yield from write_body(
+                writer, index, destination.copies, _body(rows, destination.name, self.now_ms), asked, start
+            )
 
     def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         if "topic" not in table.column_names:
@@ -138,6 +128,45 @@ class WriteMessages:
         index = pc.fill_null(pc.index_in(table.column("topic"), names), ELSEWHERE)
         for chosen in sorted(pc.unique(index).to_pylist()):
             yield chosen, table.filter(pc.equal(index, chosen))
+
+
+def write_rows(
+    files: Files,
+    batches: Iterator[pa.RecordBatch],
+    write: Callable[[DataFileWriter, pa.Table], Iterable[WrittenRun]],
+) -> tuple[WrittenFile, list[WrittenRun]] | None:
+    """The file that these rows are in now; None where there is none, as there are no rows. write: of some of them."""
+    placed: list[WrittenRun] = []
+    with ExitStack() as stack:
+        writer: DataFileWriter | None = None
+        for table in _gathered(batches):
+            if writer is None:  # an empty task leaves no file
+                writer = stack.enter_context(new_data_file(files, new_file_id()))
+            placed += write(writer, table)
+    return (writer.written(files), placed) if writer is not None and placed else None
+
+
+def write_body(
+    writer: DataFileWriter,
+    destination: int,
+    copies: tuple[Copy, ...],
+    body: pa.Table,
+    asked: npt.NDArray[np.int64] | None,
+    start: int,
+) -> Iterator[WrittenRun]:
+    """The rows arranged for each copy, and written. destination: its number; the others: as of `arrange`."""
+    arranged = arrange(copies, body, asked, start)
+    first_row = writer.write(arranged.rows)
+    has_ttl = arranged.rows.column("ttl_ms").null_count < arranged.rows.num_rows
+    for copy, (_, runs) in enumerate(arranged.runs):
+        for run in runs:
+            yield WrittenRun(destination, copy, run._replace(first_row=run.first_row + first_row), has_ttl)
+
+
+def round_of(writer: DataFileWriter) -> int:
+    """Where rows without a key begin their round of the partitions."""
+    # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
+    return (writer.file_id >> 29) + writer.record_count
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

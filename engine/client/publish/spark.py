@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row
 
@@ -21,7 +21,7 @@ from ...protocol.values.topics import TopicRef
 from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
 from .arrow import published
-from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages
+from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
 from .message_rows import message_rows
 from .placing import Copy, Run
 from .publication import Publication
@@ -35,6 +35,9 @@ MAX_UNKNOWN = 1000
 """Most names without a topic that one publish gives dead letters of their own."""
 
 _RUN_FIELDS = Run._fields
+
+Written: TypeAlias = tuple[WrittenFile, Sequence[WrittenRun]]
+"""A file that a task wrote, and what it holds."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,10 @@ class SparkPublisher:
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
+        return self.publish_written(publication, routes, _by_file(written))
+
+    def publish_written(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
+        """Publish what tasks wrote, in this order, together or not at all. Raises StaleTopicMetadata and others."""
         request = _request(publication, routes, written)
         if request.refused and publication.on_error == "fail":
             raise refuse_all(request.refused)
@@ -173,16 +180,24 @@ class SparkPublisher:
         return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
 
 
-def _request(publication: Publication, routes: Routes, written: Sequence[Row]) -> Produce:
-    """The request for what the tasks wrote; `written`: rows of RANGES in the order of tasks and of writing."""
-    files: list[WrittenFile] = []
-    parts: dict[int, list[tuple[int, int, Run]]] = {}
-    for index, (_, group) in enumerate(groupby(written, key=lambda row: row.file_id)):
+def _by_file(written: Sequence[Row]) -> list[Written]:
+    """written: rows of RANGES in the order of tasks and of writing."""
+    found: list[Written] = []
+    for _, group in groupby(written, key=lambda row: row.file_id):
         of_file = list(group)
-        files.append(_file(of_file))
-        for row in of_file:
-            run = Run(*(row[name] for name in _RUN_FIELDS))
-            parts.setdefault(row.destination, []).append((index, row.copy, run))
+        runs = [Run(*(row[name] for name in _RUN_FIELDS)) for row in of_file]
+        told = zip(of_file, runs, strict=True)
+        placed = [WrittenRun(row.destination, row.copy, run, row.has_ttl) for row, run in told]
+        found.append((_file(of_file), placed))
+    return found
+
+
+def _request(publication: Publication, routes: Routes, written: Sequence[Written]) -> Produce:
+    files = [file for file, _ in written]
+    parts: dict[int, list[tuple[int, int, Run]]] = {}
+    for index, (_, runs) in enumerate(written):
+        for destination, copy, run, _ in runs:
+            parts.setdefault(destination, []).append((index, copy, run))
     ranges, refused = Ranges(), []
     for destination, mine in sorted(parts.items()):
         if 0 <= destination < len(routes.routes):
@@ -195,7 +210,8 @@ def _request(publication: Publication, routes: Routes, written: Sequence[Row]) -
         else:
             refused += _nobodys(routes, destination, mine)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
-    return produce_request(publication, some_route, ranges, refused, files, any(row.has_ttl for row in written))
+    has_ttl = any(one.has_ttl for _, runs in written for one in runs)
+    return produce_request(publication, some_route, ranges, refused, files, has_ttl)
 
 
 def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:

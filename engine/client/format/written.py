@@ -1,0 +1,167 @@
+"""What is to be published, as the options of Spark's Kafka sink say it, and what tasks do with the rows.
+
+Executors need the store, pyarrow, numpy, xxhash and msgspec: no Delta, and no journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import WriterCommitMessage
+
+from lakemq.tables.storage.files import open_files
+
+from ...namespace.data_file import DataFileWriter, WrittenFile
+from ...protocol.errors import InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
+from ...protocol.values.state import State
+from ..publish.executor import ELSEWHERE, NO_PARTITION, NOWHERE, WrittenRun, round_of, write_body, write_rows
+from ..publish.given import selected
+from ..publish.placing import Copy
+from ..publish.publication import ON_ERROR, OnRefusal
+from ..publish.request import COLUMNS, body_of
+from ..publish.routing import Route, find_route
+from .given import Given
+from .options import Place
+
+BATCH_OPTIONS = ("path", "topic", "includeHeaders", "onError", "txnAppId", "txnVersion")
+STREAM_OPTIONS = ("path", "topic", "includeHeaders", "onError", "checkpointLocation")
+
+TOPIC = "topic"
+"""A column of destinations, where no option names one for all rows."""
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """topic: None: each row's is in its column `topic`. application: (id, version) of a batch that names them.
+
+    checkpoint: of a stream.
+    """
+
+    place: Place
+    topic: str | None
+    includes_headers: bool
+    on_error: OnRefusal
+    application: tuple[str, int] | None = None
+    checkpoint: str | None = None
+
+
+def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises InvalidConfig."""
+    given = Given(options, BATCH_OPTIONS)
+    app_id, version = given.get("txnAppId"), given.count("txnVersion", 0)
+    if (app_id is None) != (version is None):
+        raise InvalidConfig("txnAppId and txnVersion go together.", expected="both, or none")
+    application = None if app_id is None or version is None else (app_id, version)
+    return WriteOptions(*_common(given), application=application)
+
+
+def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises InvalidConfig."""
+    given = Given(options, STREAM_OPTIONS)
+    if not given.get("checkpointLocation"):
+        raise InvalidConfig(
+            "A stream's batches are known by its checkpoint.", found="no option", expected="checkpointLocation"
+        )
+    return WriteOptions(*_common(given), checkpoint=given.get("checkpointLocation"))
+
+
+def _common(given: Given) -> tuple[Place, str | None, bool, OnRefusal]:
+    on_error: OnRefusal = given.word("onError", ON_ERROR)  # type: ignore[assignment]
+    place = Place(given.path(), given.storage_options)
+    return place, given.get("topic"), given.flag("includeHeaders", True), on_error
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where rows go, as topics were at one step. route: of all rows; state: without one, by the names they bear."""
+
+    route: Route | None
+    state: State | None = None
+
+    def copies(self, name: str) -> tuple[Copy, ...]:
+        """None where nobody receives it."""
+        if self.route is not None:
+            return self.route.copies
+        assert self.state is not None
+        try:
+            return find_route(self.state, name).copies
+        except (InvalidTopic, UnknownTopicOrPartition):
+            return ()
+
+
+class WrittenRows(WriterCommitMessage):
+    """What a task wrote: a file, if it had rows, and what it holds. names: of its destinations, by their numbers."""
+
+    def __init__(self, file: WrittenFile | None, runs: Sequence[WrittenRun], names: Sequence[str]) -> None:
+        self.file, self.runs, self.names = file, tuple(runs), tuple(names)
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """A task's part of a write. now_ms: of the batch, which is the timestamp of rows that have none."""
+
+    options: WriteOptions
+    routing: Routing
+    now_ms: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
+        """Every attempt writes new files under random names; those of one that is not committed exist for nobody."""
+        names: dict[str, int] = {}
+        place = self.options.place
+
+        def write(writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
+            yield from self._write(writer, message_columns(table, self.options), names)
+
+        written = write_rows(open_files(place.path, place.storage_options), batches, write)
+        file, runs = written or (None, [])
+        return WrittenRows(file, runs, [*names])
+
+    def _write(self, writer: DataFileWriter, table: pa.Table, names: dict[str, int]) -> Iterator[WrittenRun]:
+        start = round_of(writer)
+        for name, rows in _by_topic(table, self.options.topic):
+            body, asked = body_of(rows, name or "", self.now_ms)
+            copies = () if name is None else self.routing.copies(name)
+            number = ELSEWHERE if name is None else names.setdefault(name, len(names))
+            if copies:
+                yield from write_body(writer, number, copies, body, asked, start)
+            else:
+                nowhere = pa.array([NO_PARTITION] * body.num_rows, pa.int64()).to_numpy()
+                yield from write_body(writer, number, NOWHERE.copies, body, nowhere, start)
+
+
+def _by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str | None, pa.Table]]:
+    if topic is not None:
+        yield topic, table
+        return
+    named = table.column(TOPIC).cast(pa.string())
+    rows = table.drop_columns([TOPIC])
+    for name in pc.unique(named).to_pylist():
+        yield name, rows.filter(pc.is_null(named) if name is None else pc.equal(named, name))
+
+
+def message_columns(table: pa.Table, options: WriteOptions) -> pa.Table:
+    """The columns of a message, and the topic's where that says where rows go. Raises InvalidRecord."""
+    table = table.rename_columns([name.lower() for name in table.column_names])
+    wanted = [name for name in COLUMNS if name != "headers" or options.includes_headers]
+    if twice := [name for name in (*wanted, TOPIC) if table.column_names.count(name) > 1]:
+        raise InvalidRecord("The table has a column twice.", found=twice[0])
+    chosen = selected(table.select([name for name in wanted if name in table.column_names]), dict.fromkeys(wanted))
+    if options.topic is not None:
+        return chosen
+    if TOPIC not in table.column_names or not _is_text(table.column(TOPIC).type):
+        expected = "an option topic, or a column of that name with text"
+        raise InvalidRecord("Nothing says where rows go.", found=table.column_names, expected=expected)
+    return chosen.append_column(TOPIC, table.column(TOPIC))
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return pa.types.is_string(type) or pa.types.is_large_string(type)
+
+
+def check_columns(schema: pa.Schema, options: WriteOptions) -> None:
+    """Raises InvalidRecord: rows of this schema cannot be messages."""
+    chosen = message_columns(schema.empty_table(), options)
+    body_of(chosen.select([name for name in chosen.column_names if name != TOPIC]), "", 0)

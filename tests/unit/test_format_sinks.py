@@ -1,0 +1,215 @@
+"""The sinks of the format `lakemq`, without a JVM: what tasks write, and what is published of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from unit.served import new_name, new_topic, until, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.format.publishing import BY_COLUMN
+from lakemq.engine.client.format.source import LakeMQDataSource
+from lakemq.engine.client.format.writers import BatchWriter, StreamWriter
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    MessageTooLarge,
+    StaleTopicMetadata,
+    UnknownTopicOrPartition,
+)
+from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+
+pytestmark = pytest.mark.slow
+
+
+def settled(mq: Connection) -> None:
+    """The tables hold all that is decided by now."""
+    step = mq.state().step
+    until(lambda: read_watermark(mq.namespace.store).step >= step)
+
+
+def table(*rows: str, **columns: Any) -> pa.Table:
+    return pa.table({"value": list(rows), **columns})
+
+
+def written(writer: Any, parts: tuple[pa.Table, ...]) -> list[Any]:
+    """As tasks tell it, each with a writer of its own."""
+    task = pickle.dumps(writer)
+    return [pickle.loads(pickle.dumps(pickle.loads(task).write(iter(part.to_batches())))) for part in parts]
+
+
+def write(mq: Connection, *parts: pa.Table, **options: str) -> None:
+    writer = BatchWriter({"path": mq.namespace.path, **options}, from_arrow_schema(parts[0].schema), False)
+    pickle.loads(pickle.dumps(writer)).commit(written(writer, parts))
+
+
+class Stream:
+    """A checkpoint, and the batches of the stream that it is of."""
+
+    def __init__(self, mq: Connection, folder: Path, **options: str) -> None:
+        folder.mkdir()
+        (folder / "metadata").write_text(json.dumps({"id": new_name("id-")}))
+        self._options = {"path": mq.namespace.path, "checkpointLocation": str(folder), **options}
+
+    def write(self, batch_id: int, *parts: pa.Table) -> None:
+        writer = StreamWriter(self._options, from_arrow_schema(parts[0].schema))
+        writer.commit(written(writer, parts), batch_id)
+
+
+def test_what_tasks_write_is_published_in_their_order(mq: Connection, topic: str) -> None:
+    write(mq, table("a", "b"), table(), table("c"), topic=topic)
+    assert values(mq, topic) == ["a", "b", "c"]
+
+
+def test_all_columns_of_a_message(mq: Connection) -> None:
+    topic = new_topic(mq, 3)
+    stamp = pa.array([1_000_000, None], pa.timestamp("us", "UTC"))
+    headers = pa.array([[("h", b"1")], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    both = table("a", "b", Key=["k", None], timestamp=stamp, headers=headers, partition=[2, 0], other=[1, 2])
+    write(mq, both, topic=topic)
+    b, a = mq.fetch(topic)
+    assert (a.partition, a.key, a.value, a.headers, a.timestamp.timestamp()) == (2, b"k", b"a", (("h", b"1"),), 1.0)
+    assert (b.partition, b.key, b.headers) == (0, None, ())
+    write(mq, both, topic=topic, includeHeaders="false")
+    assert all(message.headers == () for message in mq.fetch(topic, partitions=[2], start={2: 1}))
+
+
+def test_rows_name_their_topics(mq: Connection) -> None:
+    one, other = new_topic(mq), new_topic(mq)
+    queue, level = new_name("q"), new_name("level")
+    mq.topics.create(queue, 1, subscriptions=[f"{level}/>"])
+    names = [one, other, one, f"{level}/x", "nobody", None]
+    write(mq, table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"]))
+    assert (values(mq, one), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
+    settled(mq)
+    refused = mq.namespace.store.open(DEAD_LETTERS).read().to_pylist()
+    mine = sorted((row["source"], row["error"]) for row in refused if row["source"] in ("nobody", BY_COLUMN))
+    assert mine == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
+
+
+def test_the_option_wins_over_the_column(mq: Connection, topic: str) -> None:
+    write(mq, table("a", topic=["nobody"]), topic=topic)
+    assert values(mq, topic) == ["a"]
+
+
+def test_delays(mq: Connection, topic: str) -> None:
+    write(mq, table("later", "now", delay_ms=[3_600_000, None]), topic=topic)
+    assert values(mq, topic) == ["now"]
+
+
+def test_rows_that_cannot_be_messages_are_left_out_or_stop_all(mq: Connection) -> None:
+    topic = new_name("t")
+    mq.topics.create(topic, 1, config={"max.message.bytes": 10})
+    with pytest.raises(MessageTooLarge):
+        write(mq, table("a", "x" * 100), topic=topic, onError="fail")
+    assert values(mq, topic) == []
+    write(mq, table("a", "x" * 100), topic=topic)
+    assert values(mq, topic) == ["a"]
+
+
+def test_a_batch_with_a_version_is_published_once(mq: Connection, topic: str) -> None:
+    for version in ("1", "1", "2", "1"):
+        write(mq, table(f"v{version}"), topic=topic, txnAppId="nightly", txnVersion=version)
+    assert values(mq, topic) == ["v1", "v2"]
+
+
+def test_a_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_path: Path) -> None:
+    stream = Stream(mq, tmp_path / "one", topic=topic)
+    stream.write(0, table("a"))
+    stream.write(1, table("b"))
+    stream.write(1, table("b"))  # the driver was killed before it had noted it
+    Stream(mq, tmp_path / "other", topic=topic).write(0, table("of another stream"))
+    assert values(mq, topic) == ["a", "b", "of another stream"]
+
+
+def test_a_batch_of_a_stream_is_published_once_also_where_rows_name_topics(mq: Connection, tmp_path: Path) -> None:
+    one, other = new_topic(mq), new_topic(mq)
+    stream = Stream(mq, tmp_path / "one")
+    for _ in range(2):
+        stream.write(0, table("a", "b", topic=[one, other]))
+    stream.write(1, table("c", topic=[one]))
+    assert (values(mq, one), values(mq, other)) == (["a", "c"], ["b"])
+
+
+def test_files_of_tasks_that_are_not_committed_are_nobody_s(mq: Connection, topic: str) -> None:
+    writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
+    _, second = written(writer, (table("a"), table("a")))  # a task that was tried twice
+    writer.commit([second])
+    assert values(mq, topic) == ["a"]
+
+
+def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str) -> None:
+    writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
+    done = written(writer, (table("a"),))
+    mq.topics.alter(topic, partitions=2)
+    with pytest.raises(StaleTopicMetadata):
+        writer.commit(done)
+    assert values(mq, topic) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "error"),
+    [
+        ({"key": ["k"]}, {"topic": "TOPIC"}, InvalidRecord),
+        ({"value": [1]}, {"topic": "TOPIC"}, InvalidRecord),
+        ({"value": ["v"], "VALUE": ["v"]}, {"topic": "TOPIC"}, InvalidRecord),
+        ({"value": ["v"]}, {}, InvalidRecord),
+        ({"value": ["v"], "topic": [1]}, {}, InvalidRecord),
+        ({"value": ["v"], "partition": ["0"]}, {"topic": "TOPIC"}, InvalidRecord),
+        ({"value": ["v"]}, {"topic": "nobody"}, UnknownTopicOrPartition),
+        ({"value": ["v"]}, {"topic": "TOPIC", "subscribe": "TOPIC"}, InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "kafka.bootstrap.servers": "x"}, InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "txnVersion": "1"}, InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "onError": "ignore"}, InvalidConfig),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_a_row_is(
+    mq: Connection, topic: str, columns: dict[str, Any], options: dict[str, str], error: type[Exception]
+) -> None:
+    given = {"path": mq.namespace.path, **{name: value.replace("TOPIC", topic) for name, value in options.items()}}
+    with pytest.raises(error):
+        BatchWriter(given, from_arrow_schema(pa.table(columns).schema), False)
+
+
+def test_what_is_published_is_not_overwritten(mq: Connection, topic: str) -> None:
+    given = {"path": mq.namespace.path, "topic": topic}
+    with pytest.raises(InvalidRequest):
+        LakeMQDataSource(given).writer(from_arrow_schema(table("a").schema), overwrite=True)
+
+
+def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path: Path) -> None:
+    given = {"path": mq.namespace.path, "topic": topic}
+    schema = from_arrow_schema(table("a").schema)
+    with pytest.raises(InvalidConfig, match="checkpointLocation"):
+        StreamWriter(given, schema)
+    for place in (str(tmp_path), "hdfs://somewhere/checkpoint"):
+        with pytest.raises(InvalidConfig, match="id of the stream"):
+            StreamWriter({**given, "checkpointLocation": place}, schema)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path, named: bool) -> None:
+    rows = table("a", topic=[topic])
+    options = {"path": mq.namespace.path, **({"topic": topic} if named else {})}
+    writer = BatchWriter(options, from_arrow_schema(rows.schema), False)
+    (tmp_path / "task").write_bytes(pickle.dumps((writer, rows)))
+    code = f"""
+import pickle, sys
+for name in ("deltalake", "duckdb", "yaml", "typer"):
+    sys.modules[name] = None
+writer, rows = pickle.load(open({str(tmp_path / "task")!r}, "rb"))
+pickle.dump(writer.write(iter(rows.to_batches())), open({str(tmp_path / "done")!r}, "wb"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    writer.commit([pickle.loads((tmp_path / "done").read_bytes())])
+    assert values(mq, topic) == ["a"]
