@@ -21,7 +21,6 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lakemq.engine.client.format.source import register
 from lakemq.errors import LakeMQError
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
@@ -33,7 +32,7 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 def spark_session(
     app_name: str = "lakemq", master: str | None = None, extra: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The Spark session of this process, with Delta and the format `lakemq`: the one that runs, or else a new one.
+    """The Spark session of this process, with Delta: the one that runs, as it is, or else a new one.
 
     master  where to run; None is what spark-submit says, or else `local[*]`
     extra   further settings; its `spark.jars` are added to Delta's
@@ -41,9 +40,7 @@ def spark_session(
     No repository is asked. Raises MissingJars (`lakemq.jobs.jars` resolves them, beforehand) and MissingJava.
     """
     if SparkContext._active_spark_context is not None:
-        session = SparkSession.builder.getOrCreate()
-        register(session)
-        return session
+        return SparkSession.builder.getOrCreate()
     wished = dict(extra or {})
     if master is not None:
         wished["spark.master"] = master
@@ -51,9 +48,7 @@ def spark_session(
     if "spark.pyspark.python" not in settings:
         # Workers need the driver's interpreter: `python3` on the path may be another, without pyarrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
-    register(session)
-    return session
+    return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
 
 
 def run_job(name: str, job: Callable[[], None]) -> int:

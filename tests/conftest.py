@@ -18,7 +18,7 @@ from lakemq.engine.protocol.values.transitions import Transitions
 
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
-PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
+PACKAGE_FOLDERS = ("conf", "engine", "jobs", "pyspark_lakemq", "tables")
 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))

@@ -18,6 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from lakemq.engine.client.connection import Connection
+from lakemq.spark import register
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered(spark: SparkSession) -> None:
+    register(spark)
 
 
 def reading(spark: SparkSession, path: Path, **options: str) -> DataFrame:
@@ -133,8 +141,14 @@ from lakemq.spark import spark_session
 from spark.test_format import copying
 copying(spark_session(master="local[2]"), *{given!r}).awaitTermination()
 """
+    # found by its package's name, as where the wheel is installed: nobody registers it
+    installed = tmp_path / "site"
+    installed.mkdir()
+    (installed / "pyspark_lakemq").symlink_to(CHECKOUT / "pyspark_lakemq")
+    environment = {**os.environ, "PYTHONPATH": f"{installed}:{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, "-c", code]
     # with its JVM and its workers
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, cwd=tmp_path) as driver:
+    with subprocess.Popen(command, start_new_session=True, cwd=tmp_path, env=environment) as driver:
         deadline = time.monotonic() + 120
         while not mq.fetch(target).record_count:
             assert driver.poll() is None

@@ -33,6 +33,7 @@ def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     files = [path for folder in PACKAGE_FOLDERS for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
     files += CHECKOUT.glob("*.py")
     wanted = {f"lakemq/{path.relative_to(CHECKOUT)}" for path in files if "__pycache__" not in path.parts}
+    wanted |= {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "pyspark_lakemq").glob("*.py")}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert packed == wanted

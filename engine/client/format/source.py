@@ -38,7 +38,7 @@ _HEADERS = ArrayType(StructType().add("key", "string").add("value", "binary"))
 
 
 class LakeMQDataSource(DataSource):
-    """What Spark finds without being told of it: it reads all that the options say."""
+    """What Spark finds of its own accord, as `pyspark_lakemq`: it reads all that the options say."""
 
     reader_class: ClassVar[type[BatchReader]] = BatchReader
 
@@ -77,6 +77,9 @@ class NarrowedDataSource(LakeMQDataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """From now on this session knows the format `lakemq`, and asks it to leave out what filters leave out."""
+    """From now on this session knows the format `lakemq`, and asks it to leave out what filters leave out.
+
+    Where the wheel is installed, a session knows the format without this, and reads all that the options say.
+    """
     spark.conf.set(_FILTERS, "true")  # else Spark refuses a source that would
     spark.dataSource.register(NarrowedDataSource)
