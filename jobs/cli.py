@@ -7,7 +7,6 @@ only with LAKEMQ_TRACE=1.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,8 +28,9 @@ from lakemq.jobs.commands import (
     topics,
     transactions,
 )
-from lakemq.jobs.commands.context import PATH_VARIABLE, Session
-from lakemq.jobs.exits import all_codes, exit_of
+from lakemq.jobs.commands.context import Session
+from lakemq.jobs.entry import PATH_VARIABLE, storage_options
+from lakemq.jobs.exits import all_codes, exit_of, told
 from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
 from lakemq.jobs.output import Output, one_line
 
@@ -88,33 +88,6 @@ def hoisted(args: Sequence[str]) -> list[str]:
     return [*front, *rest]
 
 
-def told(error: Exception) -> str:
-    """An error as `NAME: message`."""
-    # delta-rs quotes Rust's way of saying it
-    return re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", _told(error))
-
-
-def _told(error: Exception) -> str:
-    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
-    from lakemq.tables.storage.store import NewerTable, NotATable
-
-    if isinstance(error, LakeMQError):
-        return str(error)
-    if isinstance(error, NotATable):
-        return str(NamespaceError(str(error)))
-    if isinstance(error, NewerTable):
-        return str(NewerFormat(str(error)))
-    text = str(error).strip() or type(error).__name__
-    origin = type(error).__module__.partition(".")[0]
-    if isinstance(error, OSError) and error.strerror:
-        return f"{StorageError.name}: {error.strerror}" + (f": {error.filename}" if error.filename else "")
-    if isinstance(error, OSError) or origin in ("deltalake", "_internal", "pyarrow"):
-        return f"{StorageError.name}: {text}"
-    if origin in ("duckdb", "_duckdb"):
-        return f"SQL_ERROR: {text}"
-    return f"INTERNAL_ERROR: {type(error).__name__}: {text} (with {TRACE_VARIABLE}=1 you see where)"
-
-
 app = typer.Typer(
     cls=_Commands,
     name="lakemq",
@@ -153,22 +126,7 @@ def lakemq(
     ] = False,
 ) -> None:
     """A partitioned, transactional message queue whose every bit of state is a Delta table."""
-    ctx.obj = Session(path, conf, _storage_options(storage_option or []), output)
-
-
-def _storage_options(pairs: Sequence[str]) -> dict[str, str]:
-    """Their values may be secrets, so that none is ever shown."""
-    options: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or key in options:
-            from lakemq.errors import InvalidConfig
-
-            if equals:
-                raise InvalidConfig("A storage option stands twice.", found=key)
-            raise InvalidConfig("A storage option is written KEY=VALUE.")
-        options[key] = value
-    return options
+    ctx.obj = Session(path, conf, storage_options(storage_option or []), output)
 
 
 namespace.add_to(app)

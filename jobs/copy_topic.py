@@ -1,7 +1,7 @@
 """Consume, transform, produce: copy a topic into another, exactly once. A job to start from.
 
-    spark-submit --jars "$(python -m lakemq.jobs.jars --print)" jobs/copy_topic.py --path data/mq \\
-        --from flights --to alerts --where "get_json_object(cast(value AS string), '$.arr_delay') > 60"
+    spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip jobs/copy_topic.py \\
+        --path data/mq --from flights --to alerts --where "get_json_object(cast(value AS string), '$.arr_delay') > 60"
 
 Each micro-batch is one transaction: what it publishes and how far the group has read are committed together. Killed
 anywhere, the next run goes on where the last commit was; of two that run at once, the older one is fenced. With --group
@@ -11,10 +11,10 @@ as many as name the group share the partitions instead, and what one of them lea
 from __future__ import annotations
 
 import argparse
-import sys
+import logging
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
+from threading import Event, Thread
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -23,19 +23,25 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.config import load_config
-from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import GroupIdNotFound, InvalidRequest
-from lakemq.jobs.session import run_job, spark_session
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
+from lakemq.jobs.serve import stopping_signals
+from lakemq.jobs.session import spark_session
 
-FOLLOW_WAIT_MS = 10_000
+log = logging.getLogger("lakemq.copy")
+
+FOLLOW_WAIT_MS = 1_000
 HOUR_MS = 3_600_000
 
 
+EXAMPLES = """\
+--path data/mq --conf conf/lakemq.yaml --from flights --to alerts
+--path data/mq --from flights --to alerts --group copies --follow
+"""
+
+
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="copy_topic", description="Copy a topic into another, exactly once.")
-    parser.add_argument("--path", required=True, help="the namespace: a path or URI")
-    parser.add_argument("--conf", help="a settings file (else $LAKEMQ_CONF)")
+    parser = arguments_of("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES)
     parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
     parser.add_argument("--from", dest="source", required=True, metavar="TOPIC", help="topic to read")
     parser.add_argument("--to", dest="target", required=True, metavar="TOPIC", help="topic to write")
@@ -44,29 +50,34 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--value", metavar="EXPRESSION", default="value", help="SQL: the value of a copy")
     parser.add_argument("--id", metavar="NAME", help="transactional id and group (copy-FROM-TO)")
     parser.add_argument("--group", metavar="NAME", help="share the work with all copies that name the same group")
-    parser.add_argument("--max-records", type=int, default=1_000_000, metavar="N", help="most messages of a batch")
+    parser.add_argument("--max-records", type=whole, default=1_000_000, metavar="N", help="most messages of a batch")
     parser.add_argument("--follow", action="store_true", help="wait for more messages instead of ending")
     return parser
 
 
-def copy(mq: Connection, given: argparse.Namespace) -> int:
-    """Copy batch after batch; returns the number of messages read. Raises ProducerFenced: another copy has started."""
+def copy(mq: Connection, given: argparse.Namespace, stop: Event) -> int:
+    """Copy batch after batch, until all is or it is told to stop; returns the number of messages read.
+
+    Raises ProducerFenced: another copy has started.
+    """
     if given.group:
-        return share(mq, given)
-    name, read = given.id or f"copy-{given.source}-{given.target}", 0
+        return share(mq, given, stop)
+    name, read, number = given.id or f"copy-{given.source}-{given.target}", 0, 1
     mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
     _keep_offsets(mq, name)
     with mq.consumer(name, assign=[given.source]) as consumer:
-        while batch := _next(consumer, given):
+        while not stop.is_set() and (batch := _next(consumer, given, stop)):
             with mq.transaction(name) as txn:
                 publish_copy(txn, batch.to_spark(), given)
                 txn.send_offsets(batch)
             read += batch.record_count
-            print(f"{batch.record_count} read, {sum(consumer.lag().values())} to go", flush=True)
+            told = {"batch": number, "records": batch.record_count, "step": mq.state().step}
+            log.info("%d read, %d to go", batch.record_count, sum(consumer.lag().values()), extra=told)
+            number += 1
     return read
 
 
-def share(mq: Connection, given: argparse.Namespace) -> int:
+def share(mq: Connection, given: argparse.Namespace, stop: Event) -> int:
     """Copy what the group gives to this process; returns the number of messages read.
 
     Its transactional id is its own: what fences a copy that has lost its partitions is the group.
@@ -77,6 +88,11 @@ def share(mq: Connection, given: argparse.Namespace) -> int:
     def copied(rows: DataFrame, txn: TransactionScope) -> None:
         publish_copy(txn, rows, given)
 
+    def follow_stop() -> None:
+        stop.wait()
+        stream.stop()
+
+    Thread(target=follow_stop, name="lakemq-stop", daemon=True).start()
     return stream.foreach_batch(
         copied,
         transactional_id=f"{given.id or given.group}-{uuid.uuid4().hex}",
@@ -107,14 +123,15 @@ def _keep_offsets(mq: Connection, group: str) -> None:
             mq.groups.create(group, {**keeps, "group.protocol": "cooperative"})
 
 
-def _next(consumer: Consumer, given: argparse.Namespace) -> ConsumerBatch | None:
+def _next(consumer: Consumer, given: argparse.Namespace, stop: Event) -> ConsumerBatch | None:
     """The next batch that is not empty; None when there is none and nobody wants to wait."""
-    while True:
+    while not stop.is_set():
         batch = consumer.poll(given.max_records, FOLLOW_WAIT_MS if given.follow else 0)
         if batch:
             return batch
         if not given.follow and not any(consumer.lag().values()):
-            return None
+            break
+    return None
 
 
 def transformed(rows: DataFrame, where: str) -> DataFrame:
@@ -123,17 +140,16 @@ def transformed(rows: DataFrame, where: str) -> DataFrame:
     return rows.withColumnRenamed("partition", "source_partition").where(where)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(parser(), arguments)
 
-    def job() -> None:
+    def job() -> Counts:
         spark = spark_session("lakemq copy_topic", given.master)
-        namespace = open_namespace(given.path, load_config(given.conf))
-        with Connection(namespace, spark) as mq, mq.serving():
-            print(f"{copy(mq, given)} messages read")
+        with stopping_signals() as stop, connected(given, spark) as mq, mq.serving():
+            return {"records": copy(mq, given, stop), "step": mq.state().step}
 
-    return run_job("copy_topic", job)
+    return run("copy_topic", given, job)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    started(main)

@@ -1,8 +1,12 @@
-"""The exit codes of the command, and which error ends in which."""
+"""The exit codes of the command and of jobs, which error ends in which, and how an error is told."""
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
+
+from lakemq.jobs.jars import MissingJars, MissingJava
+from lakemq.jobs.logs import TRACE_VARIABLE
 
 
 class Exit(IntEnum):
@@ -29,6 +33,8 @@ _BY_NAME = {
     "INVALID_CONFIG": Exit.CONFIGURATION,
     "NOT_A_NAMESPACE": Exit.CONFIGURATION,
     "NEWER_FORMAT": Exit.CONFIGURATION,
+    "MISSING_JARS": Exit.CONFIGURATION,
+    "MISSING_JAVA": Exit.CONFIGURATION,
     "NOT_LEADER": Exit.NOT_LEADER,
     "INVALID_RECORD": Exit.DATA_REFUSED,
     "INVALID_TIMESTAMP": Exit.DATA_REFUSED,
@@ -44,3 +50,43 @@ def exit_of(told: str) -> Exit:
 def all_codes() -> str:
     """All of them in a sentence."""
     return "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items())
+
+
+def told(error: Exception) -> str:
+    """An error as `NAME: message`."""
+    # delta-rs quotes Rust's way of saying it
+    return re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", _told(error))
+
+
+def _told(error: Exception) -> str:
+    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
+    from lakemq.tables.storage.store import NewerTable, NotATable
+
+    if isinstance(error, LakeMQError):
+        return str(error)
+    if isinstance(error, MissingJars):
+        return f"MISSING_JARS: {error}"
+    if isinstance(error, MissingJava):
+        return f"MISSING_JAVA: {error}"
+    if isinstance(error, NotATable):
+        return str(NamespaceError(str(error)))
+    if isinstance(error, NewerTable):
+        return str(NewerFormat(str(error)))
+    origin = type(error).__module__.partition(".")[0]
+    if origin in ("py4j", "pyspark"):
+        return f"SPARK_ERROR: {_first_line_of_spark(error)}"
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        return f"{StorageError.name}: {error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, OSError) or origin in ("deltalake", "_internal", "pyarrow"):
+        return f"{StorageError.name}: {text}"
+    if origin in ("duckdb", "_duckdb"):
+        return f"SQL_ERROR: {text}"
+    return f"INTERNAL_ERROR: {type(error).__name__}: {text} (with {TRACE_VARIABLE}=1 you see where)"
+
+
+def _first_line_of_spark(error: Exception) -> str:
+    """Behind it stand the plan, or the stack of a JVM."""
+    java = getattr(error, "java_exception", None)
+    lines = str(error if java is None else java.getMessage()).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

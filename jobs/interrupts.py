@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
 GRACE_S = 1.5
 """How long a command may take to end after a signal."""
+
+_LOOK_S = 0.1
 
 _received: list[int] = []
 _interruptible: WeakSet[Interruptible] = WeakSet()
@@ -36,6 +41,18 @@ def install() -> None:
         signal.signal(number, on_signal)
 
 
+@contextmanager
+def installed() -> Iterator[None]:
+    """Within this, the two signals end what is at work."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    install()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def on_signal(number: int, _: FrameType | None) -> None:
     """Raises KeyboardInterrupt or SystemExit where the process is; whatever that meets, the end comes."""
     _received.append(number)
@@ -47,6 +64,18 @@ def on_signal(number: int, _: FrameType | None) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
+
+
+def follow_jvm() -> None:
+    """From here on this process is told to end, by SIGTERM, when the JVM of spark-submit that started it is gone."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        threading.Thread(target=_end_with, args=[os.getppid()], name="lakemq-jvm", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def received() -> int | None:

@@ -1,4 +1,4 @@
-"""What the engine logs, on stderr: a line each, with the time in UTC."""
+"""What the engine logs, on stderr: a line each, with the time in UTC; text for the command, JSON for jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lakemq.jobs.output import one_line
+from lakemq.jobs.output import one_line, to_json
 
 TRACE_VARIABLE = "LAKEMQ_TRACE"
 """Set to anything, errors come with their stack trace."""
@@ -29,11 +29,35 @@ class _Lines(logging.Formatter):
         return one_line(super().format(plain))
 
 
+class JsonLines(logging.Formatter):
+    """An object a line. What `extra` gave to it under one of `FIELDS` is a field of it."""
+
+    FIELDS = ("step", "batch", "query", "requests", "letters", "records", "refused")
+
+    def __init__(self, job: str) -> None:
+        super().__init__()
+        self._job = job
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "job": self._job,
+            "message": one_line(record.getMessage()),
+        }
+        line |= {name: getattr(record, name) for name in self.FIELDS if hasattr(record, name)}
+        if record.exc_info and os.environ.get(TRACE_VARIABLE):
+            line["trace"] = self.formatException(record.exc_info)
+        return to_json(line)
+
+
 @contextmanager
-def told_on_stderr(level: int = logging.WARNING) -> Iterator[None]:
+def told_on_stderr(level: int = logging.WARNING, lines: logging.Formatter | None = None) -> Iterator[None]:
     """What the engine logs at this level or above is a line on stderr, and nothing else."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
+    handler.setFormatter(lines or _Lines())
     logger = logging.getLogger(_ENGINE)
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:], logger.propagate = [handler], False

@@ -1,6 +1,6 @@
 """The default job: one micro-batch of all that waits.
 
-    spark-submit --jars "$(python -m lakemq.jobs.jars --print)" jobs/microbatch.py --path data/mq
+    spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip jobs/microbatch.py --path data/mq
 
 drains `inbox`, publishes what a source of Structured Streaming has by now, decides what waits in the mailbox, projects,
 and ends. Run by a scheduler as often as wished: whatever was killed is taken up by the next run, and nothing is
@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
-from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.request import COLUMNS
-from lakemq.engine.namespace.config import load_config
-from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NotLeader
-from lakemq.jobs.session import run_job, spark_session
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
+from lakemq.jobs.session import spark_session
+
+log = logging.getLogger("lakemq.microbatch")
+
+EXAMPLES = """\
+--path data/mq --conf conf/lakemq.yaml
+--path data/mq --query landing --topic flights --source-format text --source-option path=landing --value value
+"""
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="microbatch", description="Drain the inbox and a source, publish, step.")
-    parser.add_argument("--path", required=True, help="the namespace: a path or URI")
-    parser.add_argument("--conf", help="a settings file (else $LAKEMQ_CONF)")
+    parser = arguments_of("microbatch", "Drain the inbox and a source, publish, step.", EXAMPLES)
     parser.add_argument("--create", action="store_true", help="make the namespace if it is not there")
     parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
     parser.add_argument("--no-inbox", action="store_true", help="leave the inbox alone")
@@ -44,10 +46,10 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The arguments; ends with a usage message where they do not go together."""
     made = parser()
-    given = made.parse_args(arguments)
+    given = parsed(made, arguments)
     if given.source_format is None:
         lonely = [n for n in ("query", "topic", "checkpoint", "source_schema", *COLUMNS) if getattr(given, n)]
         if lonely or given.source_option:
@@ -69,27 +71,23 @@ def open_source(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
     return (reader.schema(given.source_schema) if given.source_schema else reader).load()
 
 
-def run(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> list[str]:
-    """One micro-batch; returns what was done, a line each."""
-    said = []
+def micro_batch(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> Counts:
+    """One micro-batch; what was published of the inbox and of the source, and the letters decided besides."""
+    counts: dict[str, int] = {}
     with mq.serving():
         if not given.no_inbox:
             drained = mq.drain_inbox()
-            said.append(f"inbox: {drained.record_count} published, {drained.refused_count} refused")
+            counts |= {"inbox_records": drained.record_count, "inbox_refused": drained.refused_count}
         if given.source_format:
             columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(given, name))}
             source = open_source(spark, given)
             done = mq.publish_stream(given.topic, source, query=given.query, checkpoint=given.checkpoint, **columns)
-            said.append(
-                f"{given.query}: {done.batch_count} batches, {done.record_count} published,"
-                f" {done.refused_count} refused"
-            )
+            counts |= {"batches": done.batch_count, "records": done.record_count, "refused": done.refused_count}
     try:
-        letters = mq.step_until_idle()
-        said.append(f"mailbox: {letters} more letters decided")
-    except NotLeader:
-        said.append("mailbox: left to the sequencer that serves")
-    return said
+        counts["letters"] = mq.step_until_idle()
+    except NotLeader as leader:
+        log.info("the mailbox is left to the sequencer that serves: %s", leader)
+    return counts | {"step": mq.state().step}
 
 
 def _quiet(spark: SparkSession) -> None:
@@ -102,20 +100,17 @@ def _quiet(spark: SparkSession) -> None:
         log4j.core.config.Configurator.setLevel(f"{streaming}.{name}", log4j.Level.valueOf(level))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
 
-    def job() -> None:
+    def job() -> Counts:
         spark = spark_session("lakemq microbatch", given.master)
         _quiet(spark)
-        # not lakemq.connect: registering tables and views takes longer than many a micro-batch, and nobody asks here
-        namespace = open_namespace(given.path, load_config(given.conf), create=given.create)
-        with Connection(namespace, spark) as mq:
-            for line in run(mq, spark, given):
-                print(line)
+        with connected(given, spark, given.create) as mq:
+            return micro_batch(mq, spark, given)
 
-    return run_job("microbatch", job)
+    return run("microbatch", given, job)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    started(main)

@@ -6,17 +6,17 @@ A second signal ends the process at once. Who leads is told on stderr.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lakemq.jobs.logs import told_on_stderr
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -28,19 +28,23 @@ log = logging.getLogger("lakemq.serve")
 _LOOK_S = 0.1
 
 
-def serve_until_stopped(mq: Connection) -> None:
-    """Lead, or stand by while another one leads, until a signal comes. Raises what the storage fails with."""
-    with told_on_stderr(logging.INFO), stopping_signals() as stop:
+def serve_until_stopped(mq: Connection) -> int:
+    """Lead, or stand by while another one leads, until a signal comes; the last step that this one knows of.
+
+    Raises what the storage fails with.
+    """
+    with stopping_signals() as stop:
         probe(mq.namespace.files)
-        is_orphaned = orphaned()
         with mq.serving() as serving:
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
             watch = _Watch(serving)
-            while not (stop.is_set() or is_orphaned() or serving.wait(_LOOK_S)):
+            while not (stop.is_set() or serving.wait(_LOOK_S)):
                 watch.look()
         if serving.error is not None:
             raise serving.error
-        log.info("%s has stopped; the lease is handed over", serving.sequencer.name)
+        step = serving.sequencer.state.step
+        log.info("%s has stopped; the lease is handed over", serving.sequencer.name, extra={"step": step})
+        return step
 
 
 @contextmanager
@@ -79,15 +83,21 @@ class _Watch:
         self._leader = leader
 
 
-def orphaned() -> Callable[[], bool]:
-    """Tells whether the JVM of spark-submit that started us is gone: nobody would stop us any more."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return lambda: False
-    parent = os.getppid()
-    return lambda: os.getppid() != parent
+def parser() -> argparse.ArgumentParser:
+    return arguments_of(
+        "serve", "Lead, or stand by, until SIGTERM or SIGINT.", "--path data/mq --conf conf/lakemq.yaml"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(parser(), arguments)
+
+    def serve() -> Counts:
+        with connected(given) as mq:
+            return {"step": serve_until_stopped(mq)}
+
+    return run("serve", given, serve)
 
 
 if __name__ == "__main__":
-    from lakemq.jobs.cli import main
-
-    main(["serve", *sys.argv[1:]])
+    started(main)

@@ -12,19 +12,17 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lakemq.errors import LakeMQError
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
-__all__ = ["MissingJars", "MissingJava", "run_job", "spark_session"]
+__all__ = ["MissingJars", "MissingJava", "spark_session"]
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
@@ -51,22 +49,6 @@ def spark_session(
     return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
 
 
-def run_job(name: str, job: Callable[[], None]) -> int:
-    """The exit code of a job; what goes wrong is said in one line on stderr, a Java error too: never a stack trace."""
-    try:
-        job()
-    except (LakeMQError, PySparkException, Py4JJavaError, MissingJars, MissingJava, ValueError, OSError) as error:
-        print(f"{name}: {_first_line(error)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _first_line(error: Exception) -> str:
-    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    lines = str(said).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _settings(wished: dict[str, str]) -> dict[str, str]:
     """All settings of a session whose JVM this process starts."""
     java_command()
@@ -87,7 +69,9 @@ def _settings_under_submit(wished: dict[str, str]) -> dict[str, str]:
     """What to add to the settings of a JVM that spark-submit started: nothing that it was told already."""
     SparkContext._ensure_initialized()
     given = dict(SparkConf().getAll())
-    _require_delta_class()
+    more_jars = _add_delta_jars()
+    if more_jars:
+        wished["spark.jars"] = ",".join(filter(None, [given.get("spark.jars"), wished.get("spark.jars"), *more_jars]))
     master = (given | wished).get("spark.master", "local[*]")
     settings = _shipped_defaults() | _local_settings(master, _scratch_folder())
     return {key: value for key, value in settings.items() if key not in given} | wished
@@ -116,15 +100,28 @@ def _local_settings(master: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def _require_delta_class() -> None:
-    """Delta is on the classpath of the running JVM, where no setting could add it any more."""
+def _add_delta_jars() -> list[str]:
+    """Delta is on the classpath of the running JVM, and executors get what this returns: the kept jars, unless
+    spark-submit was given Delta. Raises MissingJars.
+
+    No setting adds to the classpath of a driver that runs; the loader that spark-submit made for its --jars does.
+    """
     jvm = SparkContext._jvm
     assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(DELTA_EXTENSION)
-    except Py4JJavaError as error:
+        loader.loadClass(DELTA_EXTENSION)
+        return []
+    except Py4JJavaError:
+        jars = kept_jars()
+    try:
+        for jar in jars:
+            loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+        loader.loadClass(DELTA_EXTENSION)
+    except (Py4JError, TypeError) as error:
         command = f'spark-submit --jars "$({sys.executable} -m lakemq.jobs.jars --print)" ...'
         raise MissingJars("on the classpath that spark-submit was given", command) from error
+    return [str(jar) for jar in jars]
 
 
 def _scratch_folder() -> Path:

@@ -5,10 +5,11 @@ For schedules: nothing runs between two calls, requests wait in the mailbox.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from typing import TYPE_CHECKING
 
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -38,7 +39,25 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int) -> int:
         sequencer.resign()
 
 
-if __name__ == "__main__":
-    from lakemq.jobs.cli import main
+def parser() -> argparse.ArgumentParser:
+    examples = "--path data/mq --conf conf/lakemq.yaml --until-idle\n--path data/mq --until-idle --wait-ms 20000"
+    parser = arguments_of("step", "Decide what waits in the mailbox, project it, and end.", examples)
+    parser.add_argument("--until-idle", action="store_true", help="go on until no letter waits and nothing is overdue")
+    parser.add_argument(
+        "--wait-ms", type=whole, default=0, metavar="MS", help="how long to wait while another sequencer leads"
+    )
+    return parser
 
-    main(["step", *sys.argv[1:]])
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(parser(), arguments)
+
+    def step() -> Counts:
+        with connected(given) as mq:
+            return {"letters": run_steps(mq, given.until_idle, given.wait_ms), "step": mq.state().step}
+
+    return run("step", given, step)
+
+
+if __name__ == "__main__":
+    started(main)

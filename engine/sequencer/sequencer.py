@@ -246,6 +246,7 @@ class Sequencer:
         entries = self._decide(term, letters, renewal, due, seen) if is_due else []
         term.targets.ask(term.state)
         self._reply(term, letters, entries)
+        self._tell(term, letters)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
         patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
@@ -370,7 +371,9 @@ class Sequencer:
         try:
             encode_step(Step(step.step, step.decided_at_ms, step.leader_epoch, [one]))
         except Exception as error:
-            log.error("What was decided for %s cannot be journaled: %s", one.request_id or "time", error)
+            told = {"step": step.step, "requests": [one.request_id]}
+            text = "What was decided for %s cannot be journaled: %s"
+            log.error(text, one.request_id or "time", error, extra=told)
             if one.request_id is not None:
                 client_id, _, number = one.request_id.rpartition("/")
                 self._aside.poison(client_id, int(number))
@@ -391,6 +394,12 @@ class Sequencer:
         if done:
             self._intake.discard(self._living(term, done))
             self._reached("sequencer.letters_discarded")
+
+    def _tell(self, term: Term, letters: StepLetters) -> None:
+        if letters.taken and log.isEnabledFor(logging.DEBUG):
+            requests = [f"{one.name.client_id}/{one.name.number}" for one in letters.taken]
+            told = {"step": term.state.step, "letters": len(requests), "requests": requests}
+            log.debug("step %d decided %d letters", term.state.step, len(requests), extra=told)
 
     def _living(self, term: Term, items: Iterable[T]) -> Iterator[T]:
         """One after the other, with signs of life in between: each may take the store a while."""

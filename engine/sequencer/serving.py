@@ -81,7 +81,8 @@ def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, bell: Bell) 
     if not sequencer.leads:
         if not sequencer.try_lead():
             return _Rest(STANDBY_MS)
-        log.info("%s leads with epoch %d", sequencer.name, sequencer.state.leader_epoch)
+        state = sequencer.state
+        log.info("%s leads with epoch %d", sequencer.name, state.leader_epoch, extra={"step": state.step})
     started_ms = clock.steady_ms()
     bell.clear()
     report = sequencer.step()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lakemq.jobs.entry import PATH_VARIABLE
 from lakemq.jobs.output import Output, note
 from lakemq.jobs.probe import probe
 
@@ -28,8 +29,6 @@ _LOOK_S = 0.5
 
 PATIENCE_MS = 2_000
 """How long an answer may take before it is said who does not give it."""
-
-PATH_VARIABLE = "LAKEMQ_PATH"
 
 NEEDS_ANSWER = (
     "Needs a sequencer: where none leads, this command runs one itself while it works, and hands over the lease"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -36,9 +37,10 @@ def serve(ctx: typer.Context) -> None:
 
     While another one leads, this one stands by and takes over when the other stops or dies.
     """
+    from lakemq.jobs.logs import told_on_stderr
     from lakemq.jobs.serve import serve_until_stopped
 
-    with session_of(ctx).connect() as mq:
+    with session_of(ctx).connect() as mq, told_on_stderr(logging.INFO):
         serve_until_stopped(mq)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -55,9 +56,10 @@ def _stopping_at(place: str, folder: Path) -> crash.Reached:
 
 def serve(path: str, config: dict[str, Any], stop_at: str | None = None) -> None:
     """A sequencer, as `lakemq serve` runs it."""
+    from lakemq.jobs.logs import told_on_stderr
     from lakemq.jobs.serve import serve_until_stopped
 
-    with connect(path, config, stop_at) as mq:
+    with connect(path, config, stop_at) as mq, told_on_stderr(logging.INFO):
         print("ready", flush=True)
         serve_until_stopped(mq)
 

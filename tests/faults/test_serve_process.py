@@ -176,9 +176,12 @@ def test_the_scripts_for_spark_submit_do_the_same(path: Path, start: Callable[..
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGTERM)
     assert serving.ended() == 0
-    step = start("--until-idle", "--output", "json", command=[sys.executable, str(JOBS / "step.py")])
+    (end,) = map(json.loads, serving.out)
+    assert (end["job"], end["exit_code"]) == ("serve", 0)
+    step = start("--until-idle", command=[sys.executable, str(JOBS / "step.py")])
     assert step.ended() == 0
-    assert step.out == ['{"letters":0}']
+    (end,) = map(json.loads, step.out)
+    assert (end["job"], end["exit_code"], end["letters"]) == ("step", 0, 0)
 
 
 def test_serve_ends_when_the_spark_submit_that_started_it_is_killed(path: Path, tmp_path: Path) -> None:

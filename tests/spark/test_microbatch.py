@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -17,7 +19,6 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import crash
 from lakemq.jobs import microbatch
-from lakemq.jobs.jars import kept_jars
 
 CHECKOUT = Path(__file__).parents[2]
 TWICE = ["--source-option", "a=1", "--source-option", "a=2"]
@@ -59,6 +60,10 @@ def own(spark: SparkSession, tmp_path: Path) -> Iterator[Connection]:
         spark.sql(f"USE {name}")
         yield mq
     spark.sql("USE default")
+
+
+def last_line(text: str) -> dict[str, Any]:
+    return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def values(mq: Connection) -> list[str]:
@@ -112,7 +117,8 @@ def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint
     shutil.rmtree(checkpoint)
     (source / "2.csv").write_text("k1,c\n")
     assert microbatch.main(arguments) == 0
-    assert f"files: 2 batches, {STREAM_POINTS[point]} published, 0 refused" in capsys.readouterr().out
+    end = last_line(capsys.readouterr().out)
+    assert (end["batches"], end["records"], end["refused"]) == (2, STREAM_POINTS[point], 0)
     assert values(own) == ["A", "B", "C"]
 
 
@@ -122,7 +128,7 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
     insert(spark, "a", "b")
     archive = tmp_path / "lakemq.zip"
     shutil.copy(wheel, archive)
-    submit = [str(SPARK_BIN / "spark-submit"), "--master", "local[2]", "--jars", ",".join(map(str, kept_jars()))]
+    submit = [str(SPARK_BIN / "spark-submit"), "--master", "local[2]"]
     submit += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf"), "--py-files", str(archive)]
     submit += [str(CHECKOUT / "jobs" / "microbatch.py"), "--path", own.namespace.path]
     done = run(
@@ -133,39 +139,42 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
         TMPDIR=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "inbox: 2 published, 0 refused" in done.stdout
+    end = last_line(done.stdout)
+    assert (end["job"], end["inbox_records"], end["inbox_refused"]) == ("microbatch", 2, 0)
+    logged = [json.loads(line) for line in done.stdout.splitlines()[:-1]]
+    assert [line["records"] for line in logged if "batch" in line] == [2]
     assert values(own) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "said", "code"),
     [
-        (["--source-format", "nope"], "nope"),
-        (["--source-format", "rate", "--topic", "no.such.topic"], "UNKNOWN_TOPIC"),
-        (["--source-format", "rate", "--value", "v"], "`v`"),
-        (["--source-format", "rate", "--value", "1 +"], "PARSE_SYNTAX_ERROR"),
-        (["--source-format", "rate", "--value", "timestamp"], "wrong type"),
-        (["--source-format", "json"], "path"),
-        (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "no name for a query"),
+        (["--source-format", "nope"], "nope", 1),
+        (["--source-format", "rate", "--topic", "no.such.topic"], "UNKNOWN_TOPIC", 1),
+        (["--source-format", "rate", "--value", "v"], "`v`", 5),
+        (["--source-format", "rate", "--value", "1 +"], "PARSE_SYNTAX_ERROR", 5),
+        (["--source-format", "rate", "--value", "timestamp"], "wrong type", 5),
+        (["--source-format", "json"], "path", 1),
+        (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "no name for a query", 1),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    mq: Connection, topic: str, capfd: pytest.CaptureFixture[str], source: list[str], said: str
+    mq: Connection, topic: str, capfd: pytest.CaptureFixture[str], source: list[str], said: str, code: int
 ) -> None:
     mq.topics.create(topic, partitions=1)
     fixed = ["--path", mq.namespace.path, "--no-inbox", "--topic", topic, "--query", topic]
-    assert microbatch.main([*fixed, *source]) == 1
-    error = capfd.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
-    assert error.startswith("microbatch: ")
+    assert microbatch.main([*fixed, *source]) == code
+    out, err = capfd.readouterr()
+    (wrong,) = [line for line in map(json.loads, err.splitlines()) if line["level"] != "INFO"]
+    assert said in wrong["message"]
+    assert last_line(out)["message"] in wrong["message"]
 
 
 def test_a_path_without_a_namespace_is_said_in_one_line(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert microbatch.main(["--path", str(tmp_path / "missing")]) == 1
-    assert capfd.readouterr().err.startswith("microbatch: NOT_A_NAMESPACE: ")
+    assert microbatch.main(["--path", str(tmp_path / "missing")]) == 3
+    assert last_line(capfd.readouterr().out)["error"] == "NOT_A_NAMESPACE"
 
 
 @pytest.mark.parametrize(
@@ -193,5 +202,7 @@ def test_the_job_leaves_deciding_to_a_sequencer_that_serves(
     mq.topics.create(topic, partitions=1)
     spark.sql(f"INSERT INTO mq.inbox (topic, value) VALUES ('{topic}', 'a')")
     assert microbatch.main(["--path", mq.namespace.path]) == 0
-    assert "left to the sequencer that serves" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "left to the sequencer that serves" in err
+    assert last_line(out)["inbox_records"] == 1
     assert [m.value for m in mq.fetch(topic)] == [b"a"]

@@ -145,11 +145,12 @@ def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: P
     assert list(cwd.iterdir()) == []
 
 
-def test_spark_submit_without_the_jars_says_how_to_pass_them(cwd: Path) -> None:
+def test_spark_submit_without_jars_that_are_kept_says_how_to_fetch_them(cwd: Path) -> None:
     job = script(cwd.parent, "from lakemq.spark import spark_session; spark_session()")
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", job]
-    done = run(submit, cwd, SPARK_HOME=str(Path(pyspark.__file__).parent), PYSPARK_PYTHON=sys.executable)
+    home = str(Path(pyspark.__file__).parent)
+    done = run(submit, cwd, SPARK_HOME=home, PYSPARK_PYTHON=sys.executable, LAKEMQ_JARS=str(cwd))
     assert done.returncode != 0
     # spark-submit sends both streams of Python to its own stdout.
     assert "MissingJars: Delta's jars" in done.stdout
-    assert "lakemq.jobs.jars --print" in done.stdout
+    assert "-m lakemq.jobs.jars" in done.stdout

@@ -18,7 +18,8 @@ from typer.testing import CliRunner, Result
 import lakemq
 from lakemq import errors
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.cli import app, told
+from lakemq.jobs.cli import app
+from lakemq.jobs.exits import told
 from lakemq.jobs.logs import told_on_stderr
 from lakemq.jobs.output import one_line
 from lakemq.tables.storage.store import NewerTable, NotATable

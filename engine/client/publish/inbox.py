@@ -84,6 +84,8 @@ class Inbox:
                 after = int(stale.found)
                 continue
             after = batch.version
+            told = {"batch": after, "records": done.record_count, "refused": done.refused_count}
+            log.info("inbox up to commit %d: %d published", after, done.record_count, extra=told)
             total = Drained(total.record_count + done.record_count, total.refused_count + done.refused_count)
         self._reached("inbox.drained")
         if after >= handle.version:

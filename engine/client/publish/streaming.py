@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.names import is_name
 from .progress import Progress
 from .receipts import PublishedRows
+
+log = logging.getLogger("lakemq.stream")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ def publish_available(
         progress = Progress(namespace.files, query, files)
         if not progress.restore():
             _check_never_published(namespace, query, target)
-        run = _Run(progress, publish, reached)
-        run.through(stream, query, f"file://{files.root}" if isinstance(files, LocalFiles) else files.root)
+        run = _Run(query, progress, publish, reached)
+        run.through(stream, f"file://{files.root}" if isinstance(files, LocalFiles) else files.root)
         return Streamed(run.batch_count, run.record_count, run.refused_count)
 
 
@@ -67,14 +70,18 @@ class _Run:
     """One run of a query, and the sums of its batches."""
 
     def __init__(
-        self, progress: Progress, publish: Callable[[DataFrame, int], PublishedRows], reached: crash.Reached
+        self,
+        query: str,
+        progress: Progress,
+        publish: Callable[[DataFrame, int], PublishedRows],
+        reached: crash.Reached,
     ) -> None:
-        self._progress, self._publish, self._reached = progress, publish, reached
+        self._query, self._progress, self._publish, self._reached = query, progress, publish, reached
         self._failure: Exception | None = None
         self.batch_count = self.record_count = self.refused_count = 0
 
-    def through(self, stream: DataFrame, query: str, checkpoint_uri: str) -> None:
-        writer = stream.writeStream.queryName(query).option("checkpointLocation", checkpoint_uri)
+    def through(self, stream: DataFrame, checkpoint_uri: str) -> None:
+        writer = stream.writeStream.queryName(self._query).option("checkpointLocation", checkpoint_uri)
         try:
             writer.trigger(availableNow=True).foreachBatch(self._publish_batch).start().awaitTermination()
         except PySparkException:
@@ -94,6 +101,8 @@ class _Run:
         except Exception as failure:
             self._failure = failure
             raise
+        told = {"query": self._query, "batch": batch_id, "records": done.record_count, "refused": done.refused_count}
+        log.info("batch %d of %s: %d published", batch_id, self._query, done.record_count, extra=told)
         self.batch_count += 1
         self.record_count += done.record_count
         self.refused_count += done.refused_count

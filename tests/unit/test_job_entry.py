@@ -1,0 +1,191 @@
+"""Jobs begin and end alike: options, exit codes, the log as JSON, the last line; no JVM is started here."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lakemq
+from lakemq.errors import InvalidRecord, NotLeader
+from lakemq.jobs import entry, release_delayed, step
+from lakemq.jobs.exits import Exit
+from lakemq.jobs.jars import MissingJars
+
+JOBS = ("copy_topic", "microbatch", "release_delayed", "serve", "step")
+
+
+def given(*arguments: str) -> argparse.Namespace:
+    return entry.parsed(entry.arguments_of("job", "Does.", ""), ["--path", "mq", *arguments])
+
+
+def raising(error: BaseException) -> Callable[[], entry.Counts]:
+    def work() -> entry.Counts:
+        raise error
+
+    return work
+
+
+def last_line(text: str) -> dict[str, Any]:
+    return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_every_job_is_named_here() -> None:
+    folder = Path(entry.__file__).parent
+    assert sorted(path.stem for path in folder.glob("*.py") if "started(main)" in path.read_text()) == list(JOBS)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_has_examples_that_parse_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = importlib.import_module(f"lakemq.jobs.{name}").parser()
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for code in Exit:
+        assert f"{code.value} " in said
+    examples = [line.split()[3:] for line in said.splitlines() if line.startswith(f"  spark-submit ... jobs/{name}.py")]
+    assert examples
+    for example in examples:
+        assert "--path" in example
+        parser.parse_args(example)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "name"),
+    [
+        (NotLeader("Another leads."), 4, "NOT_LEADER"),
+        (InvalidRecord("No."), 5, "INVALID_RECORD"),
+        (MissingJars("there", "this"), 3, "MISSING_JARS"),
+        (FileNotFoundError(2, "No such file"), 1, "KAFKA_STORAGE_ERROR"),
+        (RuntimeError("two\nlines"), 1, "INTERNAL_ERROR"),
+        (KeyboardInterrupt(), 130, "INTERRUPTED"),
+    ],
+)
+def test_a_kind_of_failure_has_its_exit_code(
+    error: BaseException, code: int, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.run("job", given(), raising(error)) == code
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    end = json.loads(line)
+    assert (end["job"], end["exit_code"], end["error"]) == ("job", code, name)
+    (logged,) = map(json.loads, err.splitlines())
+    assert (logged["level"], logged["job"]) == ("ERROR", "job")
+    assert logged["message"].startswith(f"{name}: ")
+
+
+def test_what_is_logged_is_an_object_a_line_with_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("lakemq.here")
+
+    def work() -> entry.Counts:
+        log.debug("not told")
+        log.info("two\nlines", extra={"step": 7, "batch": 3, "requests": ["a/1"], "value": "secret"})
+        return {"records": 5}
+
+    assert entry.run("job", given(), work) == 0
+    out, err = capsys.readouterr()
+    assert last_line(out).items() >= {"job": "job", "exit_code": 0, "records": 5}.items()
+    line = last_line(err)
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "INFO",
+        "logger": "lakemq.here",
+        "job": "job",
+        "message": "two lines",
+        "step": 7,
+        "batch": 3,
+        "requests": ["a/1"],
+    }
+
+
+def test_storage_options_never_show_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = given("--storage-option", "KEY=secret", "--storage-option", "KEY=secret")
+
+    def work() -> entry.Counts:
+        entry.connected(asked)
+        return {}
+
+    assert entry.run("job", asked, work) == 3
+    assert "secret" not in "".join(capsys.readouterr())
+
+
+def test_without_a_namespace_it_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(entry.PATH_VARIABLE, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        entry.parsed(entry.arguments_of("job", "Does.", ""), [])
+    assert ended.value.code == 2
+    monkeypatch.setenv(entry.PATH_VARIABLE, "mq")
+    assert entry.parsed(entry.arguments_of("job", "Does.", ""), []).path == "mq"
+
+
+@pytest.mark.parametrize("arguments", [["--wait-ms", "-1"], ["--wait-ms", "soon"]])
+def test_a_number_that_is_none_is_wrong_usage(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        step.main(["--path", "mq", *arguments])
+    assert ended.value.code == 2
+
+
+def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    closed: list[bool] = []
+
+    def stop_soon() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def work() -> entry.Counts:
+        # what a command does on SIGTERM, without the timer that ends this process
+        signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        threading.Thread(target=stop_soon).start()
+        try:
+            time.sleep(10)
+        finally:
+            closed.append(True)
+        return {}
+
+    assert entry.run("job", given(), work) == 130
+    assert closed == [True]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+
+
+@pytest.mark.slow
+def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq:
+        asking = threading.Thread(target=mq.topics.create, args=["t"])
+        asking.start()
+        while not mq.namespace.mailbox.waiting(1):
+            time.sleep(0.01)
+        assert step.main(["--path", path, "--until-idle", "--log-level", "debug"]) == 0
+        asking.join()
+    out, err = capsys.readouterr()
+    assert last_line(out)["letters"] == 1
+    (told,) = [line for line in map(json.loads, err.splitlines()) if line.get("letters")]
+    assert told["step"] <= last_line(out)["step"]
+    (request,) = told["requests"]
+    assert request.endswith("/1")
+
+
+@pytest.mark.slow
+def test_what_is_due_is_released_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq, mq.serving():
+        mq.topics.create("t")
+        with mq.producer() as producer:
+            due_ms = producer.send("t", value="late", delay_ms=2000).result().deliver_at_ms
+    assert release_delayed.main(["--path", path, "--until", str(due_ms)]) == 0
+    assert last_line(capsys.readouterr().out)["released"] == 1
+    with pytest.raises(SystemExit) as ended:
+        release_delayed.main(["--path", path, "--until", "soon"])
+    assert ended.value.code == 2
