@@ -1,0 +1,113 @@
+"""A standalone cluster on this machine: a master and two workers, of one core and 1 GiB each, on hosts of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+CHECKOUT = Path(__file__).parents[1]
+HOME = Path(pyspark.__file__).parent
+MASTER_HOST = "127.0.0.1"
+# A speculative attempt runs on another host than the first: the loopback network has many.
+WORKER_HOSTS = ("127.0.0.1", "127.0.0.2")
+PATIENCE_S = 90
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """url: what `--master` takes."""
+
+    url: str
+    workers: list[subprocess.Popen[bytes]]
+    archive: Path
+
+    def submit(self, job: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+        """spark-submit of a job on it, with the shipped defaults and the zip of this checkout, from another folder."""
+        given = {
+            "spark.driver.host": MASTER_HOST,
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": "1g",
+        } | {key.replace("_", "."): value for key, value in settings.items()}
+        command = [str(HOME / "bin" / "spark-submit"), "--master", self.url]
+        command += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf")]
+        command += ["--py-files", str(self.archive)]
+        for key, value in given.items():
+            command += ["--conf", f"{key}={value}"]
+        return subprocess.Popen(
+            [*command, str(job), *arguments],
+            cwd=self.archive.parent,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def lose_worker_of(self, pid: int) -> None:
+        """Kill the worker under which a process of a task runs, and its executors, as a machine dies."""
+        mine = {worker.pid for worker in self.workers}
+        while pid not in mine:
+            assert pid > 1, "no worker's"
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def standalone_cluster(folder: Path, archive: Path) -> Iterator[Cluster]:
+    """Ports are free ones; all of it is gone afterwards."""
+    with ExitStack() as stack:
+        said = folder / "master.log"
+        stack.enter_context(_daemon("master.Master", said, "--host", MASTER_HOST))
+        url = _until_said(said, r"Starting Spark master at (spark://\S+)")
+        workers = []
+        for number, host in enumerate(WORKER_HOSTS):
+            said, work = folder / f"worker{number}.log", folder / f"work{number}"
+            size = ["--cores", "1", "--memory", "1g", "--work-dir", str(work)]
+            workers.append(stack.enter_context(_daemon("worker.Worker", said, "--host", host, *size, url)))
+        for number in range(len(workers)):
+            _until_said(folder / f"worker{number}.log", r"(Successfully registered)")
+        yield Cluster(url, workers, archive)
+
+
+@contextmanager
+def _daemon(name: str, said: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--port", "0", "--webui-port", "0"]
+    with said.open("wb") as log:
+        # a group of its own: executors are in it
+        process = subprocess.Popen(
+            [*command, *arguments], env=_environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    return inherited | {
+        "SPARK_HOME": str(HOME),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+
+
+def _until_said(said: Path, pattern: str) -> str:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (found := re.search(pattern, said.read_text())):
+        assert time.monotonic() < deadline_s, said.read_text()[-2000:]
+        time.sleep(0.1)
+    return found[1]
