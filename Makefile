@@ -36,7 +36,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@# Without build isolation the build backend is the pinned one too.
 	@# The warning is for folders named `lakemq`, of which there are none.
 	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation -c constraints.txt -e '.[dev,demo]'
+	  --no-build-isolation -c constraints.txt -e '.[all,dev,demo]'
 	$(BIN)/python -m lakemq.jobs.jars
 	@touch $@
 

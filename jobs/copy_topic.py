@@ -16,17 +16,19 @@ import uuid
 from contextlib import suppress
 from threading import Event, Thread
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
+from lakemq.engine.namespace.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest
 from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
 from lakemq.jobs.serve import stopping_signals
 from lakemq.jobs.session import spark_session
+
+with needs("spark"):
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
 
 log = logging.getLogger("lakemq.copy")
 

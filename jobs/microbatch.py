@@ -12,14 +12,16 @@ from __future__ import annotations
 import argparse
 import logging
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.request import COLUMNS
+from lakemq.engine.namespace.extras import needs
 from lakemq.errors import NotLeader
 from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
 from lakemq.jobs.session import spark_session
+
+with needs("spark"):
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F
 
 log = logging.getLogger("lakemq.microbatch")
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
+from lakemq.engine.namespace.extras import needs
+
+with needs("report"):
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
 
 INK, ACCENT, MUTED = "#1f2933", "#2563a8", "#c2ccd6"
 

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
-
+from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
+
+with needs("spark"):
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
 
 __all__ = ["MissingJars", "MissingJava", "spark_session"]
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidRequest
 from lakemq.jobs.interrupts import interrupts
 
@@ -52,7 +53,8 @@ def run_query(
     allow_files: the statements may do with files, extensions and DuckDB's settings whatever this user may. Raises
     duckdb.Error, StepTooOld, InvalidRequest.
     """
-    import duckdb
+    with needs("sql"):
+        import duckdb
 
     connection = connected(namespace, allow_files)
     try:
@@ -79,7 +81,8 @@ def _first_line(error: Exception) -> str:
 
 def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld."""
-    import duckdb
+    with needs("sql"):
+        import duckdb
 
     from lakemq.tables.specs.registry import TABLES
     from lakemq.tables.storage.catalog import database_name

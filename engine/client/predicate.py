@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from ..namespace.extras import needs
 from ..protocol.errors import InvalidRequest, LakeMQError
 
 _NTH = "lakemq_nth_row"
@@ -15,7 +16,8 @@ class Predicate:
 
     def __init__(self, text: str, columns: pa.Schema) -> None:
         """columns: what it may look at. Raises InvalidRequest: it is none of these."""
-        import duckdb  # few clients need it
+        with needs("sql"):
+            import duckdb  # few clients need it
 
         self._text, self._columns = text, columns
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})

@@ -342,6 +342,10 @@ class NamespaceError(LakeMQError, name="NOT_A_NAMESPACE"):
     """The path holds no LakeMQ namespace, or one this version cannot open."""
 
 
+class MissingExtra(LakeMQError, name="MISSING_EXTRA"):
+    """This needs a package that comes with an extra of LakeMQ, which is not installed."""
+
+
 class NewerFormat(LakeMQError, name="NEWER_FORMAT"):
     """The namespace was written by a newer version of LakeMQ: upgrade this one."""
 

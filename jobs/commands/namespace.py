@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -78,12 +79,16 @@ def catalog(ctx: typer.Context) -> None:
 
 def doctor(
     ctx: typer.Context,
-    spark: Annotated[bool, typer.Option(help="Whether to check what only Spark needs.")] = True,
+    spark: Annotated[
+        bool | None,
+        typer.Option("--spark/--no-spark", help="Whether to check what only Spark needs; else where it is there."),
+    ] = None,
 ) -> None:
     """Check this machine and, with --path, the namespace; say how to mend what is found. Exit code 1: something is."""
     from lakemq.jobs.doctor.examination import examine
 
     session = session_of(ctx)
+    spark = find_spec("pyspark") is not None if spark is None else spark
     findings = list(examine(session.path, session.conf, session.storage_options, spark))
     records = [
         {"check": f.check, "state": "ok" if f.ok else "FINDING", "found": f.found, "mend": f.mend} for f in findings

@@ -91,19 +91,23 @@ def _refused(check: str, error: LakeMQError, ask: str) -> Finding:
 # -- the machine ----------------------------------------------------------------------------------------
 
 
+_OPTIONAL = ("duckdb",)
+
+
 def check_versions(spark: bool = True) -> Finding:
     """The packages installed are in the ranges that this version was made for."""
     from lakemq.jobs.jars import DELTA_VERSION
 
-    only_spark = ("pyspark", "delta-spark")
+    only_spark = ("pyspark", "delta-spark", "pandas")
     known = requirements()
-    names = [n for n in ("deltalake", "pyarrow", "pandas", "duckdb", *(only_spark if spark else ())) if n in known]
+    names = [n for n in ("deltalake", "pyarrow", *(only_spark if spark else ()), *_OPTIONAL) if n in known]
     versions, wrong = {"python": ".".join(map(str, sys.version_info[:3]))}, []
     for name in names:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{name}{known[name]}")
+            if name not in _OPTIONAL:
+                wrong.append(f"{name}{known[name]}")
             continue
         if not within(versions[name], known[name]):
             wrong.append(f"{name}{known[name]}")
@@ -120,7 +124,7 @@ def requirements() -> dict[str, str]:
         lines = metadata.requires("lakemq") or []
     except metadata.PackageNotFoundError:
         return {}
-    plain = (line.split(";")[0].strip() for line in lines if "extra ==" not in line)
+    plain = (line.split(";")[0].strip() for line in lines)
     cuts = ((line, min((line.find(c) for c in "<>=! " if c in line), default=len(line))) for line in plain)
     return {line[:at]: line[at:].strip() for line, at in cuts}
 

@@ -117,8 +117,8 @@ def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.Monk
 def test_the_ranges_are_those_of_the_package() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(CHECKOUT / "setup.cfg")
-    declared = setup["options"]["install_requires"].splitlines()
-    names = {line.strip().split("<")[0].split(">")[0].split("=")[0] for line in declared if line and line[0] != "#"}
+    declared = "\n".join([setup["options"]["install_requires"], *setup["options.extras_require"].values()]).splitlines()
+    names = {line.split("<")[0].split(">")[0].split("=")[0] for line in declared if line and line[0] not in "#%"}
     assert set(requirements()) == names
     assert {"pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "duckdb"} <= names
 

@@ -1,0 +1,128 @@
+"""The plain package sends, consumes and serves without any extra; what needs one says how it is installed."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lakemq.engine.namespace.extras import EXTRAS, needs
+from lakemq.errors import MissingExtra
+
+CHECKOUT = Path(__file__).parents[2]
+MODULES = tuple(sorted(module for modules in EXTRAS.values() for module in modules))
+
+BLOCK = f"""
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {MODULES!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def without_extras(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The code in a process that finds no module of any extra."""
+    program = BLOCK + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_every_extra_has_its_packages_and_every_package_of_one_its_modules() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(CHECKOUT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    assert {*extras} - {"test", "dev", "demo", "all"} == {*EXTRAS}
+    required = setup["options"]["install_requires"]
+    for extra, modules in EXTRAS.items():
+        named = {re.split(r"[<>=\-]", line)[0] for line in extras[extra].splitlines() if line and line[0] != "#"}
+        assert named <= {module.partition("_")[0] for module in modules} | {"apache"}
+        assert not any(re.search(rf"^{module}\b", required, re.MULTILINE) for module in modules)
+
+
+def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
+    with (
+        pytest.raises(MissingExtra, match=r"duckdb is not installed\. Expected pip install 'lakemq\[sql\]'\."),
+        needs("sql"),
+    ):
+        raise ModuleNotFoundError(name="duckdb")
+    with pytest.raises(ModuleNotFoundError, match="other"), needs("sql"):
+        raise ModuleNotFoundError("other", name="other")
+
+
+@pytest.mark.slow
+def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
+    done = without_extras(
+        """
+        import pyarrow as pa
+        import lakemq
+
+        with lakemq.connect("mq", create=True) as mq, mq.serving():
+            mq.topics.create("t", partitions=2)
+            with mq.producer() as producer:
+                producer.send("t", key="a", value="1").result()
+            mq.publish("t", pa.table({"value": ["2"]}))
+            with mq.transaction("id") as txn:
+                txn.publish("t", pa.table({"value": ["3"]}))
+            with mq.consumer("g", topics=["t"], protocol="cooperative", auto_offset_reset="earliest") as consumer:
+                found = []
+                while len(found) < 3:
+                    batch = consumer.poll(timeout_ms=1000)
+                    found += [message.value for message in batch]
+                    consumer.commit(batch)
+            print(sorted(found), sorted(message.value for message in mq.fetch("t")))
+        from lakemq.jobs import serve, step
+        from lakemq.jobs.cli import app
+        from typer.testing import CliRunner
+        assert step.main(["--path", "mq", "--until-idle"]) == 0
+        for command in (["topics", "list"], ["groups", "lag", "g"], ["doctor", "--no-spark"]):
+            done = CliRunner().invoke(app, ["--path", "mq", *command])
+            assert done.exit_code == 0, (command, done.output)
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[b'1', b'2', b'3'] [b'1', b'2', b'3']\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import lakemq.spark", "spark"),
+        ("import lakemq.jobs.microbatch", "spark"),
+        ("import lakemq.jobs.report", "report"),
+        (
+            "from lakemq.engine.client.predicate import Predicate; import pyarrow; Predicate('x', pyarrow.schema([]))",
+            "sql",
+        ),
+    ],
+)
+def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> None:
+    done = without_extras(code, tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lakemq.engine.protocol.errors.MissingExtra: MISSING_EXTRA: ")
+    assert f"pip install 'lakemq[{extra}]'" in last
+
+
+@pytest.mark.slow
+def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(tmp_path: Path) -> None:
+    done = without_extras(
+        """
+        from lakemq.jobs.cli import main
+        import lakemq
+        lakemq.connect("mq", create=True).close()
+        main(["--path", "mq", "sql", "SELECT 1"])
+        """,
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "MISSING_EXTRA: duckdb is not installed. Expected pip install 'lakemq[sql]'.\n"
