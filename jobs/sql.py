@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.extras import needs
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     import duckdb
 
     from lakemq.engine.namespace.namespace import Namespace
-    from lakemq.tables.storage.store import TableHandle
+    from lakemq.engine.namespace.snapshot import Snapshot
 
 _BATCH_ROWS = 10_000
-_ATTEMPTS = 20
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -79,11 +78,20 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
-    """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld."""
+def connected(
+    namespace: Namespace,
+    allow_files: bool = False,
+    snapshot: Snapshot | None = None,
+    without: Collection[str] = (),
+) -> duckdb.DuckDBPyConnection:
+    """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld.
+
+    without: data files of `messages` whose rows are left out.
+    """
     with needs("sql"):
         import duckdb
 
+    from lakemq.engine.namespace.snapshot import take_snapshot
     from lakemq.tables.specs.registry import TABLES
     from lakemq.tables.storage.catalog import database_name
     from lakemq.tables.views import VIEWS
@@ -97,11 +105,11 @@ def connected(namespace: Namespace, allow_files: bool = False) -> duckdb.DuckDBP
     connection.execute(f"USE {database}")
     for macro in _MACROS:
         connection.execute(macro)
-    step, handles = _snapshot(namespace)
+    watermark, handles = snapshot or take_snapshot(namespace.store)
     for spec in TABLES:
-        rows = connection.from_arrow(handles[spec.name].dataset())
+        rows = connection.from_arrow(handles[spec.name].dataset(without))
         if _is_projection(spec.name) and "step" in spec.stored_schema.names:
-            rows = rows.filter(f"step <= {step}")
+            rows = rows.filter(f"step <= {watermark.step}")
         rows.create_view(spec.name)
     for name, query in VIEWS.items():
         connection.execute(f"CREATE VIEW {database}.{name} AS {query.format(database=database)}")
@@ -118,23 +126,6 @@ def _close(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("SET temp_directory = $folder", {"folder": spill.name})
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-
-
-def _snapshot(namespace: Namespace) -> tuple[int, dict[str, TableHandle]]:
-    """The watermark's step, and handles of all tables from which nothing of that step was forgotten.
-
-    The segments are opened before the messages: every row that a segment points at is then there.
-    """
-    from lakemq.engine.namespace.load import read_watermark
-    from lakemq.errors import StepTooOld
-    from lakemq.tables.specs.registry import TABLES
-
-    for _ in range(_ATTEMPTS):
-        step = read_watermark(namespace.store).step
-        handles = {spec.name: namespace.store.open(spec) for spec in sorted(TABLES, key=lambda s: s.name == "messages")}
-        if all(handle.floor() <= step for handle in handles.values()):
-            return step, handles
-    raise StepTooOld("The tables are merged faster than they can be opened.")
 
 
 # What DuckDB says of a file, an extension or a setting that is closed to it.

@@ -1,9 +1,10 @@
-"""`lakemq init`, `serve`, `step`, `catalog`, `doctor`: a namespace as a whole."""
+"""`lakemq init`, `serve`, `step`, `catalog`, `doctor`, `audit`: a namespace as a whole."""
 
 from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from lakemq.jobs.output import Output, note, show
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (init, serve, step, catalog, doctor):
+    for command in (init, serve, step, catalog, doctor, audit):
         app.command()(command)
 
 
@@ -98,4 +99,41 @@ def doctor(
     if count:
         if session.output is Output.table:
             note(f"{count} finding{'s' if count > 1 else ''}")
+        raise typer.Exit(1)
+
+
+def audit(
+    ctx: typer.Context,
+    docs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write Great Expectations' Data Docs (HTML) there.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="What is only a warning counts, too.")] = False,
+) -> None:
+    """Check that the namespace holds what it must: dense offsets, rows where they belong, nothing lost or doubled.
+
+    As of the last projection, while a sequencer serves or not. Each rule is an expectation of Great Expectations. Exit
+    code 1: one does not hold.
+    """
+    from lakemq.jobs.audit import audit as audit_of
+
+    session = session_of(ctx)
+    with session.connect() as mq:
+        found = audit_of(mq.namespace, docs)
+    records = [
+        {
+            "rule": one.rule.says,
+            "state": "ok" if not one.broken else "warning" if one.rule.is_warning else "BROKEN",
+            "table": one.rule.table,
+            "measured": one.rule.column,
+            "rows": one.rows,
+            "broken": one.broken,
+            "where": ", ".join(one.where),
+        }
+        for one in found.outcomes
+    ]
+    show(records, session.output, tuple(records[0]))
+    if session.output is Output.table:
+        since = "nothing was replayed" if found.after_step is None else f"replayed from step {found.after_step} on"
+        note(f"as of step {found.step}; {since}" + (f"; {docs / 'index.html'}" if docs else ""))
+    if not found.holds(strict):
         raise typer.Exit(1)

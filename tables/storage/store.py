@@ -230,9 +230,12 @@ class TableHandle:
             return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
         return self._store.dataset(self.spec, chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
 
-    def dataset(self) -> ds.Dataset:
-        """All live rows as of this version, read when they are scanned; columns of `stored_schema`."""
-        return self._store.dataset(self.spec, self.files())
+    def dataset(self, without: Collection[str] = ()) -> ds.Dataset:
+        """All live rows as of this version, read when they are scanned; columns of `stored_schema`.
+
+        without: paths of files whose rows are left out.
+        """
+        return self._store.dataset(self.spec, [file for file in self.files() if file.path not in without])
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, durably, so that loading is quick again."""

@@ -13,6 +13,7 @@ from faults.checks import check_projections
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.jobs.audit import audit
 from lakemq.jobs.sql import run_query
 
 
@@ -39,6 +40,8 @@ def check(path: str, folder: Path) -> None:
             check_tail(topic, rows, folder)
             check_sql(mq, topic, rows)
         check_projections(mq)
+        broken = [one for one in audit(mq.namespace).outcomes if one.broken]
+        assert not broken, broken
 
 
 def rows_of(messages: pa.Table) -> list[Row]:

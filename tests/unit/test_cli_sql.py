@@ -15,7 +15,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.jobs import sql as sql_module
+from lakemq.engine.namespace.snapshot import take_snapshot
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import connected, run_query
 from lakemq.tables.specs.registry import TABLES
@@ -158,6 +158,5 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
         found = real(store)  # type: ignore[arg-type]
         return found if next(watermarks, None) is None else type(found)(**{**vars(found), "step": -1})
 
-    monkeypatch.setattr("lakemq.engine.namespace.load.read_watermark", lagging)
-    step, _ = sql_module._snapshot(mq.namespace)
-    assert step == real(mq.namespace.store).step
+    monkeypatch.setattr("lakemq.engine.namespace.snapshot.read_watermark", lagging)
+    assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step

@@ -1,0 +1,130 @@
+"""Whether the rows are there that the tables point at, and where their keys belong: one pass over the data files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakemq.tables.specs.messages import MESSAGES, file_stem
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.workers import Workers
+
+from ..namespace.data_file import file_name, is_as_written, look
+from ..namespace.snapshot import Snapshot
+from ..protocol.hashing import Partitioner, partitions_of
+from ..protocol.values.topics import Topic
+from .data_files import file_id_of
+
+Numbers = npt.NDArray[np.int64]
+
+ANY_PARTITION = -1
+"""Of a range whose rows are in no partition, and whose file is known by its name alone: a dead letter's."""
+
+POINTING: pa.Schema = pa.schema(
+    [(name, pa.int64()) for name in ("file_id", "footer_hash", "first_row", "record_count", "file_partition", "placed")]
+)
+"""Ranges of rows that are needed. file_partition: or ANY_PARTITION; placed: the number of the topic's Placing, -1 where
+no key has decided."""
+
+_AT_ONCE = 16
+_COLUMNS = ["row", "partition", "key"]
+
+
+class Placing(NamedTuple):
+    """By what a topic places keys now."""
+
+    partition_count: int
+    partitioner: Partitioner
+
+    @classmethod
+    def of(cls, topic: Topic) -> Placing:
+        return cls(topic.partition_count, topic.setting("partitioner"))
+
+
+class Flaws(NamedTuple):
+    """Of each range: rows that are not there, and rows that are elsewhere than their key says."""
+
+    missing: Numbers
+    elsewhere: Numbers
+
+
+def file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[str, str]:
+    """Path -> what is wrong with the data file, empty where nothing is: those of `messages`, and those pointed at."""
+    known = ranges.filter(pc.field("file_partition") != ANY_PARTITION)
+    pairs = zip(known["file_id"].to_pylist(), known["footer_hash"].to_pylist(), strict=True)
+    needed = {f"{file_stem(file_id)}.parquet": footer for file_id, footer in pairs}
+    pointed_at = {f"{file_stem(file_id)}.parquet" for file_id in ranges["file_id"].unique().to_pylist()}
+    registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
+
+    def flaw(path: str) -> str:
+        file_id = file_id_of(path)
+        facts = None if file_id < 0 else look(files, file_id)
+        if facts is None:
+            return "gone" if file_id >= 0 else "somebody else's"
+        if facts.flaw:
+            return facts.flaw
+        if path in needed and not is_as_written(needed[path], facts.footer_hash, facts.is_journaled):
+            return "rewritten or damaged"
+        if path not in registered:
+            return "not in messages"
+        return "" if registered[path] == facts.record_count else "not as messages says"
+
+    paths = sorted(pointed_at | registered.keys())
+    with Workers(_AT_ONCE, "lakemq-footers") as pool:
+        return dict(zip(paths, pool.map(flaw, paths), strict=True))
+
+
+def range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]) -> Flaws:
+    """ranges: columns of POINTING. Of a file that has a flaw every row is missing."""
+    columns = {name: ranges.column(name).to_numpy() for name in POINTING.names if name != "footer_hash"}
+    missing, elsewhere = columns["record_count"].copy(), np.zeros(ranges.num_rows, np.int64)
+    for file_id, mine in _by_file(columns["file_id"]):
+        if flaws[f"{file_stem(file_id)}.parquet"]:
+            continue
+        with files.open_input(file_name(file_id)) as source:
+            rows = pq.ParquetFile(source).read(_COLUMNS)
+        first, counts, partition, placed = (
+            columns[name][mine] for name in ("first_row", "record_count", "file_partition", "placed")
+        )
+        missing[mine], elsewhere[mine] = _of_file(rows, first, counts, partition, placed, placings)
+    return Flaws(missing, elsewhere)
+
+
+def _by_file(file_ids: Numbers) -> Iterator[tuple[int, Numbers]]:
+    order = np.argsort(file_ids, kind="stable")
+    ids, begins = np.unique(file_ids[order], return_index=True)
+    yield from zip(ids.tolist(), np.split(order, begins[1:]), strict=True) if len(ids) else ()
+
+
+def _of_file(
+    rows: pa.Table,
+    first: Numbers,
+    counts: Numbers,
+    partition: Numbers,
+    placed: Numbers,
+    placings: Sequence[Placing],
+) -> tuple[Numbers, Numbers]:
+    """missing, elsewhere: of each range of one file, whose rows are numbered from 0 on."""
+    found, keys = rows.column("partition").to_numpy().astype(np.int64), rows.column("key")
+    numbers = rows.column("row").to_numpy()
+    is_whole = np.array_equal(numbers, np.arange(len(numbers)))
+    ends = np.cumsum(counts)
+    index = np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
+    is_there = (index >= 0) & (index < len(found)) & is_whole
+    index = np.where(is_there, index, 0)
+    wanted = np.repeat(partition, counts)
+    is_there &= (wanted == ANY_PARTITION) | (found[index] == wanted) if len(found) else False
+    lost = np.add.reduceat((~is_there).astype(np.int64), ends - counts)
+    astray = np.zeros(len(counts), np.int64)
+    has_key = pc.is_valid(keys).to_numpy()
+    for number in np.unique(placed[placed >= 0]).tolist():
+        where = partitions_of(keys, placings[number].partition_count, placings[number].partitioner, 0)
+        is_astray = (np.repeat(placed, counts) == number) & is_there & has_key[index] & (where[index] != wanted)
+        astray += np.add.reduceat(is_astray.astype(np.int64), ends - counts)
+    return lost, astray

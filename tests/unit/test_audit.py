@@ -1,0 +1,223 @@
+"""An audit holds where nothing is wrong, and names what somebody has broken by hand, and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
+from unit.served import until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.jobs.audit import RULES, Audit, audit
+from lakemq.jobs.cli import app
+from lakemq.tables.specs.registry import BY_NAME
+
+pytestmark = pytest.mark.slow
+
+
+def rows(count: int) -> pa.Table:
+    return pa.table({"key": [f"k{i}" for i in range(count)], "value": [f"v{i}" for i in range(count)]})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A namespace with some of everything, all of it projected, which nobody serves."""
+    path = tmp_path_factory.mktemp("audit") / "mq"
+    config = {"engine.tick.ms": 1, "inline.max.bytes": 2000, "project.interval.ms": 50}
+    with lakemq.connect(str(path), create=True, config=config) as mq, mq.serving():
+        for topic, partitions in (("t", 3), ("late", 2), ("gone", 1)):
+            mq.topics.create(topic, partitions)
+        mq.publish("t", rows(300))
+        mq.publish("gone", rows(3))
+        mq.topics.delete("gone")
+        mq.topics.delete_records("t", {0: 20})
+        mq.publish("t", pa.table({"partition": [7], "value": ["refused"]}))
+        for commits in (True, False):
+            with mq.producer(transactional_id="tx") as producer:
+                producer.begin_transaction()
+                for row in range(30):
+                    producer.send("t", f"{commits} {row}", key=f"k{row}")
+                producer.flush()
+                producer.commit_transaction() if commits else producer.abort_transaction()
+        mq.publish("late", rows(10), delay_ms=1)
+        mq.publish("late", rows(10), delay_ms=3_600_000)
+        mq.delayed.cancel_where("late", "decode(key) = 'k3'")
+        until(lambda: sum(mq.end_offsets("late").values()) == 10)
+        consumer = mq.consumer("g", topics=["t"], auto_offset_reset="earliest")
+        with consumer:
+            until(lambda: bool(consumer.poll(timeout_ms=100)))
+            consumer.commit()
+    return path
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be broken."""
+    return Path(shutil.copytree(sound, tmp_path / "mq"))
+
+
+def audited(path: Path, docs: Path | None = None) -> Audit:
+    with Connection(open_namespace(str(path))) as mq:
+        return audit(mq.namespace, docs)
+
+
+def broken(path: Path) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(table, measure) -> where, of what does not hold."""
+    return {(one.rule.table, one.rule.column): one.where for one in audited(path).outcomes if one.broken}
+
+
+def test_nothing_is_wrong_where_nothing_is(sound: Path, tmp_path: Path) -> None:
+    found = audited(sound, tmp_path / "docs")
+    assert [one for one in found.outcomes if one.broken] == []
+    assert found.holds(strict=True)
+    assert found.after_step == 0
+    assert {one.rule for one in found.outcomes} == set(RULES)
+    assert all(one.rows for one in found.outcomes)
+    assert "Offsets are dense" in "".join(p.read_text() for p in (tmp_path / "docs").rglob("*.html"))
+
+
+def test_it_holds_while_a_sequencer_serves_and_merges(tmp_path: Path) -> None:
+    config = {"engine.tick.ms": 1, "project.interval.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
+        mq.topics.create("t", 2)
+        for _ in range(30):
+            mq.publish("t", rows(10))
+        found = audit(mq.namespace)
+    assert [one for one in found.outcomes if one.broken] == []
+    assert found.step > (found.after_step or 0)
+
+
+def change(path: Path, table: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The same rows but for what `changed` makes of them, under the names of the files that hold them."""
+    for name in DeltaTable(str(path / table)).file_uris():
+        file = Path(name.removeprefix("file://"))
+        before = pq.read_table(file)
+        pq.write_table(pa.Table.from_pylist([changed(row) for row in before.to_pylist()], before.schema), file)
+
+
+def set_where(column: str, value: Any, **where: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def changed(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, column: value} if all(row[k] == v for k, v in where.items()) else row
+
+    return changed
+
+
+def test_a_data_file_that_is_gone_takes_its_messages_with_it(path: Path) -> None:
+    biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
+    biggest.unlink()
+    found = broken(path)
+    assert found["data_files", "flaw"] == (f"{biggest.name}: gone",)
+    assert {place.partition(":")[0] for place in found["partitions", "rows_missing"]} == {"t-0", "t-1", "t-2"}
+    assert ("partitions", "messages_too_many") in found
+
+
+def test_a_row_whose_text_was_changed_is_found_by_its_file(path: Path) -> None:
+    change(path, "messages", lambda row: {**row, "value": b"other" if row["value"] == b"v7" else row["value"]})
+    biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
+    assert f"{biggest.name}: rewritten or damaged" in broken(path)["data_files", "flaw"]
+
+
+def test_a_file_of_the_tables_that_is_gone_is_told_and_nothing_else_can_be_measured(path: Path) -> None:
+    Path(DeltaTable(str(path / "segments")).file_uris()[0].removeprefix("file://")).unlink()
+    assert broken(path) == {("tables", "files_gone"): ("segments: 1",)}
+
+
+def segments(path: Path, **where: Any) -> pa.Table:
+    table = pa.table(DeltaTable(str(path / "segments")).to_pyarrow_table())
+    for column, value in where.items():
+        table = table.filter(pc.equal(table.column(column), value))
+    return table.slice(0, 1)
+
+
+def test_a_segment_that_stands_twice_is_found(path: Path) -> None:
+    twice = segments(path, kind="data", topic="t", partition=1)
+    write_deltalake(str(path / "segments"), twice.cast(BY_NAME["segments"].stored_schema), mode="append")
+    found = broken(path)
+    count = twice.column("record_count")[0].as_py()
+    assert found["partitions", "offsets_twice"] == (f"t-1: {count}",)
+    assert found["partitions", "rows_twice"] == (f"t-1: {count}",)
+    assert found["partitions", "messages_too_many"] == (f"t-1: {count}",)
+    assert [where for where in found["tables", "rows_unlike_the_journal"] if where.startswith("segments")]
+
+
+def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
+    one = segments(path, kind="data", topic="t", partition=2)
+    at, count = one.column("base_offset")[0].as_py(), one.column("record_count")[0].as_py()
+    table = pa.table(DeltaTable(str(path / "segments")).to_pyarrow_table())
+    is_it = pc.and_(
+        pc.and_(pc.equal(table["topic"], "t"), pc.equal(table["partition"], 2)), pc.equal(table["base_offset"], at)
+    )
+    left = table.filter(pc.invert(is_it)).cast(BY_NAME["segments"].stored_schema)
+    write_deltalake(str(path / "segments"), left, mode="overwrite")
+    found = broken(path)
+    assert found["partitions", "offsets_missing"] == (f"t-2: {count}",)
+    assert found["tables", "foreign_commits"] == ("segments: 1",)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "where", "told"),
+    [
+        ("segments", "kind", "commit", {"kind": "abort"}, ("partitions", "aborted_shown")),
+        ("segments", "file_partition", 2, {"topic": "t", "partition": 1}, ("partitions", "rows_missing")),
+        ("partitions", "high_watermark", 5000, {"topic": "t", "partition": 1}, ("partitions", "offsets_missing")),
+        ("partitions", "high_watermark", 9, {"topic": "t", "partition": 1}, ("partitions", "offsets_beyond_the_end")),
+        ("partitions", "last_stable_offset", 1, {"topic": "t", "partition": 1}, ("partitions", "stable_off_by")),
+        ("partitions", "last_stable_offset", 9999, {"topic": "t"}, ("partitions", "stable_out_of_bounds")),
+        ("control_markers", "marker", "COMMIT", {}, ("partitions", "shown_too_many")),
+        ("consumer_offsets", "committed_offset", 1, {}, ("tables", "rows_unlike_the_journal")),
+        ("delayed", "waiting_count", 1, {"state": "waiting"}, ("delays", "unaccounted")),
+        ("delayed", "released_count", 0, {"state": "released"}, ("delays", "unaccounted")),
+        ("dead_letters", "first_row", 70, {}, ("dead_letters", "rows_missing")),
+    ],
+)
+def test_a_row_of_a_table_that_was_changed_is_found(
+    path: Path, table: str, column: str, value: Any, where: dict[str, Any], told: tuple[str, str]
+) -> None:
+    change(path, table, set_where(column, value, **where))
+    assert told in broken(path)
+
+
+def test_an_explicit_partition_is_a_warning(path: Path) -> None:
+    with lakemq.connect(str(path)) as mq, mq.serving():
+        mq.publish("t", pa.table({"key": ["k1"] * 3, "value": ["v"] * 3, "partition": [0, 1, 2]}))
+    found = audited(path)
+    assert {one.rule.column for one in found.outcomes if one.broken} == {"rows_elsewhere"}
+    assert (found.holds(), found.holds(strict=True)) == (True, False)
+
+
+def run(path: Path, *options: str) -> Any:
+    return CliRunner().invoke(app, ["--path", str(path), "audit", *options])
+
+
+def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    done = run(path, "--output", "json", "--docs", str(docs))
+    assert done.exit_code == 0, done.output
+    assert {json.loads(line)["state"] for line in done.stdout.splitlines()} == {"ok"}
+    assert (docs / "index.html").is_file()
+    change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
+    done = run(path, "--output", "json")
+    assert done.exit_code == 1
+    states = {record["measured"]: record["state"] for record in map(json.loads, done.stdout.splitlines())}
+    assert states["offsets_missing"] == "BROKEN"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is left in the working folder."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    yield
+    assert list(folder.iterdir()) == []
