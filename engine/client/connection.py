@@ -7,6 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -49,9 +50,10 @@ from .consume.resets import Resets
 from .fetch.fetched import Fetched
 from .fetch.fetching import Fetching
 from .fetch.plan import Bounds, FetchPlan, Isolation, Position
-from .publish.arrow import ArrowPublisher, Spread
+from .publish.arrow import ArrowPublisher, Asked, Body, Spread
 from .publish.delayed import DelayedMessages
 from .publish.few import few_of_table
+from .publish.gate import Gates
 from .publish.given import arrow_table, check_dataframe, ordered, selected
 from .publish.options import producer_options
 from .publish.producer import Producer
@@ -110,6 +112,7 @@ class Connection:
         self.requester = Requester(
             namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
         )
+        self._gates = Gates(namespace.config.expectations)
         self._fetching = Fetching(namespace, self._clock, spark)
         beats = Beats(namespace.files)
         self._consumers = Consumers(self.requester, self._fetching, beats, self._clock, new_id, self._check_open)
@@ -184,14 +187,24 @@ class Connection:
     def _publish(
         self, publication: Publication, data: DataFrame | pa.Table | Any, columns: Mapping[str, Any], order_by: Any
     ) -> PublishedRows:
+        gate = self._gates.of(publication.destination)
+        if gate is not None:
+            publication = replace(publication, expectations=gate.suite.told)
         rows = arrow_table(data)
         if rows is not None:
-            table = selected(ordered(rows, order_by), columns)
+            given = ordered(rows, order_by)
+            table = selected(given, columns)
             now_ms, to = self._clock.now_ms(), publication.destination
-            body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
+            body: Body
+            asked: Asked
+            if gate is not None:
+                body, wanted = body_of(table, to, now_ms)
+                asked = gate.asked(given, wanted)
+            else:
+                body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
             return self._arrow_publisher().publish(publication, body, asked)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by))
+        return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by, gate))
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
@@ -213,7 +226,7 @@ class Connection:
         topic, query = topic_name("topic", topic), text("query", query)
         checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
         check_dataframe("stream", stream, "a streaming DataFrame of Spark")
-        self.spark_publisher().check(topic, stream, columns)
+        self.spark_publisher().check(topic, stream, columns, self._gates.of(topic))
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
     def drain_inbox(self) -> Drained:

@@ -18,6 +18,8 @@ from ..protocol.values.deciding import Limits
 __all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
 
 VARIABLE = "LAKEMQ_CONF"
+EXPECTATIONS = "expectations"
+"""Beside the settings file: the folder of suites."""
 _DAY_MS = 86_400_000
 
 ENGINE = Parameters(
@@ -190,8 +192,10 @@ ENGINE = Parameters(
 class EngineConfig(Mapping[str, Value]):
     """All settings of the engine; what was not set has its default."""
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None, expectations: Path | None = None) -> None:
         self._values = {**ENGINE.defaults(), **ENGINE.parse(given or {})}
+        self.expectations = expectations
+        """The folder of suites, by which publishers judge their rows; None: there is none."""
 
     def __getitem__(self, key: str) -> Value:
         return self._values[key]
@@ -248,7 +252,8 @@ def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = N
     """
     name = path or os.environ.get(VARIABLE)
     given = {} if not name else _settings_of(str(name))
-    return EngineConfig({**given, **(overrides or {})})
+    suites = None if not name else Path(name).absolute().parent / EXPECTATIONS
+    return EngineConfig({**given, **(overrides or {})}, suites if suites and suites.is_dir() else None)
 
 
 def _settings_of(name: str) -> dict[str, Any]:

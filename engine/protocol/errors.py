@@ -209,6 +209,10 @@ class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
     """A row cannot be a message: a column is missing or of the wrong type."""
 
 
+class ExpectationFailed(LakeMQError, name="EXPECTATION_FAILED"):
+    """Rows do not hold what the topic's suite of expectations says: those that fail, or all, are refused."""
+
+
 class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):
     """The client knew another shape of the topic; it must reload its metadata and repeat."""
 

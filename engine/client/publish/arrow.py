@@ -21,7 +21,7 @@ from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile, write_data_file
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.few_rows import Rows
-from ...protocol.errors import StaleTopicMetadata
+from ...protocol.errors import ExpectationFailed, StaleTopicMetadata
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, until_answered
@@ -159,8 +159,9 @@ class ArrowPublisher:
     def _prepared(self, publication: Publication, body: Body, asked: Asked, start: int) -> Prepared:
         route, is_new = self._routes.find(publication.destination)
         placed = self._placed(route, body, asked, start)
-        ranges, refused = ranges_of(route, placed.parts)
-        if refused and not is_new:  # a partition that was added, a larger limit: look again before refusing
+        ranges, refused = ranges_of(route, placed.parts, publication.expectations)
+        doubted = any(one.error != ExpectationFailed.name for one in refused)
+        if doubted and not is_new:  # a partition that was added, a larger limit: look again before refusing
             self._routes.forget()
             return self._prepared(publication, body, asked, start)
         if refused and publication.on_error == "fail":

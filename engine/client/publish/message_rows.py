@@ -23,8 +23,10 @@ from ...protocol.errors import InvalidRecord
 from ..arguments import text
 from .delaying import FAR_MS
 from .given import DELAYS, delays_alike
+from .placing import NO_SUCH_PARTITION
 from .record import checked_ttl
 from .request import KEY_HEADERS
+from .spark_gate import SparkGate
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
 
@@ -41,13 +43,15 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 }
 
 
-def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any) -> DataFrame:
+def message_rows(
+    df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any, gate: SparkGate | None = None
+) -> DataFrame:
     """key, value, timestamp and, where they are given, headers, asked (an explicit partition) and topic, as stored.
 
     Where there is a column of delays, or of times of delivery, also due_us and delay_ms; of times to live, ttl_ms.
 
     columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
-    one. order_by: the rows of a key stay in this order. Raises InvalidRecord.
+    one. order_by: the rows of a key stay in this order. gate: marks those that fail, in `asked`. Raises InvalidRecord.
     """
     chosen = {
         name: given if given is not None else name
@@ -66,17 +70,18 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         picked = [_column(name, given).alias(name) for name, given in chosen.items()]
         ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]
         kept = [_column("order_by", given).alias(f"__order_{i}") for i, given in enumerate(ordering)]
-        message = df.select(*picked, *kept)
+        mark = [] if gate is None else [gate.mark.alias(_MARK)]
+        message = df.select(*picked, *kept, *mark)
     except PySparkException as error:
         raise InvalidRecord(_first_line(error), found=df.columns) from None
-    _check_types(message)
+    _check_types(message.drop(_MARK))
     now = F.lit(datetime.fromtimestamp(now_ms / 1000, timezone.utc))
     typed = message.select(
         _key(chosen).alias("key"),
         F.col("value").cast("binary").alias("value"),
         *([_without_nulls("headers").alias("headers")] if "headers" in chosen else []),
         F.coalesce(_optional(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
-        *([F.coalesce(F.col("partition").cast("bigint"), F.lit(-1)).alias("asked")] if "partition" in chosen else []),
+        *_asked(chosen, gate is not None),
         *_due(message, chosen),
         *([F.col("ttl_ms").cast("bigint")] if "ttl_ms" in chosen else []),
         *(["topic"] if "topic" in chosen else []),
@@ -89,6 +94,19 @@ def message_rows(df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_b
         .sortWithinPartitions(*(f"__order_{i}" for i in range(len(ordering))))
         .drop(*(f"__order_{i}" for i in range(len(ordering))))
     )
+
+
+_MARK = "__failed"
+
+
+def _asked(chosen: Mapping[str, Any], is_gated: bool) -> list[Column]:
+    """The partition a row asks for, or the mark of the expectation that it fails."""
+    wanted = []
+    if is_gated:
+        wanted.append(F.col(_MARK))
+    if "partition" in chosen:
+        wanted.append(F.greatest(F.col("partition").cast("bigint"), F.lit(NO_SUCH_PARTITION)))
+    return [F.coalesce(*wanted, F.lit(-1)).cast("bigint").alias("asked")] if wanted else []
 
 
 def _with_one_delay(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,10 @@ REFUSALS: tuple[tuple[str, str], ...] = (
     ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is no number of milliseconds."),
 )
+FIRST_FAILED = -1000
+"""A row that asks for this partition minus n, and has it then, is refused by expectation n of the topic's suite."""
+NO_SUCH_PARTITION = -2
+"""What a row asks for at least that asks for a negative partition."""
 UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
 
 
@@ -203,8 +207,8 @@ def arrange(
 ) -> Arranged:
     """The body once per copy, sorted by partition.
 
-    asked: explicit partitions, -1 for none; start: where the round of keyless rows begins; by_slot: a run of delayed
-    rows is of one due time, else of an hour.
+    asked: explicit partitions, -1 for none, FIRST_FAILED and below for what an expectation refuses; start: where the
+    round of keyless rows begins; by_slot: a run of delayed rows is of one due time, else of an hour.
     """
     timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
     wanted, body = _wanted(body, timestamps_us)
@@ -262,4 +266,5 @@ def _partitions(copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None,
     if asked is None:
         return partition
     outside = (asked < -1) | (asked >= copy.partition_count)
-    return np.where(outside, UNKNOWN, np.where(asked >= 0, asked, partition)).astype(np.int32)
+    refused = np.where(asked <= FIRST_FAILED, asked, UNKNOWN)
+    return np.where(outside, refused, np.where(asked >= 0, asked, partition)).astype(np.int32)

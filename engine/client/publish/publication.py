@@ -60,7 +60,7 @@ class Sequences:
 @dataclass(frozen=True)
 class Publication:
     """destination: a topic, or what subscriptions match; on_error: of the rows that are refused, "leave_out" is that
-    nothing happens of them; transaction: the one it is a part of.
+    nothing happens of them; transaction: the one it is a part of; expectations: by which rows may be refused.
 
     application, sequences: with either a lost answer is asked for again, and nothing is published twice.
     """
@@ -70,6 +70,7 @@ class Publication:
     application: ApplicationVersion | None = None
     transaction: TransactionRef | None = None
     sequences: Sequences | None = None
+    expectations: Sequence[str] = ()
 
     @property
     def is_repeatable(self) -> bool:

@@ -14,10 +14,10 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
-from ...protocol.errors import InvalidRecord, LakeMQError, Refusal, error_of
+from ...protocol.errors import ExpectationFailed, InvalidRecord, LakeMQError, Refusal, error_of
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
 from .delaying import DUE_BY_CALL, FAR_MS, DelayRule, Wanted, due_since, taken_from_headers
-from .placing import REFUSALS, Copy, Run, refuse_bad_delays
+from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REFUSALS, Copy, Run, refuse_bad_delays
 from .publication import Publication
 from .routing import Route
 
@@ -67,7 +67,8 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
         body = body.append_column(DUE_BY_CALL, by_call.cast(TIME))
     if "partition" not in table.column_names:
         return body, None
-    return body, pc.fill_null(_column(table, "partition", pa.int64()), -1).to_numpy()
+    asked = pc.fill_null(_column(table, "partition", pa.int64()), -1).to_numpy()
+    return body, np.maximum(asked, NO_SUCH_PARTITION)
 
 
 def _due(
@@ -145,13 +146,18 @@ def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.Chun
     return key
 
 
-def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) -> tuple[Ranges, list[RefusedRows]]:
-    """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused."""
+def ranges_of(
+    route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]], expectations: Sequence[str] = ()
+) -> tuple[Ranges, list[RefusedRows]]:
+    """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused.
+
+    expectations: by which rows may have been refused.
+    """
     ranges, refused = Ranges(), []
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
-                error, reason = REFUSALS[-1 - run.partition]
+                error, reason = _refusal(run.partition, expectations)
                 refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for index in copy.topics:
@@ -168,6 +174,12 @@ def ranges_of(route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]]) ->
         ranges.first_due_ms.clear()
         ranges.last_due_ms.clear()
     return ranges, refused
+
+
+def _refusal(partition: int, expectations: Sequence[str]) -> tuple[str, str]:
+    if partition > FIRST_FAILED:
+        return REFUSALS[-1 - partition]
+    return ExpectationFailed.name, expectations[FIRST_FAILED - partition]
 
 
 def checked_due(rule: DelayRule, timestamp_us: int, due_us: int) -> int:

@@ -22,11 +22,13 @@ from ..attempts import NEVER_PUBLISHED, until_answered
 from ..requester import Requester
 from .arrow import published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
+from .gate import Gate
 from .message_rows import message_rows
 from .placing import Copy, Run
 from .publication import Publication
 from .request import produce_request, ranges_of, refuse_all
 from .routing import Route, find_route
+from .spark_gate import SparkGate
 
 _ATTEMPTS = 4
 """How often a publish is tried that topics changed under, or, where a repeat is harmless, that nobody answered."""
@@ -104,19 +106,26 @@ class SparkPublisher:
         df: DataFrame,
         columns: Mapping[str, Any],
         order_by: Any,
+        gate: Gate | None = None,
     ) -> Published:
-        """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed)."""
+        """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed).
+
+        gate: it passes on the way.
+        """
         now_ms = self._clock.now_ms()
-        rows = message_rows(df, columns, now_ms, order_by)
+        looked_at = None if gate is None else SparkGate(gate, df)
+        rows = message_rows(df if looked_at is None else looked_at.df, columns, now_ms, order_by, looked_at)
 
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), publication.destination),))
 
-        return self._until_current(routes, rows, publication, now_ms)
+        return self._until_current(routes, rows, publication, now_ms, looked_at)
 
-    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
+    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any], gate: Gate | None = None) -> None:
         """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
         find_route(self._metadata(), destination)
+        if gate is not None:
+            gate.check_columns(df.columns)
         message_rows(df, columns, self._clock.now_ms(), None)
 
     def publish_by_topic(
@@ -141,13 +150,14 @@ class SparkPublisher:
         rows: DataFrame,
         publication: Publication,
         now_ms: int,
+        gate: SparkGate | None = None,
     ) -> Published:
         for _ in range(_ATTEMPTS - 1):
             try:
-                return self._publish(routes(), rows, publication, now_ms)
+                return self._publish(routes(), rows, publication, now_ms, gate)
             except StaleTopicMetadata:
                 continue
-        return self._publish(routes(), rows, publication, now_ms)
+        return self._publish(routes(), rows, publication, now_ms, gate)
 
     def _publish(
         self,
@@ -155,11 +165,14 @@ class SparkPublisher:
         rows: DataFrame,
         publication: Publication,
         now_ms: int,
+        gate: SparkGate | None,
     ) -> Published:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
+        if gate is not None:
+            gate.judge(written)
         return self.publish_written(publication, routes, _by_file(written))
 
     def publish_written(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
@@ -203,7 +216,7 @@ def _request(publication: Publication, routes: Routes, written: Sequence[Written
         if 0 <= destination < len(routes.routes):
             route = routes.routes[destination]
             placed: list[tuple[int, Copy, Sequence[Run]]] = [(f, route.copies[c], [run]) for f, c, run in mine]
-            more, bad = ranges_of(route, placed)
+            more, bad = ranges_of(route, placed, publication.expectations)
             for name in Ranges.__struct_fields__:
                 getattr(ranges, name).extend(getattr(more, name))
             refused += bad

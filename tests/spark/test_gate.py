@@ -1,0 +1,128 @@
+"""A DataFrame passes the gate in the job that writes it, and fares there as an Arrow table does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from unit.expectations import OF_ALL, OF_ROWS, TABLE, one
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.gate import Gate
+from lakemq.engine.client.publish.placing import FIRST_FAILED
+from lakemq.engine.client.publish.spark_gate import SparkGate
+from lakemq.engine.client.publish.suites import load_suite
+from lakemq.errors import ExpectationFailed, InvalidRecord
+
+SUITE = [
+    one("column_values_to_not_be_null", column="k"),
+    one("column_values_to_be_between", column="amount", min_value=0),
+    one("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
+    one("column_mean_to_be_between", column="amount", max_value=100),
+]
+
+
+def gate_of(folder: Path, expectations: list[dict[str, Any]]) -> Gate:
+    file = folder / "t.json"
+    file.write_text(json.dumps({"expectations": expectations, "meta": {"lakemq": {"most_failed": 1}}}))
+    return Gate("t", load_suite(file))
+
+
+def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Each expectation by itself, of all kinds; what Arrow's marks are, Great Expectations says (tests/unit)."""
+    table = TABLE.append_column("i", pa.array(range(TABLE.num_rows)))
+    df = spark.createDataFrame(table).repartition(3)
+    gates = [gate_of(tmp_path, [expectation]) for expectation in OF_ROWS]
+    marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
+    found = df.select("i", *marks).orderBy("i").toPandas()
+    for nth, gate in enumerate(gates):
+        asked = gate.asked(table, None)
+        assert asked is not None
+        assert (found[f"m{nth}"] == FIRST_FAILED).tolist() == (asked == FIRST_FAILED).tolist(), OF_ROWS[nth]
+
+
+def test_spark_and_arrow_measure_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    expectations = [one for one in OF_ALL if one["kwargs"].get("column") != "gone"]
+    gate = gate_of(tmp_path, expectations)
+    of_spark = SparkGate(gate, spark.createDataFrame(TABLE).repartition(3))
+    of_spark.df.count()
+    _, of_arrow = gate._looked_at(TABLE)
+    assert [pytest.approx(float(one)) for one in of_arrow] == list(map(float, of_spark._measured(TABLE.num_rows)))
+    assert list(map(float, of_spark._measured(0))) == [pytest.approx(float(one)) for one in of_arrow]  # anew
+
+
+@pytest.fixture(scope="module")
+def gated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    folder = tmp_path_factory.mktemp("gated")
+    (folder / "conf" / "expectations").mkdir(parents=True)
+    (folder / "conf" / "lakemq.yaml").write_text("")
+    for topic in ("t", "streamed"):
+        (folder / "conf" / "expectations" / f"{topic}.json").write_text(json.dumps({"expectations": SUITE}))
+    with (
+        lakemq.connect(folder / "gated", spark=spark, create=True, conf=folder / "conf/lakemq.yaml") as connection,
+        connection.serving(),
+    ):
+        for topic in ("t", "streamed"):
+            connection.topics.create(topic, partitions=2)
+        yield connection
+
+
+def orders(spark: SparkSession, count: int, bad: int = 0, amount: int = 5) -> DataFrame:
+    """The first of them have no key, or a negative amount."""
+    return spark.range(0, count, 1, 3).select(
+        F.when(~((F.col("id") < bad) & (F.col("id") % 3 == 0)), F.concat(F.lit("k"), "id")).alias("k"),
+        F.concat(F.lit("v"), "id").alias("v"),
+        F.when(F.col("id") < bad, -1).otherwise(amount).alias("amount"),
+        "id",
+    )
+
+
+def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSession, gated: Connection) -> None:
+    spark.sparkContext.setJobGroup("gated publish", "")
+    done = gated.publish("t", orders(spark, 60, bad=9), key="k", value="v")
+    jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("gated publish")
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert len(jobs) == 1
+    assert (done.record_count, done.refused_count) == (51, 9)
+    assert sorted(int(m.value[1:]) for m in gated.fetch("t")) == list(range(9, 60))
+    done = gated.publish("t", orders(spark, 60, bad=9), key="k", value="v", order_by="id")
+    assert (done.record_count, done.refused_count) == (51, 9)
+
+
+def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -> None:
+    before = gated.fetch("t").record_count
+    for df, told in [
+        (orders(spark, 60, bad=31), "31 of 60 rows fail"),
+        (orders(spark, 60, amount=2000), "max_value=1000"),
+        (orders(spark, 60, amount=500), "column_mean"),
+        (orders(spark, 60).drop("amount"), "amount"),
+    ]:
+        with pytest.raises(ExpectationFailed, match=told):
+            gated.publish("t", df, key="k", value="v")
+    with pytest.raises(ExpectationFailed, match="hence all"):
+        gated.publish("t", orders(spark, 60, bad=1), key="k", value="v", on_error="fail")
+    with pytest.raises(InvalidRecord, match="cannot be asked"):
+        gated.publish("t", orders(spark, 60).withColumn("amount", F.array("id")), key="k", value="v")
+    assert gated.fetch("t").record_count == before
+
+
+def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Connection, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    orders(spark, 60, bad=9).coalesce(1).write.json(str(source))
+    stream = spark.readStream.schema("k string, v string, amount int, id long").json(str(source))
+    done = gated.publish_stream("streamed", stream, query="orders", key="k", value="v")
+    assert (done.record_count, done.refused_count) == (51, 9)
+    orders(spark, 60, bad=60).coalesce(1).write.mode("append").json(str(source))
+    for _ in range(2):
+        with pytest.raises(ExpectationFailed, match="60 of 60"):
+            gated.publish_stream("streamed", stream, query="orders", key="k", value="v")
+    with pytest.raises(ExpectationFailed, match="amount"):
+        gated.publish_stream("streamed", stream.drop("amount"), query="another", key="k", value="v")
+    assert gated.fetch("streamed").record_count == 51

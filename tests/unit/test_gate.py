@@ -1,0 +1,310 @@
+"""A gate refuses what Great Expectations says is wrong: row by row, or all of it; and what it does not know."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.expectations import OF_ALL, OF_ROWS, TABLE, one
+from unit.served import CONFIG
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.gate import Gate, Gates
+from lakemq.engine.client.publish.placing import FIRST_FAILED
+from lakemq.engine.client.publish.suites import KINDS, Suite, load_suite
+from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
+from lakemq.jobs.sql import run_query
+
+pytestmark = pytest.mark.slow
+
+
+def suite_of(folder: Path, *expectations: dict[str, Any], topic: str = "t", **more: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{topic}.json").write_text(json.dumps({"name": topic, "expectations": expectations, **more}))
+    return folder
+
+
+def gate_of(tmp_path: Path, *expectations: dict[str, Any], **more: Any) -> Gate:
+    gate = Gates(suite_of(tmp_path / "expectations", *expectations, **more)).of("t")
+    assert gate is not None
+    return gate
+
+
+def failed(gate: Gate, table: pa.Table) -> list[int]:
+    """The rows that a gate marks."""
+    asked = gate.asked(table, None)
+    return [] if asked is None else [row for row, partition in enumerate(asked.tolist()) if partition <= FIRST_FAILED]
+
+
+# -- the same as Great Expectations ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def great(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Great Expectations' own answer for an expectation over TABLE."""
+    import great_expectations as gx
+    from great_expectations.core.expectation_suite import ExpectationSuite
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+    stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
+    config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
+    context = gx.get_context(project_config=config, mode="ephemeral")
+    batches = context.data_sources.add_pandas("p").add_dataframe_asset("t").add_batch_definition_whole_dataframe("t")
+    frame = TABLE.to_pandas()
+    for name in ("s", 'odd name`"'):
+        frame[name] = frame[name].astype(object)
+    batch = batches.get_batch({"dataframe": frame})
+
+    def answer(expectation: dict[str, Any]) -> Any:
+        (made,) = ExpectationSuite(name="one", expectations=[expectation]).expectations
+        return batch.validate(made, result_format="COMPLETE")
+
+    return answer
+
+
+@pytest.mark.parametrize("expectation", OF_ROWS, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
+def test_the_rows_that_fail_are_those_of_great_expectations(
+    expectation: dict[str, Any], great: Any, tmp_path: Path
+) -> None:
+    gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
+    expected = great(expectation).result["unexpected_index_list"]
+    assert failed(gate, TABLE) == sorted(expected or [])
+    assert 0 < len(expected) < 200
+
+
+@pytest.mark.parametrize("expectation", OF_ALL, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
+def test_all_is_refused_where_great_expectations_says_so(
+    expectation: dict[str, Any], great: Any, tmp_path: Path
+) -> None:
+    gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
+    if great(expectation).success:
+        gate.asked(TABLE, None)
+    else:
+        with pytest.raises(ExpectationFailed):
+            gate.asked(TABLE, None)
+
+
+def test_every_kind_is_compared() -> None:
+    assert {expectation["type"] for expectation in (*OF_ROWS, *OF_ALL)} == set(KINDS)
+
+
+def test_bytes_are_looked_at_as_text_and_what_is_none_fails(tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, one("column_values_to_match_regex", column="value", regex="^v"), meta={})
+    assert failed(gate, pa.table({"value": [b"v1", None, b"w", b"v2", b"\xff\xfe"]})) == [2, 4]
+
+
+def test_a_date_may_be_compared_with_text(tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, one("column_values_to_be_between", column="at", min_value="2024-01-01"))
+    times = [dt.datetime(2025, 1, 1), dt.datetime(2023, 1, 1), dt.datetime(2024, 1, 1)]
+    assert failed(gate, pa.table({"at": times})) == [1]
+
+
+# -- suites ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "Cannot read"),
+        ("[]", "holds no suite"),
+        ('{"expectations": {}}', "holds no suite"),
+        ('{"expectations": [{"expectation_type": "expect_column_to_exist"}]}', "has no type"),
+        (json.dumps({"expectations": [one("column_values_to_be_unique", column="n")]}), "not one that a gate knows"),
+        (json.dumps({"expectations": [one("column_to_exist")]}), "lacks column"),
+        (json.dumps({"expectations": [one("column_to_exist", column=3)]}), "no text"),
+        (json.dumps({"expectations": [one("column_values_to_be_between", column="n")]}), "neither"),
+        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[])]}), "empty"),
+        (json.dumps({"expectations": [one("column_values_to_match_regex", column="n", regex=3)]}), "expected text"),
+        (json.dumps({"expectations": [one("column_max_to_be_between", column="n", max_value="x")]}), "a number"),
+        (
+            json.dumps({"expectations": [one("column_values_to_not_be_null", column="n", mostly=2)]}),
+            "mostly is not valid",
+        ),
+        (
+            json.dumps({"expectations": [one("column_to_exist", column="n", row_condition="x > 1")]}),
+            "does not know. Found 'row_condition'",
+        ),
+        (json.dumps({"expectations": [], "meta": {"lakemq": {"most_faled": 1}}}), "most_faled"),
+        (json.dumps({"expectations": [], "meta": {"lakemq": {"most_failed": 1.5}}}), "a share from 0 to 1"),
+    ],
+)
+def test_what_a_gate_does_not_know_is_refused_when_it_is_loaded(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(text)
+    with pytest.raises(InvalidConfig) as refused:
+        load_suite(file)
+    assert told in str(refused.value)
+    assert str(file) in str(refused.value)
+
+
+def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(
+        "expectations:\n"
+        "- {type: expect_column_values_to_not_be_null, kwargs: {column: key}, severity: warning}\n"
+        "- {type: expect_column_values_to_not_be_null, kwargs: {column: value, mostly: null}}\n"
+        "meta: {great_expectations_version: 1.24.1, lakemq: {most_failed: 0.9}}\n"
+    )
+    suite = load_suite(tmp_path / "t.yaml")
+    assert [rule.columns for rule in suite.rows] == [("value",)]
+    assert suite.most_failed == 0.9
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(InvalidConfig, match="two suites"):
+        Gates(tmp_path).of("t")
+
+
+def test_what_great_expectations_saves_is_read(tmp_path: Path) -> None:
+    import great_expectations as gx
+
+    suite = gx.ExpectationSuite(
+        name="t",
+        expectations=[
+            gx.expectations.ExpectColumnValuesToBeBetween(column="n", min_value=1),
+            gx.expectations.ExpectColumnMaxToBeBetween(column="n", max_value=9, severity="critical"),
+        ],
+    )
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(suite.to_json_dict()))
+    found = load_suite(file)
+    assert ([r.columns for r in found.rows], [r.high for r in found.table]) == ([("n",)], [9])
+
+
+def test_an_empty_suite_lets_all_pass(tmp_path: Path) -> None:
+    assert Gate("t", Suite()).asked(pa.table({"value": ["x"]}), None) is None
+
+
+# -- publishing -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    """Served, with a suite for `t`: an amount is positive, and mostly small; a key is there; at least one row."""
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "lakemq.yaml").write_text("")
+    suite_of(
+        conf / "expectations",
+        one("column_values_to_not_be_null", column="key"),
+        one("column_values_to_be_between", column="amount", min_value=0),
+        one("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
+        one("table_row_count_to_be_between", min_value=1, max_value=10_000),
+    )
+    with lakemq.connect(tmp_path / "mq", create=True, conf=conf / "lakemq.yaml", config=CONFIG) as connection:
+        connection.serving()
+        for topic in ("t", "other"):
+            connection.topics.create(topic, 2)
+        yield connection
+
+
+def orders(count: int, bad: int = 0) -> pa.Table:
+    """The first of them fail: every third has no key, others a negative amount."""
+    return pa.table(
+        {
+            "key": [None if i < bad and i % 3 == 0 else f"k{i}" for i in range(count)],
+            "value": [f"v{i}" for i in range(count)],
+            "amount": [-1 if i < bad else 5 for i in range(count)],
+        }
+    )
+
+
+DEAD = """SELECT decode(m.value) AS v, d.error, d.reason FROM dead_letters d JOIN messages m
+          ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"""
+
+
+def dead(mq: Connection) -> dict[str, tuple[str, str]]:
+    """Value -> error and reason, of all refused rows, once they are projected."""
+    with lakemq.connect(mq.namespace.path) as fresh:
+        return {value: (error, reason) for value, error, reason in run_query(fresh.namespace, DEAD)[1]}
+
+
+@pytest.mark.parametrize("count", [30, 3000])  # rows that ride in the letter, and rows in a file
+def test_rows_that_fail_are_dead_letters_with_the_expectation(mq: Connection, count: int) -> None:
+    done = mq.publish("t", orders(count, bad=9))
+    assert (done.record_count, done.refused_count) == (count - 9, 9)
+    assert sorted(int(m.value[1:]) for m in mq.fetch("t")) == list(range(9, count))
+    mq.close()
+    expected = {
+        f"v{i}": (
+            "EXPECTATION_FAILED",
+            "expect_column_values_to_not_be_null(column='key')"
+            if i % 3 == 0
+            else "expect_column_values_to_be_between(column='amount', min_value=0)",
+        )
+        for i in range(9)
+    }
+    assert dead(mq) == expected
+
+
+def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
+    with pytest.raises(ExpectationFailed, match="16 of 30 rows fail"):
+        mq.publish("t", orders(30, bad=16))
+    assert mq.publish("t", orders(30, bad=15)).refused_count == 15
+    dear = orders(30).set_column(2, "amount", pa.array([2000] * 4 + [5] * 26))
+    with pytest.raises(ExpectationFailed, match=r"4 of 30 rows fail .*max_value=1000"):
+        mq.publish("t", dear)
+    with pytest.raises(ExpectationFailed, match="10001 for expect_table_row_count"):
+        mq.publish("t", orders(10_001))
+    with pytest.raises(ExpectationFailed, match="0 for expect_table_row_count"):
+        mq.publish("t", orders(0))
+    assert mq.fetch("t").record_count == 15
+
+
+def test_who_wants_all_or_nothing_has_it(mq: Connection) -> None:
+    with pytest.raises(ExpectationFailed, match="1 rows are refused, hence all"):
+        mq.publish("t", orders(30, bad=1), on_error="fail")
+    transaction = mq.transaction("tx")
+    with pytest.raises(ExpectationFailed), transaction:
+        transaction.publish("t", orders(30, bad=1).select(["key", "value", "amount"]))
+    assert mq.fetch("t").record_count == 0
+
+
+def test_a_repeat_is_a_repeat_with_a_gate_too(mq: Connection) -> None:
+    for _ in range(2):
+        mq.publish("t", orders(30, bad=3), txn_app_id="a", txn_version=1)
+    assert mq.fetch("t").record_count == 27
+
+
+def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:
+    with pytest.raises(ExpectationFailed, match="amount"):
+        mq.publish("t", pa.table({"key": ["k"], "value": ["v"]}))
+    with pytest.raises(InvalidRecord, match="cannot be asked of these rows"):
+        mq.publish("t", pa.table({"key": ["k"], "value": ["v"], "amount": ["many"]}))
+    assert mq.publish("other", pa.table({"value": ["v"]})).record_count == 1
+
+
+def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: Connection) -> None:
+    asked = orders(4, bad=1).append_column("partition", pa.array([1, 1, -1000, 0]))
+    done = mq.publish("t", asked)
+    assert (done.record_count, done.refused_count) == (2, 2)
+    assert {(m.partition, m.value) for m in mq.fetch("t")} == {(1, b"v1"), (0, b"v3")}
+    assert mq.publish("other", pa.table({"value": ["v"] * 3000, "partition": [-1001] * 3000})).refused_count == 3000
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/quality.md").read_text(encoding="utf-8")
+    (suite,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    folder = suite_of(tmp_path / "conf/expectations")
+    (folder / "orders.yaml").write_text(suite)
+    (tmp_path / "conf/lakemq.yaml").write_text("")
+    amounts = [-1, *range(19)]
+    orders = pa.table(
+        {"customer": ["ann"] * 20, "amount": amounts, "currency": ["EUR"] * 20, "line": [f"{a} EUR" for a in amounts]}
+    )
+    with lakemq.connect(tmp_path / "data/shop", create=True) as mq, mq.serving():
+        mq.topics.create("orders")
+    code = code.replace('"data/shop"', "shop").replace('"conf/lakemq.yaml"', "conf")
+    printed: list[str] = []
+    names = {"lakemq": lakemq, "orders": orders, "shop": tmp_path / "data/shop", "conf": tmp_path / "conf/lakemq.yaml"}
+    exec(code, names | {"print": lambda *words: printed.append(" ".join(map(str, words)))})  # type: ignore[arg-type]
+    assert printed == ["19 published, 1 refused"]
