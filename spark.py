@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lakemq.engine.client.format.source import register
-from lakemq.jobs.session import MissingJars, MissingJava, spark_session
+from lakemq.engine.namespace.extras import needs
+
+with needs("spark"):
+    from lakemq.engine.client.format.source import register
+    from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
 __all__ = ["MissingJars", "MissingJava", "register", "spark_session"]

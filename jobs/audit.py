@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakemq.jobs.great import great_expectations
 from lakemq.jobs.measures import Measures, measure
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.namespace import Namespace
 
 _SOME = 5
@@ -108,14 +108,13 @@ def audit(namespace: Namespace, docs: Path | None = None) -> Audit:
 def validate(measured: Measures, docs: Path | None = None) -> Iterator[Outcome]:
     """The rules of what was measured, in their order."""
     with _quiet():
-        with needs("quality"):
-            import great_expectations as gx
-            from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
-            from great_expectations.data_context.types.base import (
-                DataContextConfig,
-                InMemoryStoreBackendDefaults,
-                ProgressBarsConfig,
-            )
+        gx = great_expectations()
+        from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
+        from great_expectations.data_context.types.base import (
+            DataContextConfig,
+            InMemoryStoreBackendDefaults,
+            ProgressBarsConfig,
+        )
 
         # else it makes a temporary folder for docs, and leaves it there
         stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)

@@ -20,6 +20,7 @@ from lakemq.engine.client.publish.gate import Gate, Gates
 from lakemq.engine.client.publish.placing import FIRST_FAILED
 from lakemq.engine.client.publish.suites import KINDS, Suite, load_suite
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
+from lakemq.jobs.great import great_expectations
 from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def failed(gate: Gate, table: pa.Table) -> list[int]:
 @pytest.fixture(scope="module")
 def great(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Great Expectations' own answer for an expectation over TABLE."""
-    import great_expectations as gx
+    gx = great_expectations()
     from great_expectations.core.expectation_suite import ExpectationSuite
     from great_expectations.data_context.types.base import (
         DataContextConfig,
@@ -164,7 +165,7 @@ def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:
 
 
 def test_what_great_expectations_saves_is_read(tmp_path: Path) -> None:
-    import great_expectations as gx
+    gx = great_expectations()
 
     suite = gx.ExpectationSuite(
         name="t",
