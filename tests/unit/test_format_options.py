@@ -71,6 +71,51 @@ def test_credentials_are_for_the_store_and_are_not_shown() -> None:
     assert "hush" not in repr(place)
 
 
+KAFKAS = {
+    "assign": '{"orders": [0, 1]}',
+    "subscribe": "orders,bills",
+    "subscribePattern": "orders.*",
+    "startingTimestamp": "1000",
+    "startingOffsetsByTimestamp": '{"orders": {"0": 1000}}',
+    "startingOffsets": '{"orders": {"0": 23, "1": -2}}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "failOnDataLoss": "false",
+    "minPartitions": "10",
+    "maxRecordsPerPartition": "1000",
+    "includeHeaders": "true",
+    "kafka.group.id": "billing",
+    "kafka.isolation.level": "read_committed",
+    "maxOffsetsPerTrigger": "1000",
+    "minOffsetsPerTrigger": "10",
+    "maxTriggerDelay": "15m",
+}
+"""Options that Spark's guide to Kafka documents of its source and that say something here, as they stand there."""
+KAFKAS_BATCH = {
+    "endingTimestamp": "2000",
+    "endingOffsetsByTimestamp": '{"orders": {"0": 2000}}',
+    "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
+}
+KAFKAS_CLIENT = ("kafka.bootstrap.servers", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries")
+_OF_STREAMS = ("kafka.group.id", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+
+
+@pytest.mark.parametrize("name", [*KAFKAS, *KAFKAS_BATCH])
+def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> None:
+    given = {"path": "x", name: {**KAFKAS, **KAFKAS_BATCH}[name]}
+    if name not in ("assign", "subscribe", "subscribePattern"):
+        given["subscribe"] = "orders"
+    if name not in KAFKAS_BATCH:
+        stream_options(given)
+    if name not in _OF_STREAMS:
+        batch_options(given)
+
+
+@pytest.mark.parametrize("name", KAFKAS_CLIENT)
+def test_options_of_kafka_s_client_are_refused(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=name.lower()):
+        stream_options({**READ, name: "1"})
+
+
 BAD: list[tuple[dict[str, str], str]] = [
     ({"subscribe": "t"}, "path"),
     ({"path": "x"}, "subscribe"),

@@ -21,9 +21,6 @@ KAFKAS = "kafka."
 STORAGE = "storage."
 """Options of that prefix are for the object store, as `storage_options` of lakemq.connect."""
 
-_SPARKS = ("checkpointlocation", "queryname", "outputmode")
-"""What Spark adds for itself."""
-
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"\s*(\d{1,12})\s*(ms|s|min|m|h|d)\s*")
 
@@ -39,7 +36,7 @@ class Given:
             key = name.lower()
             if key.startswith(STORAGE):
                 self.storage_options[key.removeprefix(STORAGE).upper()] = value
-            elif key not in _SPARKS or key in self._names:
+            else:
                 self._take_in(key, value)
 
     def _take_in(self, key: str, value: str) -> None:
