@@ -17,6 +17,7 @@ import latency
 import many_topics
 import merging
 import quality
+import structured_streaming
 import transactions
 import with_spark
 import without_jvm
@@ -38,6 +39,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "delays": lambda quick: delays.run(
         *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))
     ),
+    "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
