@@ -20,7 +20,7 @@ from .tasks import MessagesTask, tasks_of
 
 logger = logging.getLogger("lakemq.format")
 
-_ATTEMPTS = 5
+_ATTEMPTS = 3
 """How often it is planned while messages are deleted, or files merged, under it."""
 
 Range = tuple[int, int]
@@ -59,23 +59,22 @@ def tasks_of_ranges(
 
     Raises OffsetOutOfRange, UnknownTopicId: data was lost.
     """
-    for attempt in range(_ATTEMPTS):
+
+    def tasks() -> list[MessagesTask]:
+        state = mq.state()
+        plans = [
+            plan
+            for topic, wanted in ranges.items()
+            if (plan := _plan(mq, state, options, topic, topic_ids[topic], wanted, narrowing)) is not None
+        ]
+        return tasks_of(mq.namespace.files, plans, options)
+
+    for _ in range(_ATTEMPTS - 1):
         try:
-            state = mq.state()
-            plans = [
-                plan
-                for topic, wanted in ranges.items()
-                if (plan := _plan(mq, state, options, topic, topic_ids[topic], wanted, narrowing)) is not None
-            ]
-            return tasks_of(mq.namespace.files, plans, options)
-        except (_Moved, FileTruncated):  # deleted, or merged, between two looks
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
-
-
-class _Moved(Exception):
-    """What was there a moment ago is not any more."""
+            return tasks()
+        except (OffsetOutOfRange, UnknownTopicOrPartition, UnknownTopicId, FileTruncated):
+            continue  # it may have been deleted, or merged, between two looks
+    return tasks()
 
 
 def _plan(
@@ -99,12 +98,9 @@ def _plan(
     starts, ends = ({p: one[i] for p, one in narrowed.items() if one[1] > one[0]} for i in (0, 1))
     if not starts:
         return None
-    try:
-        plan = mq.fetch(topic, isolation=options.isolation, start=starts, end=ends).plan
-    except (OffsetOutOfRange, UnknownTopicOrPartition) as error:
-        raise _Moved from error
+    plan = mq.fetch(topic, isolation=options.isolation, start=starts, end=ends).plan
     if plan.topic_id != topic_id:
-        raise _Moved
+        raise UnknownTopicId(f"Topic {topic} was made anew meanwhile.", found=plan.topic_id, expected=str(topic_id))
     return replace(plan, segments=narrowing.among(plan.segments))
 
 
