@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, StringContains
 from unit.served import new_name, new_topic, until
@@ -99,6 +100,22 @@ def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, 
     assert rows(reader).equals(whole)
     monkeypatch.setattr(tasks, "TASK_ROWS", 5000)
     assert len(BatchReader(given).partitions()) == 2  # a file each: no task opens another's row group
+
+
+def test_messages_come_in_the_order_of_their_logs(mq: Connection, monkeypatch: Any) -> None:
+    topic = new_topic(mq, 2)
+    for _ in range(6):
+        mq.publish(topic, table(700))
+    with mq.producer() as producer:
+        producer.send(topic, value="rides", partition=0)
+    monkeypatch.setattr(tasks, "_CHUNK_ROWS", 1000)
+    reader = BatchReader(options(mq, subscribe=topic))
+    (task,) = reader.partitions()
+    assert len(task.chunks) > 3
+    found = pa.Table.from_batches(reader.read(task))
+    for partition in range(2):
+        offsets = found.filter(pc.equal(found.column("partition"), partition)).column("offset").to_pylist()
+        assert offsets == list(range(mq.end_offsets(topic)[partition]))
 
 
 def test_many_topics_share_tasks(mq: Connection) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from operator import eq
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +51,7 @@ class Chunk:
 
 
 class MessagesTask(InputPartition):
-    """What one task reads. Its chunks come in the order of files; within one, messages are by partition and offset."""
+    """What one task reads. Its chunks come file by file; within one, messages are by partition and offset."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         super().__init__(None)
@@ -92,15 +94,15 @@ def tasks_of(files: Files, plans: Sequence[FetchPlan], options: ReadOptions) -> 
 def _chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
     """Of at most so many rows."""
     unwritten = [file_id for file_id in plan.held if files.size(file_name(file_id)) is None]
-    if unwritten:
-        rides = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
+    rides = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
+    in_files = plan.segments.filter(pc.invert(rides))
+    if in_files.num_rows:
+        yield from _of_files(files, replace(plan, segments=in_files, held={}, ranges=()), most_rows)
+    if in_files.num_rows < plan.segments.num_rows:  # what is in no file yet has come last
         messages = fetch_arrow(files, replace(plan, segments=plan.segments.filter(rides)))
         for first in range(0, messages.num_rows, most_rows):
             part = messages.slice(first, most_rows)
             yield Chunk(_stream(part), part.num_rows, part.nbytes)
-        plan = replace(plan, segments=plan.segments.filter(pc.invert(rides)))
-    if plan.segments.num_rows:
-        yield from _of_files(files, replace(plan, held={}, ranges=()), most_rows)
 
 
 def _stream(messages: pa.Table) -> bytes:
@@ -111,7 +113,7 @@ def _stream(messages: pa.Table) -> bytes:
 
 
 def _of_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
-    plan = replace(plan, segments=plan.segments.sort_by([("file_id", "ascending"), ("first_row", "ascending")]))
+    plan = replace(plan, segments=_by_file(plan.segments))
     ends = np.cumsum(plan.segments.column("record_count").to_numpy())
     begins, row_bytes = _units(plan.segments, ends, _footers(files, plan), most_rows)
     counts = np.diff(begins, append=ends[-1])
@@ -126,6 +128,25 @@ def _of_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
             ordered = part.segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
             yield Chunk(replace(part, segments=ordered), rows, size_bytes)
             first = last
+
+
+def _by_file(segments: pa.Table) -> pa.Table:
+    """The segments file by file, in the order of rows; files as their messages follow one another in the log.
+
+    Where two have messages of each other's in between, they come as they are met.
+    """
+    file_ids, partitions = (segments.column(name).to_pylist() for name in ("file_id", "partition"))
+    before: dict[int, set[int]] = {file_id: set() for file_id in file_ids}
+    for first, second, same_log in zip(file_ids, file_ids[1:], map(eq, partitions, partitions[1:]), strict=False):
+        if same_log and first != second:
+            before[second].add(first)
+    try:
+        ordered = list(TopologicalSorter(before).static_order())
+    except CycleError:
+        ordered = list(before)
+    place = {file_id: number for number, file_id in enumerate(ordered)}
+    rank = np.array([place[file_id] for file_id in file_ids], np.int64)
+    return segments.take(pa.array(np.lexsort((segments.column("first_row").to_numpy(), rank))))
 
 
 def _units(
