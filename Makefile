@@ -8,6 +8,7 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+AIRFLOW := .venv-airflow
 # Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
@@ -60,6 +61,18 @@ test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped f
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow"
 
+.PHONY: test-airflow
+test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about seven minutes
+	$(BIN)/pytest tests/airflow
+
+# Its provider for Spark brings pyspark-client, which must not meet our pyspark.
+$(AIRFLOW)/ready: setup.cfg constraints-airflow.txt | $(READY)
+	$(BIN)/python -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-airflow.txt pip setuptools
+	PYTHONWARNINGS='ignore:Editable installation' $(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation -c constraints-airflow.txt -e '.[airflow]'
+	@touch $@
+
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
@@ -100,4 +113,4 @@ dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files
 clean: ## what the targets leave behind, .venv and the kept jars excepted
 	rm -rf build dist *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './$(VENV)*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

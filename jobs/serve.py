@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -28,21 +30,22 @@ log = logging.getLogger("lakemq.serve")
 _LOOK_S = 0.1
 
 
-def serve_until_stopped(mq: Connection) -> int:
+def serve_until_stopped(mq: Connection, for_ms: int | None = None) -> int:
     """Lead, or stand by while another one leads, until a signal comes; the last step that this one knows of.
 
-    Raises what the storage fails with.
+    for_ms: end after so long in any case. Raises what the storage fails with.
     """
     with stopping_signals() as stop:
+        end_s = math.inf if for_ms is None else time.monotonic() + for_ms / 1000
         probe(mq.namespace.files)
         with mq.serving() as serving:
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
             watch = _Watch(serving)
-            while not (stop.is_set() or serving.wait(_LOOK_S)):
+            while not (stop.is_set() or serving.wait(_LOOK_S) or time.monotonic() >= end_s):
                 watch.look()
+            step = serving.sequencer.state.step  # afterwards it has none
         if serving.error is not None:
             raise serving.error
-        step = serving.sequencer.state.step
         log.info("%s has stopped; the lease is handed over", serving.sequencer.name, extra={"step": step})
         return step
 
@@ -84,9 +87,10 @@ class _Watch:
 
 
 def parser() -> argparse.ArgumentParser:
-    return arguments_of(
-        "serve", "Lead, or stand by, until SIGTERM or SIGINT.", "--path data/mq --conf conf/lakemq.yaml"
-    )
+    examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --for-ms 900000"
+    parser = arguments_of("serve", "Lead, or stand by, until SIGTERM or SIGINT.", examples)
+    parser.add_argument("--for-ms", type=whole, metavar="MS", help="end after so long: for schedules")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def serve() -> Counts:
         with connected(given) as mq:
-            return {"step": serve_until_stopped(mq)}
+            return {"step": serve_until_stopped(mq, given.for_ms)}
 
     return run("serve", given, serve)
 

@@ -6,14 +6,18 @@ For schedules: nothing runs between two calls, requests wait in the mailbox.
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from typing import TYPE_CHECKING
 
+from lakemq.errors import NotLeader
 from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+
+log = logging.getLogger("lakemq.step")
 
 _LOOK_S = 0.2
 
@@ -26,8 +30,6 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int) -> int:
     probe(mq.namespace.files)
     if until_idle:
         return mq.step_until_idle(wait_ms)
-    from lakemq.errors import NotLeader
-
     sequencer, deadline_s = mq.sequencer(), time.monotonic() + wait_ms / 1000
     try:
         while not sequencer.try_lead():
@@ -46,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait-ms", type=whole, default=0, metavar="MS", help="how long to wait while another sequencer leads"
     )
+    parser.add_argument("--unless-led", action="store_true", help="end with 0 where another leads: it decides")
     return parser
 
 
@@ -54,7 +57,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     def step() -> Counts:
         with connected(given) as mq:
-            return {"letters": run_steps(mq, given.until_idle, given.wait_ms), "step": mq.state().step}
+            try:
+                letters = run_steps(mq, given.until_idle, given.wait_ms)
+            except NotLeader as leader:
+                if not given.unless_led:
+                    raise
+                log.info("it is left to the sequencer that leads: %s", leader)
+                letters = 0
+            return {"letters": letters, "step": mq.state().step}
 
     return run("step", given, step)
 

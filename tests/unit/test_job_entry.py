@@ -18,7 +18,7 @@ import pytest
 
 import lakemq
 from lakemq.errors import InvalidRecord, NotLeader
-from lakemq.jobs import entry, release_delayed, step
+from lakemq.jobs import entry, release_delayed, serve, step
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.jars import MissingJars
 
@@ -175,6 +175,29 @@ def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsy
     assert told["step"] <= last_line(out)["step"]
     (request,) = told["requests"]
     assert request.endswith("/1")
+
+
+@pytest.mark.slow
+def test_a_step_may_leave_it_to_who_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq, mq.serving():
+        mq.topics.create("t")
+        assert step.main(["--path", path, "--until-idle"]) == 4
+        assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
+    assert last_line(capsys.readouterr().out)["letters"] == 0
+
+
+@pytest.mark.slow
+def test_who_serves_for_a_while_ends_by_itself_and_leaves_no_lease(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True) as mq:
+        begun_s = time.monotonic()
+        assert serve.main(["--path", path, "--for-ms", "500"]) == 0
+        assert 0.5 <= time.monotonic() - begun_s < 30
+        assert not mq.state().leader
+    assert last_line(capsys.readouterr().out)["step"] > 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,27 @@
+"""LakeMQ in Airflow: a connection type with its hook, a trigger and a sensor for messages, and a queue.
+
+Needs the plain package only: neither Spark nor Delta's jars are where Airflow's triggers run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONNECTION_TYPE = "lakemq"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """What Airflow reads through the entry point `apache_airflow_provider`."""
+    here = __name__
+    hook = f"{here}.hooks.LakeMQHook"
+    return {
+        "package-name": "lakemq",
+        "name": "LakeMQ",
+        "description": "A partitioned, transactional message queue whose every bit of state is a Delta table.",
+        "integrations": [{"integration-name": "LakeMQ", "external-doc-url": "", "tags": ["software"]}],
+        "connection-types": [{"connection-type": CONNECTION_TYPE, "hook-class-name": hook, "hook-name": "LakeMQ"}],
+        "hooks": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.hooks"]}],
+        "sensors": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.sensors"]}],
+        "triggers": [{"integration-name": "LakeMQ", "python-modules": [f"{here}.triggers"]}],
+        "queues": [f"{here}.queues.LakeMQMessageQueueProvider"],
+    }

@@ -1,0 +1,72 @@
+"""The trigger that fires when messages wait for a group. It consumes nothing: the DAG that it starts does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.extras import needs
+from lakemq.jobs.airflow_provider.hooks import LakeMQHook
+from lakemq.jobs.airflow_provider.waiting import Ends, advanced, waiting
+
+with needs("airflow"):
+    from airflow.triggers.base import TriggerEvent
+    from asgiref.sync import sync_to_async
+
+    try:
+        from airflow.triggers.base import BaseEventTrigger
+    except ImportError:  # Airflow 2 has no assets that are watched
+        from airflow.triggers.base import BaseTrigger as BaseEventTrigger
+
+
+class LakeMQMessagesTrigger(BaseEventTrigger):
+    """An event whenever messages come that the group is not done with, and one as it begins, if there are any.
+
+    As long as some wait of which was told, and nothing new comes, it tells again every remind_s: the run that was
+    started for them may have failed. The payload of an event is {group, ends: topic -> partition -> the offset after
+    the last message}; what is in the messages is not in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        topics: list[str],
+        lakemq_conn_id: str = LakeMQHook.default_conn_name,
+        poll_interval_s: float = 1.0,
+        remind_s: float = 300.0,
+    ) -> None:
+        super().__init__()
+        self.group, self.topics, self.lakemq_conn_id = group, list(topics), lakemq_conn_id
+        self.poll_interval_s, self.remind_s = poll_interval_s, remind_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            "group": self.group,
+            "topics": self.topics,
+            "lakemq_conn_id": self.lakemq_conn_id,
+            "poll_interval_s": self.poll_interval_s,
+            "remind_s": self.remind_s,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        mq = await sync_to_async(LakeMQHook(self.lakemq_conn_id).get_conn)()
+        try:
+            async for ends in self._told(mq):
+                yield TriggerEvent({"group": self.group, "ends": ends})
+        finally:
+            await asyncio.to_thread(mq.close)
+
+    async def _told(self, mq: Connection) -> AsyncIterator[Ends]:
+        loop = asyncio.get_running_loop()
+        told: Ends = {}
+        told_at_s = loop.time()
+        while True:
+            # other triggers run meanwhile: it reads files
+            ends = await asyncio.to_thread(waiting, mq, self.group, self.topics)
+            if ends and (advanced(ends, told) or loop.time() - told_at_s >= self.remind_s):
+                told, told_at_s = ends, loop.time()
+                yield ends
+            await asyncio.sleep(self.poll_interval_s)

@@ -1,0 +1,44 @@
+"""A real Airflow with a new namespace, for all tests of this folder (`make test-airflow`)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_airflow import AIRFLOW_BIN, CHECKOUT, Airflow, environment_of
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Airflow:
+    """Its database is made, its folder of DAGs holds the shipped ones, its connections name a new namespace."""
+    if not (AIRFLOW_BIN / "airflow").exists():
+        pytest.skip("no Airflow: make test-airflow")
+    home = tmp_path_factory.mktemp("airflow")
+    deployed, path = home / "lakemq", home / "mq"
+    (deployed / "dist").mkdir(parents=True)
+    shutil.copy(wheel, deployed / "dist" / "lakemq.zip")
+    for folder in ("jobs", "conf"):
+        shutil.copytree(CHECKOUT / folder, deployed / folder)
+    (home / "dags").mkdir()
+    shipped = (CHECKOUT / "jobs" / "dags" / "lakemq_dag.py").read_text()
+    quick = shipped.replace("timedelta(seconds=30)", "timedelta(seconds=1)")  # nobody waits for retries
+    (home / "dags" / "lakemq_dag.py").write_text(quick)
+    settings = home / "lakemq.yaml"
+    settings.write_text("lease.ms: 2000\n")
+    with lakemq.connect(str(path), create=True):
+        pass
+    made = Airflow(home, path, environment_of(home, path, deployed, settings))
+    done = made.run("db", "migrate")
+    assert done.returncode == 0, done.stdout[-3000:]
+    return made
+
+
+@pytest.fixture
+def mq(airflow: Airflow) -> Iterator[Connection]:
+    with lakemq.connect(str(airflow.path)) as mq:
+        yield mq

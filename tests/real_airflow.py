@@ -1,0 +1,114 @@
+"""A real Airflow in an environment of its own (`make test-airflow`), which submits jobs to the Spark of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+CHECKOUT = Path(__file__).parents[1]
+AIRFLOW_BIN = Path(os.environ.get("LAKEMQ_AIRFLOW", CHECKOUT / ".venv-airflow")) / "bin"
+PATIENCE_S = 180
+
+PORTS = (
+    "AIRFLOW__API__PORT",
+    "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT",
+    "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT",
+)
+
+
+@dataclass(frozen=True)
+class Airflow:
+    """home: $AIRFLOW_HOME; path: the namespace."""
+
+    home: Path
+    path: Path
+    environment: dict[str, str]
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(AIRFLOW_BIN / "airflow"), *arguments],
+            env=self.environment | environment,
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def test_dag(self, dag_id: str, **environment: str) -> tuple[str, str]:
+        """Run a DAG as `airflow dags test` does: the state of the run, and what was said."""
+        said = self.run("dags", "test", dag_id, **environment).stdout
+        (state,) = re.findall(rf"DagRun Finished: dag_id={dag_id}.* state=(\w+)", said) or [said[-3000:]]
+        return state, said
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Scheduler, triggerer and all that goes with them, at work."""
+        said = self.home / "standalone.log"
+        with said.open("w") as log:
+            process = subprocess.Popen(
+                [str(AIRFLOW_BIN / "airflow"), "standalone"],
+                env=self.environment,
+                cwd=self.home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with suppress(ProcessLookupError):  # children may outlive it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def environment_of(home: Path, path: Path, deployed: Path, settings: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "AIRFLOW", "PYTHON"))}
+    port = {name: str(_free_port()) for name in PORTS}
+    extra = {"home": str(deployed), "conf": str(settings)}
+    connection = {"conn_type": "lakemq", "host": str(path), "extra": extra}
+    return (
+        inherited
+        | port
+        | {
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{port[PORTS[0]]}/execution/",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "AIRFLOW_CONN_LAKEMQ_DEFAULT": json.dumps(connection),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+            "PATH": os.pathsep.join([str(AIRFLOW_BIN), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def until_there(path: Path, patience_s: float = PATIENCE_S) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not path.exists():
+        assert time.monotonic() < deadline_s, f"{path.name} is not there"
+        time.sleep(0.05)

@@ -1,0 +1,114 @@
+"""What Airflow is told of a group, and what its files import; Airflow itself is in `make test-airflow`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import MissingExtra, UnknownTopicOrPartition
+from lakemq.jobs import airflow_provider
+from lakemq.jobs.airflow_provider.waiting import advanced, waiting
+
+pytestmark = pytest.mark.slow
+
+JOBS = Path(airflow_provider.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("served")) as mq:
+        yield mq
+
+
+def publish(mq: Connection, topic: str, *values: str) -> None:
+    mq.publish(topic, pa.table({"value": list(values)}))
+
+
+def abort(mq: Connection, topic: str) -> None:
+    with mq.transaction(new_name("x")) as txn:
+        txn.publish(topic, pa.table({"value": ["aborted"]}))
+        raise ZeroDivisionError
+
+
+def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative") -> int:
+    """Whatever waits; how many there were."""
+    with mq.consumer(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest") as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
+        if protocol == "queue":
+            consumer.ack(batch)
+        else:
+            consumer.commit(batch)
+        return batch.record_count
+
+
+def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> None:
+    group, topic, other = new_name("g"), new_topic(mq), new_topic(mq)
+    assert waiting(mq, group, [topic, other]) == {}
+    publish(mq, topic, "1", "2")
+    first = waiting(mq, group, [topic, other])
+    assert first == {topic: {0: 2}}
+    assert advanced(first, {})
+    assert not advanced(first, first)
+    assert consume(mq, group, topic) == 2
+    assert waiting(mq, group, [topic, other]) == {}
+    publish(mq, topic, "3")
+    assert waiting(mq, group, [topic]) == {topic: {0: 3}}
+    assert advanced(waiting(mq, group, [topic]), first)
+    assert waiting(mq, new_name("g"), [topic]) == {topic: {0: 3}}
+
+
+def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connection) -> None:
+    group, topic = new_name("g"), new_topic(mq)
+    with pytest.raises(ZeroDivisionError):
+        abort(mq, topic)
+    assert mq.end_offsets(topic)[0] > 0
+    assert waiting(mq, group, [topic]) == {}
+    with mq.transaction(new_name("x")) as txn:
+        txn.publish(topic, pa.table({"value": ["open"]}))
+        assert waiting(mq, group, [topic]) == {}
+    assert waiting(mq, group, [topic]).keys() == {topic}
+    assert consume(mq, group, topic) == 1
+    assert waiting(mq, group, [topic]) == {}
+
+
+def test_of_a_queue_waits_what_is_not_acknowledged(mq: Connection) -> None:
+    group, topic = new_name("g"), new_topic(mq)
+    publish(mq, topic, "1", "2")
+    assert waiting(mq, group, [topic]) == {topic: {0: 2}}
+    assert consume(mq, group, topic, "queue") == 2
+    assert waiting(mq, group, [topic]) == {}
+
+
+def test_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
+    with pytest.raises(UnknownTopicOrPartition):
+        waiting(mq, "g", ["no-such-topic"])
+
+
+def test_the_file_of_dags_needs_airflow_alone() -> None:
+    tree = ast.parse((JOBS / "dags" / "lakemq_dag.py").read_text())
+    modules = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    modules |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    assert {module.partition(".")[0] for module in modules} == {"__future__", "airflow", "datetime"}
+
+
+def test_what_the_provider_names_is_there_and_asks_for_airflow() -> None:
+    info = airflow_provider.get_provider_info()
+    named = [one["hook-class-name"] for one in info["connection-types"]] + info["queues"]
+    named += [
+        f"{module}.x"
+        for kind in ("hooks", "sensors", "triggers")
+        for one in info[kind]
+        for module in one["python-modules"]
+    ]
+    for name in named:
+        module = name.rpartition(".")[0]
+        assert (JOBS.parent / Path(*module.split(".")[1:])).with_suffix(".py").exists()
+        with pytest.raises(MissingExtra, match=r"pip install 'lakemq\[airflow\]'"):
+            importlib.import_module(module)
