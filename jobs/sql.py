@@ -1,4 +1,4 @@
-"""SQL without a JVM: DuckDB over the Delta tables of a namespace, with the views Spark has.
+"""SQL without a JVM: DuckDB over the Delta tables of a namespace, with the views Spark has, in Spark's SQL or DuckDB's.
 
 All projections are read up to one watermark. The tables come to DuckDB as Arrow datasets: it loads no extension, and
 reads and writes no file but those it spills to, in a folder of its own, unless it is allowed to.
@@ -10,6 +10,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.extras import needs
@@ -38,14 +39,26 @@ _TAKEN = ("memory", "temp", "system", "main", "pg_catalog", "information_schema"
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
     "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
-    "CREATE MACRO get_json_object(json, path) AS json_extract_string(json, path)",
+    # what is no UTF-8 is shown as DuckDB shows bytes, and a time without its zone, as Spark does
+    "CREATE MACRO as_text"
+    " (x BLOB) AS coalesce(TRY(decode(x)), CAST(x AS VARCHAR)),"
+    " (x) AS CASE WHEN typeof(x) = 'TIMESTAMP WITH TIME ZONE' THEN replace(CAST(x AS VARCHAR), '+00', '')"
+    " ELSE CAST(x AS VARCHAR) END",
+    "CREATE MACRO get_json_object(json, path) AS TRY(json_extract_string(as_text(json), path))",
     "CREATE MACRO explode_outer(list) AS unnest(CASE WHEN len(list) > 0 THEN list ELSE [NULL] END)",
     "CREATE MACRO array_size(list) AS len(list)",
 )
 
 
+class Dialect(str, Enum):
+    """Whose SQL a text is."""
+
+    spark = "spark"
+    duckdb = "duckdb"
+
+
 def run_query(
-    namespace: Namespace, text: str, allow_files: bool = False
+    namespace: Namespace, text: str, allow_files: bool = False, dialect: Dialect = Dialect.duckdb
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
     """Column names and rows of the last statement.
 
@@ -55,6 +68,8 @@ def run_query(
     with needs("sql"):
         import duckdb
 
+    if dialect is Dialect.spark:
+        text = _translated(text)
     connection = connected(namespace, allow_files)
     try:
         result = connection.execute(text)
@@ -68,6 +83,18 @@ def run_query(
         raise InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
     columns = [name for name, *_ in result.description or ()]
     return _distinct(columns), _rows(result)
+
+
+def _translated(text: str) -> str:
+    with needs("sql"):
+        import duckdb
+
+        from lakemq.jobs.spark_sql import NotSparkSql, in_duckdbs
+
+    try:
+        return in_duckdbs(text)
+    except NotSparkSql as error:
+        raise duckdb.ParserException(f"It is no SQL of Spark's: {error} (--dialect duckdb takes DuckDB's.)") from None
 
 
 def _quoting(text: str) -> str:

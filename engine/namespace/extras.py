@@ -9,7 +9,7 @@ from ..protocol.errors import MissingExtra
 
 EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
-    "sql": ("duckdb",),
+    "sql": ("duckdb", "sqlglot"),
     "report": ("plotly",),
     "quality": ("great_expectations",),
     "airflow": ("airflow",),

@@ -9,6 +9,7 @@ import typer
 
 from lakemq.jobs.commands.context import session_of
 from lakemq.jobs.output import show
+from lakemq.jobs.sql import Dialect
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,6 +21,7 @@ def sql(
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
     ],
+    dialect: Annotated[Dialect, typer.Option(help="Whose SQL it is.")] = Dialect.spark,
     allow_files: Annotated[
         bool,
         typer.Option(
@@ -28,11 +30,12 @@ def sql(
         ),
     ] = False,
 ) -> None:
-    """Query the tables and views (log, log_committed, open_transactions, ...) with DuckDB, without a JVM.
+    """Query the tables and views (log, log_committed, open_transactions, ...) in Spark's SQL, without a JVM.
 
-    Everything is as of the last projection, at most a second old while a sequencer serves. "offset" is a reserved
-    word in DuckDB: quote it, as in SELECT "offset", value FROM log_committed. Keys and values are blobs: decode(value)
-    is their text.
+    Everything is as of the last projection, at most a second old while a sequencer serves. DuckDB answers: the text is
+    put into its words, with --dialect duckdb it is in them. Keys and values are bytes: CAST(value AS STRING) is their
+    text, and get_json_object(CAST(value AS STRING), '$.user') a field of it. A text in double quotes is a text, as in
+    Spark; a name that is no plain word stands in backticks.
 
     The statements reach the tables and views, and nothing else: no file (COPY, ATTACH, read_csv, ...), no network, no
     extension, no setting of DuckDB, unless --allow-files is given.
@@ -42,7 +45,7 @@ def sql(
     session = session_of(ctx)
     text = _from_stdin() if query == "-" else query
     with session.connect() as mq:
-        columns, rows = run_query(mq.namespace, text, allow_files)
+        columns, rows = run_query(mq.namespace, text, allow_files, dialect)
         show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
 
 

@@ -66,7 +66,7 @@ def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], numbe
     endless = (
         "SELECT count(*) FROM range(100000) a, range(100000) b, range(100000) c WHERE a.range * b.range % 7 = c.range"
     )
-    query = start("sql", f"SELECT 1; {endless}")
+    query = start("sql", "--dialect", "duckdb", f"SELECT 1; {endless}")
     time.sleep(2)  # nothing tells that DuckDB is at work
     query.signal(number)
     assert query.ended() == 128 + number

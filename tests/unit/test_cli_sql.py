@@ -44,8 +44,9 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield connection
 
 
-def run(mq: Connection, query: str, output: str = "json", stdin: bytes = b"") -> Result:
-    return CliRunner().invoke(app, ["--path", mq.namespace.path, "sql", query, "--output", output], input=stdin)
+def run(mq: Connection, query: str, output: str = "json", stdin: bytes = b"", dialect: str = "spark") -> Result:
+    options = ["--path", mq.namespace.path, "sql", "--output", output, "--dialect", dialect, query]
+    return CliRunner().invoke(app, options, input=stdin)
 
 
 @pytest.mark.parametrize("view", ["log", "log_committed"])
@@ -103,7 +104,7 @@ def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
 
 
 def test_output_in_all_formats(mq: Connection) -> None:
-    query = "SELECT topic, key, timestamp, 1.5::DECIMAL(4, 2) AS d FROM log WHERE topic = 'weather'"
+    query = "SELECT topic, key, timestamp, CAST(1.5 AS DECIMAL(4, 2)) AS d FROM log WHERE topic = 'weather'"
     (record,) = map(json.loads, run(mq, query).stdout.splitlines())
     assert (record["topic"], record["key_base64"], record["d"]) == ("weather", "/w==", 1.5)
     assert record["timestamp"].endswith("Z")
@@ -125,7 +126,9 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("SELECT offset FROM log", 'SQL_ERROR: Parser Error: syntax error at or near "FROM"'),
+        ("SELECT bad bad bad FROM log", "SQL_ERROR: It is no SQL of Spark's: "),
+        ("SELECT xxhash64(key) FROM log", "SQL_ERROR: Catalog Error: Scalar Function with name xxhash64 does not"),
+        ("SELECT CAST('x' AS INT)", "SQL_ERROR: Conversion Error: "),
         ("INSERT INTO topics SELECT * FROM topics", "SQL_ERROR: "),
         ("SELECT * FROM mq", "SQL_ERROR: Catalog Error: "),
         ("LOAD delta", "SQL_ERROR: "),
@@ -136,7 +139,15 @@ def test_what_duckdb_refuses_is_one_line(mq: Connection, query: str, expected: s
     (line,) = result.stderr.splitlines()
     assert (result.exit_code, result.stdout) == (1, "")
     assert line.startswith(expected)
-    assert ("Quote it." in line) == ("offset" in query)
+
+
+def test_duckdbs_own_sql_is_taken_too(mq: Connection) -> None:
+    result = run(mq, "SELECT \"offset\", decode(value) AS v FROM log WHERE topic = 'stamped'", dialect="duckdb")
+    assert result.stdout == '{"offset":0,"v":"now"}\n'
+    result = run(mq, "SELECT offset FROM log", dialect="duckdb")
+    assert result.exit_code == 1
+    assert result.stderr.startswith('SQL_ERROR: Parser Error: syntax error at or near "FROM"')
+    assert "Quote it." in result.stderr
 
 
 def test_duckdb_neither_installs_nor_loads_an_extension_by_itself(mq: Connection) -> None:

@@ -31,7 +31,8 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def sql(path: str | Path, query: str, *options: str, stdin: bytes = b"") -> Result:
-    return CliRunner().invoke(app, ["--path", str(path), "sql", *options, "--output", "csv", "--", query], input=stdin)
+    said = ["--path", str(path), "sql", "--dialect", "duckdb", *options, "--output", "csv", "--", query]
+    return CliRunner().invoke(app, said, input=stdin)
 
 
 OUTSIDE = [

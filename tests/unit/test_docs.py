@@ -16,7 +16,7 @@ import yaml
 import lakemq
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
-from lakemq.jobs.sql import run_query
+from lakemq.jobs.sql import Dialect, run_query
 
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
@@ -154,7 +154,7 @@ def test_the_worked_example_leaves_the_rows_on_the_page(example: Path) -> None:
     assert len(shown) == concepts().count("```sql") == 4
     for query, printed in shown:
         with lakemq.connect(str(example / "data/mq")) as mq:
-            columns, rows = run_query(mq.namespace, query)
+            columns, rows = run_query(mq.namespace, query, dialect=Dialect.spark)
             found = [columns, *([str(cell) for cell in row] for row in rows)]
         assert found == [line.split() for line in printed.splitlines()], query
 

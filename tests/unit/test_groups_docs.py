@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import lakemq
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import run_query
+from lakemq.jobs.sql import Dialect, run_query
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def test_the_query_tells_who_had_a_partition_then(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/fleet")) as mq:
 
         def told(query: str) -> list[Any]:
-            return list(run_query(mq.namespace, query)[1])
+            return list(run_query(mq.namespace, query, dialect=Dialect.spark)[1])
 
         ((came, one, two),) = told(
             "SELECT ended_at, from_member, to_member FROM handoffs WHERE reason = 'balance' AND partition = 3"

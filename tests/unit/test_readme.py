@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs.sql import run_query
+from lakemq.jobs.sql import Dialect, run_query
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
 
 def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/shop")) as mq:
-        columns, rows = run_query(mq.namespace, blocks("sql")[0])
+        columns, rows = run_query(mq.namespace, blocks("sql")[0], dialect=Dialect.spark)
         found = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
     assert [(row["customer"], row["orders"]) for row in found] == [(f"customer-{n}", 143) for n in range(5)]

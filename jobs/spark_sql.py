@@ -1,0 +1,66 @@
+"""Spark's SQL in DuckDB's words, so that one text asks both."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+from sqlglot.parsers.spark import SparkParser
+
+# it says on stderr which statements it passes on as they are
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+
+
+class NotSparkSql(ValueError):
+    """The text is none that Spark would take, or nothing that DuckDB knows says the same."""
+
+
+class _Spark4(Spark):
+    """As Spark 4 has it: a cast that fails is an error, a quote in a text stands twice. get_json_object is ours."""
+
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+
+    class Parser(SparkParser):
+        STRICT_CAST = True
+        FUNCTIONS: ClassVar[dict[str, Any]] = {
+            name: made for name, made in SparkParser.FUNCTIONS.items() if name != "GET_JSON_OBJECT"
+        }
+
+
+def in_duckdbs(text: str) -> str:
+    """The statements of Spark's SQL as DuckDB says them. Raises NotSparkSql.
+
+    Names are quoted, so that none is a reserved word. A cast to text becomes the macro as_text, which decodes bytes.
+    """
+    try:
+        statements = sqlglot.parse(text, read=_Spark4)
+        return ";\n".join(_said(one) for one in statements if one is not None)
+    except ParseError as error:
+        found = error.errors[0] if error.errors else {}
+        at = f" in line {found.get('line')}, column {found.get('col')}" if found.get("line") else ""
+        raise NotSparkSql(f"{found.get('description') or 'it cannot be read'}{at}") from None
+    except SqlglotError as error:
+        raise NotSparkSql(str(error)) from None
+
+
+def _said(statement: exp.Expr) -> str:
+    if isinstance(statement, exp.Command):
+        return _command(statement)
+    return statement.transform(_as_text).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
+
+
+def _command(command: exp.Command) -> str:
+    """SHOW is the same in both; EXPLAIN has a statement in it."""
+    rest = command.text("expression").strip()
+    return f"{command.name} {in_duckdbs(rest) if command.name.upper() == 'EXPLAIN' else rest}"
+
+
+def _as_text(node: exp.Expr) -> Any:
+    if isinstance(node, exp.Cast) and node.to.is_type(exp.DataType.Type.TEXT):
+        return exp.Anonymous(this="as_text", expressions=[node.this])
+    return node
