@@ -312,6 +312,26 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
     assert mq.groups.describe(group).expired == 0
 
 
+@pytest.mark.slow
+def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    files = Path(mq.namespace.files.root) / "messages"
+    before = set(files.iterdir())
+    mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
+    (file,) = set(files.iterdir()) - before
+    age(mq)
+    away = file.rename(file.with_suffix(".away"))
+    with member(mq, topic, group) as consumer:
+        found: list[Any] = []
+        until(lambda: bool(found.append(consumer.poll(timeout_ms=20)) or found[-1]))
+        away.rename(file)
+        shown = list(found[-1])
+        assert len(shown) == found[-1].record_count == 1
+        consumer.ack(shown)
+        consumer.flush()
+        assert mq.groups.describe(group).lag == 0
+
+
 def _given_up(consumer: QueueConsumer, batch: Any) -> bool:
     with pytest.raises(FileTruncated):
         batch.to_arrow()

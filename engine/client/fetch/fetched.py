@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 from itertools import chain, repeat
@@ -68,13 +69,15 @@ class Fetched:
     def expired(self) -> Mapping[int, npt.NDArray[np.int64]]:
         """Partition -> offsets of messages that have expired and are not shown.
 
-        None, where that cannot be read: then whoever reads the messages is told why.
+        None, where that cannot be read: then all are shown, and whoever reads them is told why, if it is still so.
         """
         if not self.plan.expirable.num_rows:
             return {}
         try:
             return self._found(self.plan, lambda found: expired_offsets(self._namespace.files, found, self._kept))
         except FileTruncated:
+            # read a moment later, what is not said to have expired must not be left out
+            self.plan = replace(self.plan, now_ms=None)
             return {}
 
     def to_arrow(self) -> pa.Table:
