@@ -61,6 +61,10 @@ test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped f
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow"
 
+.PHONY: test-quality
+test-quality: $(READY) ## the gate and the audit beside Great Expectations, which takes its time: about two minutes
+	$(BIN)/pytest -n auto --dist worksteal tests/quality
+
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about seven minutes
 	$(BIN)/pytest tests/airflow

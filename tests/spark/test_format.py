@@ -20,6 +20,8 @@ from pyspark.sql.streaming import StreamingQuery
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
 
+pytestmark = pytest.mark.long
+
 CHECKOUT = Path(__file__).parents[2]
 
 

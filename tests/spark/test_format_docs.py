@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
+
+pytestmark = pytest.mark.long
 
 PAGE = (Path(__file__).parents[2] / "docs/structured-streaming.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from unit.expectations import OF_ALL, OF_ROWS, TABLE, one
+from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -20,6 +20,8 @@ from lakemq.engine.client.publish.placing import FIRST_FAILED
 from lakemq.engine.client.publish.spark_gate import SparkGate
 from lakemq.engine.client.publish.suites import load_suite
 from lakemq.errors import ExpectationFailed, InvalidRecord
+
+pytestmark = pytest.mark.long
 
 SUITE = [
     one("column_values_to_not_be_null", column="k"),

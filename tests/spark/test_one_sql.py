@@ -20,6 +20,8 @@ from lakemq.jobs.sql import Dialect, run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 
+pytestmark = pytest.mark.long
+
 CHECKOUT = Path(__file__).parents[2]
 NAME = "one_sql"
 NOW = ("open_ms", "age_ms")

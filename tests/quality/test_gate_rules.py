@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.expectations import OF_ALL, OF_ROWS, TABLE, one
+from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
 from unit.served import CONFIG
 
 import lakemq
