@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -98,6 +99,20 @@ def test_the_first_batch_is_the_same_for_who_repeats_it_later(mq: Connection, to
     with query(checkpoint, subscribe=topic, startingOffsets="latest") as stream:
         assert stream.again() == ["a", "b"]
         assert stream.batch() == ["c", "d"]
+
+
+def test_what_expired_since_is_in_a_batch_that_is_repeated(mq: Connection, topic: str, query: Any) -> None:
+    mq.publish(topic, pa.table({"value": ["a", "b", "gone"], "ttl_ms": [400, None, 0]}))
+    checkpoint: list[str] = []
+    with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
+        assert stream.batch() == ["a", "b"]
+    time.sleep(0.5)
+    send(mq, topic, "c")
+    with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
+        assert stream.again() == ["a", "b"]
+        assert stream.batch() == ["c"]
+    with query(subscribe=topic, startingOffsets="earliest") as stream:
+        assert stream.batch() == ["b", "c"]
 
 
 def test_every_batch_is_the_same_for_who_starts_from_the_checkpoint(mq: Connection, query: Any) -> None:

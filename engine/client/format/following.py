@@ -22,11 +22,12 @@ logger = logging.getLogger("lakemq.format")
 
 @dataclass(frozen=True)
 class Coming:
-    """What the next batch may have. began: where, if it is the first one."""
+    """What the next batch may have. began: where, if it is the first one; now_ms: the time of the newest step."""
 
     ranges: Mapping[tuple[str, int], Range]
     topic_ids: Mapping[str, int]
     began: dict[str, dict[int, int]] | None
+    now_ms: int
 
     @property
     def offset_count(self) -> int:
@@ -35,8 +36,8 @@ class Coming:
     def end(self, start: dict[str, Any], most: int | None) -> dict[str, Any]:
         """Of a batch of at most so many offsets; `start` itself where that is the same."""
         end = StreamOffset(limited(self.ranges, most), self.topic_ids, self.began)
-        is_same = bool(start) and replace(StreamOffset.of(start), began=None) == end
-        return start if is_same else end.told()
+        is_same = bool(start) and replace(StreamOffset.of(start), began=None, now_ms=None) == end
+        return start if is_same else replace(end, now_ms=self.now_ms).told()
 
 
 class Following:
@@ -45,6 +46,7 @@ class Following:
     def __init__(self, options: ReadOptions) -> None:
         self._options, self._mq = options, connected(options)
         self.end: dict[str, Any] | None = None
+        self._now_ms = 0
         self._noted: dict[str, Any] = {}
         self._last: Logs | None = None
 
@@ -56,7 +58,9 @@ class Following:
         self._last = self._look(required=False)
 
     def _look(self, required: bool) -> Logs:
-        logs = logs_of(self._mq.state(), self._options.which, self._options.isolation, required)
+        state = self._mq.state()
+        self._now_ms = state.now_ms
+        logs = logs_of(state, self._options.which, self._options.isolation, required)
         ends = {topic: {p: one.end for p, one in log.items()} for topic, log in logs.items()}
         self.end = StreamOffset(ends, ids_of(logs)).told()
         if self._last is None:
@@ -81,7 +85,7 @@ class Following:
         else:
             logs, start, began = self._look(required=False), StreamOffset.of(told), None
         self._check(start, logs)
-        return Coming(available(start, logs), ids_of(logs), began)
+        return Coming(available(start, logs), ids_of(logs), began, self._now_ms)
 
     def _check(self, start: StreamOffset, logs: Logs) -> None:
         """That what comes next is still there."""
@@ -107,7 +111,7 @@ class Following:
             for topic, log in last.offsets.items()
         }
         wanted = {topic: {p: one for p, one in log.items() if one[1] > one[0]} for topic, log in ranges.items()}
-        return tasks_of_ranges(self._mq, self._options, last.topic_ids, wanted, Narrowing())
+        return tasks_of_ranges(self._mq, self._options, last.topic_ids, wanted, Narrowing(), last.now_ms)
 
     def done_with(self, told: dict[str, Any]) -> None:
         """Tells the group that all before this was read and dealt with. A stream does not end when nobody listens."""

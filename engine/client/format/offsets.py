@@ -15,22 +15,30 @@ from .positions import Logs, Offsets
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """The next offsets to read, of the topics of these ids. began: where, if this is the end of the first batch."""
+    """The next offsets to read, of the topics of these ids. began: where, if this is the end of the first batch.
+
+    now_ms: when the batch was made that ends here, by the newest step: what had expired by then is not in it.
+    """
 
     offsets: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, int] = field(default_factory=dict)
     began: Offsets | None = None
+    now_ms: int | None = None
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> StreamOffset:
         """As it was told."""
         began = told.get("began")
-        return cls(_read(told["offsets"]), dict(told["topic_ids"]), None if began is None else _read(began))
+        return cls(
+            _read(told["offsets"]), dict(told["topic_ids"]), None if began is None else _read(began), told.get("now_ms")
+        )
 
     def told(self) -> dict[str, Any]:
         """As JSON; the same for the same. `offsets` are written as startingOffsets are."""
         topic_ids = {topic: self.topic_ids[topic] for topic in sorted(self.topic_ids)}
-        found = {"offsets": _written(self.offsets), "topic_ids": topic_ids}
+        found: dict[str, Any] = {"offsets": _written(self.offsets), "topic_ids": topic_ids}
+        if self.now_ms is not None:
+            found["now_ms"] = self.now_ms
         return found if self.began is None else {**found, "began": _written(self.began)}
 
     def start_of(self, topic: str, topic_id: int, partition: int) -> int:

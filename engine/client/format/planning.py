@@ -54,9 +54,11 @@ def tasks_of_ranges(
     topic_ids: Mapping[str, int],
     ranges: Mapping[str, Mapping[int, Range]],
     narrowing: Narrowing,
+    now_ms: int | None = None,
 ) -> list[MessagesTask]:
     """Of what the log still has of these ranges of these topics; what it lost is told as failOnDataLoss says.
 
+    now_ms: what had expired by then is left out; None: by now.
     Raises OffsetOutOfRange, UnknownTopicId: data was lost.
     """
 
@@ -67,6 +69,8 @@ def tasks_of_ranges(
             for topic, wanted in ranges.items()
             if (plan := _plan(mq, state, options, topic, topic_ids[topic], wanted, narrowing)) is not None
         ]
+        if now_ms is not None:
+            plans = [replace(plan, now_ms=now_ms) for plan in plans]
         return tasks_of(mq.namespace.files, plans, options)
 
     for _ in range(_ATTEMPTS - 1):
