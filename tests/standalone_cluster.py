@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyspark
 
@@ -30,6 +31,7 @@ class Cluster:
     url: str
     workers: list[subprocess.Popen[bytes]]
     archive: Path
+    jobs: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def submit(self, job: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """spark-submit of a job on it, with the shipped defaults and the zip of this checkout, from another folder."""
@@ -43,7 +45,7 @@ class Cluster:
         command += ["--py-files", str(self.archive)]
         for key, value in given.items():
             command += ["--conf", f"{key}={value}"]
-        return subprocess.Popen(
+        started = subprocess.Popen(
             [*command, str(job), *arguments],
             cwd=self.archive.parent,
             env=_environment(),
@@ -52,6 +54,14 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
+        self.jobs.append(started)
+        return started
+
+    def end_jobs(self) -> None:
+        """Whatever became of the test that submitted them."""
+        for job in self.jobs:
+            _end(job)
+        self.jobs.clear()
 
     def lose_worker_of(self, pid: int) -> None:
         """Kill the worker under which a process of a task runs, and its executors, as a machine dies."""
@@ -90,9 +100,14 @@ def _daemon(name: str, said: Path, *arguments: str) -> Iterator[subprocess.Popen
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """With all of its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _environment() -> dict[str, str]:

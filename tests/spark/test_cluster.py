@@ -74,12 +74,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[C
 
 
 @pytest.fixture
-def mq(tmp_path: Path) -> Iterator[Connection]:
-    """A namespace that nobody serves yet, and a topic."""
+def mq(cluster: Cluster, tmp_path: Path) -> Iterator[Connection]:
+    """A namespace that nobody serves yet, and a topic; whatever serves it in the end is gone afterwards."""
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
         with mq.serving():
             mq.topics.create("t", partitions=3)
         yield mq
+    cluster.end_jobs()
 
 
 def publish(cluster: Cluster, mq: Connection, note: Path, linger_s: float, **settings: str) -> subprocess.Popen[str]:

@@ -212,7 +212,7 @@ def test_a_copy_that_follows_ends_after_its_batch_when_it_is_told_to(own: Connec
 
 
 def until_copied(mq: Connection, count: int) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while len(copied(mq)) < count:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)

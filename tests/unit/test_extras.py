@@ -99,6 +99,7 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
         ("import lakemq.spark", "spark"),
         ("import lakemq.jobs.microbatch", "spark"),
         ("import lakemq.jobs.report", "report"),
+        ("import lakemq.jobs.demo.__main__", "spark"),
         (
             "from lakemq.engine.client.predicate import Predicate; import pyarrow; Predicate('x', pyarrow.schema([]))",
             "sql",
