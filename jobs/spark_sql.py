@@ -35,7 +35,8 @@ class _Spark4(Spark):
 def in_duckdbs(text: str) -> str:
     """The statements of Spark's SQL as DuckDB says them. Raises NotSparkSql.
 
-    Names are quoted, so that none is a reserved word. A cast to text becomes the macro as_text, which decodes bytes.
+    Names are quoted, so that none is a reserved word. A cast to text is the macro as_text, which decodes bytes, and a
+    length is length_of.
     """
     try:
         statements = sqlglot.parse(text, read=_Spark4)
@@ -51,7 +52,7 @@ def in_duckdbs(text: str) -> str:
 def _said(statement: exp.Expr) -> str:
     if isinstance(statement, exp.Command):
         return _command(statement)
-    return statement.transform(_as_text).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
+    return statement.transform(_by_macro).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
 
 
 def _command(command: exp.Command) -> str:
@@ -60,7 +61,10 @@ def _command(command: exp.Command) -> str:
     return f"{command.name} {in_duckdbs(rest) if command.name.upper() == 'EXPLAIN' else rest}"
 
 
-def _as_text(node: exp.Expr) -> Any:
+def _by_macro(node: exp.Expr) -> Any:
+    """What means another thing for bytes in the two: a macro knows which it is."""
     if isinstance(node, exp.Cast) and node.to.is_type(exp.DataType.Type.TEXT):
         return exp.Anonymous(this="as_text", expressions=[node.this])
+    if isinstance(node, exp.Length):
+        return exp.Anonymous(this="length_of", expressions=[node.this])
     return node

@@ -10,6 +10,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ _MACROS = (
     " (x BLOB) AS coalesce(TRY(decode(x)), CAST(x AS VARCHAR)),"
     " (x) AS CASE WHEN typeof(x) = 'TIMESTAMP WITH TIME ZONE' THEN replace(CAST(x AS VARCHAR), '+00', '')"
     " ELSE CAST(x AS VARCHAR) END",
+    "CREATE MACRO length_of (x BLOB) AS octet_length(x), (x) AS length(x)",
     "CREATE MACRO get_json_object(json, path) AS TRY(json_extract_string(as_text(json), path))",
     "CREATE MACRO explode_outer(list) AS unnest(CASE WHEN len(list) > 0 THEN list ELSE [NULL] END)",
     "CREATE MACRO array_size(list) AS len(list)",
@@ -58,9 +60,13 @@ class Dialect(str, Enum):
 
 
 def run_query(
-    namespace: Namespace, text: str, allow_files: bool = False, dialect: Dialect = Dialect.duckdb
+    namespace: Namespace,
+    text: str,
+    allow_files: bool = False,
+    dialect: Dialect = Dialect.duckdb,
+    as_of: int | datetime | None = None,
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Column names and rows of the last statement.
+    """Column names and rows of the last statement, as of now, or of a step or time.
 
     allow_files: the statements may do with files, extensions and DuckDB's settings whatever this user may. Raises
     duckdb.Error, StepTooOld, InvalidRequest.
@@ -68,9 +74,11 @@ def run_query(
     with needs("sql"):
         import duckdb
 
+    from lakemq.engine.namespace.snapshot import take_snapshot
+
     if dialect is Dialect.spark:
         text = _translated(text)
-    connection = connected(namespace, allow_files)
+    connection = connected(namespace, allow_files, take_snapshot(namespace.store, as_of))
     try:
         result = connection.execute(text)
     except duckdb.ParserException as error:

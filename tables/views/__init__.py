@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import delays, groups, log, transactions
+from . import delays, groups, log, topics, transactions
 
-VIEWS: dict[str, str] = {**log.VIEWS, **transactions.VIEWS, **groups.VIEWS, **delays.VIEWS}
+VIEWS: dict[str, str] = {**topics.VIEWS, **log.VIEWS, **transactions.VIEWS, **groups.VIEWS, **delays.VIEWS}

@@ -27,6 +27,14 @@ FROM (
 GROUP BY c.group, c.topic, c.partition, c.committed_offset, c.last_stable_offset, c.high_watermark, c.committed_at_ms,
          c.metadata"""
 
+_GROUP_LAG = f"""\
+SELECT l.group, l.topic, CAST(count(*) AS BIGINT) AS partitions, CAST(sum(l.lag) AS BIGINT) AS lag,
+       max(l.lag) AS largest_lag, max(l.committed_at) AS committed_at
+FROM (
+{_CONSUMER_LAG}
+) l
+GROUP BY l.group, l.topic"""
+
 _GROUP_MEMBERS = """\
 SELECT m.group, m.member_id, m.instance_id, m.topics, m.pattern, timestamp_millis(m.joined_at_ms) AS joined_at
 FROM (
@@ -81,6 +89,7 @@ WHERE h.last_state = 'ready' AND h.gone = 0 AND (h.to_epoch IS NULL OR h.to_epoc
 
 VIEWS: dict[str, str] = {
     "consumer_lag": _CONSUMER_LAG,
+    "group_lag": _GROUP_LAG,
     "group_members": _GROUP_MEMBERS,
     "group_assignments": _GROUP_ASSIGNMENTS,
     "assignment_history": _ASSIGNMENT_HISTORY,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,3 +210,20 @@ def test_spark_sql_answers_with_the_generated_catalog(
     assert "found\t50\t50" in done.stdout
     assert mq.drain_inbox().record_count >= 1
     assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}
+
+
+def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
+    mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    mq.publish(topic, rows(50))
+    projected()
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    query = f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'"
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "spark-sql", "--", "-e", query]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=inherited, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "found\t50\t50\n"
+    assert list(tmp_path.iterdir()) == []

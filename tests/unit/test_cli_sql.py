@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
+from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.snapshot import take_snapshot
@@ -44,8 +47,11 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield connection
 
 
-def run(mq: Connection, query: str, output: str = "json", stdin: bytes = b"", dialect: str = "spark") -> Result:
+def run(
+    mq: Connection, query: str, output: str = "json", stdin: bytes = b"", dialect: str = "spark", as_of: str = ""
+) -> Result:
     options = ["--path", mq.namespace.path, "sql", "--output", output, "--dialect", dialect, query]
+    options += ["--as-of", as_of] if as_of else []
     return CliRunner().invoke(app, options, input=stdin)
 
 
@@ -171,3 +177,60 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
 
     monkeypatch.setattr("lakemq.engine.namespace.snapshot.read_watermark", lagging)
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
+
+
+def test_topics_say_how_much_is_in_them_and_comes(mq: Connection) -> None:
+    query = "SELECT topic, messages, messages_per_s AS rate, last_timestamp AS last FROM topic_stats ORDER BY topic"
+    found = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
+    assert [(one["topic"], one["messages"]) for one in found] == [("flights", 18), ("stamped", 1), ("weather", 1)]
+    # timestamps of 0 to 19 s: all of the newest minute, deleted ones too, as their segment is one
+    assert found[0]["rate"] == pytest.approx(20 / 60, abs=0.05)
+    assert found[0]["last"].startswith("1970-01-01T00:00:19")
+
+
+def test_producers_and_what_groups_have_left(tmp_path: Path) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
+        mq.topics.create("t", 2)
+        with mq.producer(transactional_id="tx") as producer:
+            producer.begin_transaction()
+            for row in range(8):
+                producer.send("t", str(row), partition=row % 2)
+            producer.commit_transaction()
+        with mq.consumer("g", assign=["t"]) as consumer:
+            consumer.commit({("t", 0): 1, ("t", 1): 3})
+    producers = run(mq, "SELECT transactional_id AS id, state FROM live_producers WHERE transactional_id IS NOT NULL")
+    assert json.loads(producers.stdout) == {"id": "tx", "state": "CompleteCommit"}
+    lag = run(mq, "SELECT group, topic, partitions, lag, largest_lag AS largest FROM group_lag")
+    # four messages and a marker each
+    assert json.loads(lag.stdout) == {"group": "g", "topic": "t", "partitions": 2, "lag": 6, "largest": 4}
+
+
+def test_what_was_at_a_step_or_a_time(tmp_path: Path) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
+        mq.topics.create("t")
+        steps = []
+        for value in ("one", "two", "three"):
+            mq.publish("t", pa.table({"value": [value]}))
+            until(lambda: read_watermark(mq.namespace.store).step == mq.state().step)
+            watermark = read_watermark(mq.namespace.store)
+            steps.append((watermark.step, watermark.decided_at_ms))
+    query = "SELECT count(*) AS n FROM log"
+    for count, (step, at_ms) in enumerate(steps, 1):
+        at = datetime.fromtimestamp((at_ms + 1) / 1000, timezone.utc).isoformat()
+        for as_of in (str(step), at):
+            assert json.loads(run(mq, query, as_of=as_of).stdout)["n"] == count
+    assert json.loads(run(mq, query, as_of="0").stdout)["n"] == 0
+    assert json.loads(run(mq, query, as_of="2001-01-01").stdout)["n"] == 0
+    assert run(mq, query, as_of="yesterday").exit_code == 2
+
+
+def test_what_was_merged_since_is_too_old(tmp_path: Path) -> None:
+    settings = {"project.interval.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(housekeeping, "LOAD_MS", 0)
+        with lakemq.connect(tmp_path / "mq", create=True, config=settings) as mq, mq.serving():
+            mq.topics.create("t")
+            for value in range(30):
+                mq.publish("t", pa.table({"value": [str(value)]}))
+    result = run(mq, "SELECT count(*) AS n FROM log", as_of="2")
+    assert (result.exit_code, result.stderr.partition(":")[0]) == (1, "STEP_TOO_OLD")

@@ -1,0 +1,53 @@
+"""Views of topics: how much is in them, and how much comes; and of who writes to them."""
+
+from __future__ import annotations
+
+RATE_MS = 60_000
+"""Over the newest of them `messages_per_s` is counted."""
+
+_TOPIC_STATS = f"""\
+SELECT t.topic, t.partition_count AS partitions, CAST(coalesce(sum(l.messages), 0) AS BIGINT) AS messages,
+       CAST(coalesce(sum(l.recent), 0) AS DOUBLE) / {RATE_MS / 1000:g} AS messages_per_s,
+       timestamp_millis(min(l.first_ms)) AS first_timestamp, timestamp_millis(max(l.last_ms)) AS last_timestamp,
+       t.config
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
+  FROM {{database}}.topics
+) t
+LEFT JOIN (
+  SELECT s.topic_id, s.record_count - greatest(coalesce(s.log_start, 0) - s.base_offset, 0) AS messages,
+         s.min_timestamp_ms AS first_ms, s.max_timestamp_ms AS last_ms,
+         CASE WHEN s.max_timestamp_ms <= s.newest_ms - {RATE_MS} THEN 0.0
+              WHEN s.min_timestamp_ms > s.newest_ms - {RATE_MS} THEN s.record_count
+              ELSE s.record_count * (s.max_timestamp_ms - s.newest_ms + {RATE_MS})
+                   / (s.max_timestamp_ms - s.min_timestamp_ms) END AS recent
+  FROM (
+    SELECT topic_id, kind, base_offset, record_count, last_offset, min_timestamp_ms, max_timestamp_ms,
+           max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+           max(max_timestamp_ms) OVER (PARTITION BY topic_id) AS newest_ms
+    FROM {{database}}.segments
+  ) s
+  WHERE s.kind = 'data' AND s.last_offset >= coalesce(s.log_start, 0)
+) l
+  ON l.topic_id = t.topic_id
+WHERE t.age = 1 AND NOT t.removed
+GROUP BY t.topic, t.partition_count, t.config"""
+
+_LIVE_PRODUCERS = """\
+SELECT p.producer_id, p.producer_epoch, t.transactional_id, t.state, timestamp_millis(p.seen_at_ms) AS seen_at,
+       array_size(p.units) AS recent_batches
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY producer_id ORDER BY step DESC) AS age
+  FROM {database}.producers
+) p
+LEFT JOIN (
+  SELECT *, row_number() OVER (PARTITION BY transactional_id ORDER BY step DESC) AS age
+  FROM {database}.transactional_ids
+) t
+  ON t.producer_id = p.producer_id AND t.age = 1 AND NOT t.removed
+WHERE p.age = 1 AND NOT p.removed"""
+
+VIEWS: dict[str, str] = {
+    "topic_stats": _TOPIC_STATS,
+    "live_producers": _LIVE_PRODUCERS,
+}
