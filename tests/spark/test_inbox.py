@@ -117,7 +117,7 @@ def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
     spark.sql("OPTIMIZE mq.inbox")
     assert mq.drain_inbox().record_count == 3
     assert values(mq, topic) == ["a", "b", "c"]
-    spark.sql(f"INSERT OVERWRITE mq.inbox SELECT '{topic}', binary('k'), binary('d'), NULL, NULL, NULL, NULL")
+    spark.sql(f"INSERT OVERWRITE mq.inbox SELECT '{topic}', binary('k'), binary('d'), NULL, NULL, NULL, NULL, NULL")
     assert mq.drain_inbox().record_count == 1
     assert values(mq, topic) == ["a", "b", "c", "d"]
 

@@ -105,7 +105,8 @@ def _asked(chosen: Mapping[str, Any], is_gated: bool) -> list[Column]:
     if is_gated:
         wanted.append(F.col(_MARK))
     if "partition" in chosen:
-        wanted.append(F.greatest(F.col("partition").cast("bigint"), F.lit(NO_SUCH_PARTITION)))
+        given = F.col("partition").cast("bigint")
+        wanted.append(F.when(given.isNotNull(), F.greatest(given, F.lit(NO_SUCH_PARTITION))))
     return [F.coalesce(*wanted, F.lit(-1)).cast("bigint").alias("asked")] if wanted else []
 
 
