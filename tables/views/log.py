@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-_LOG = """\
+_LONGEST_MS = 100 * 365 * 86_400_000
+"""Which a message may live: a life that no client of ours gives must not fail all that is asked of a view."""
+
+_LOG = f"""\
 SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
        coalesce(timestamp_millis(s.append_time_ms), m.timestamp) AS timestamp,
        m.key, m.value, m.headers,
        s.producer_id, s.producer_epoch, s.base_sequence + (m.row - s.first_row) AS sequence,
        s.transactional, s.origin, s.dead_letter, s.source_offset + (m.row - s.first_row) AS source_offset,
        timestamp_millis(s.decided_at_ms) AS decided_at,
-       timestamp_millis(s.ttl_from_ms + coalesce(m.ttl_ms, s.ttl_ms)) AS expires_at
+       CASE WHEN coalesce(m.ttl_ms, s.ttl_ms) BETWEEN 0 AND {_LONGEST_MS}
+            THEN timestamp_millis(s.ttl_from_ms + coalesce(m.ttl_ms, s.ttl_ms)) END AS expires_at
 FROM (
-{segments}
+{{segments}}
 ) s
-JOIN {database}.messages m
+JOIN {{database}}.messages m
   ON m.file_id + m.partition = s.file_id + s.file_partition AND m.file_id BETWEEN s.file_id AND s.file_id
  AND m.row >= s.first_row AND m.row < s.first_row + s.record_count
 WHERE s.kind = 'data' AND s.deleted = 0

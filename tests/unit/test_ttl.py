@@ -16,7 +16,10 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.values.deliveries import DeathReason
+from lakemq.engine.protocol.values.log import Produce, Ranges
+from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
@@ -241,6 +244,18 @@ def test_views_show_when_a_message_expires_and_leave_none_out(mq: Connection) ->
     age(mq)
     query = f"SELECT expires_at IS NULL FROM log_committed WHERE topic = '{topic}' ORDER BY 1"
     until(lambda: list(run_query(mq.namespace, query)[1]) == [(False,), (True,)])
+
+
+@pytest.mark.parametrize("ttl_ms", [-(2**63), -1, MAX_TTL_MS + 1, 2**63 - 1])
+def test_a_life_that_no_client_of_ours_gives_fails_no_query(mq: Connection, ttl_ms: int) -> None:
+    topic = new_topic(mq)
+    ref = TopicRef(topic, mq.topics.describe(topic).topic_id, 1)
+    ranges = Ranges([0], [0], [-1], [0], [1], [0], [0])
+    few = FewRows([topic], [0], [None], [b"forged"], [0], ttl_ms=[ttl_ms])
+    mq.requester.ask(Produce([ref], ranges, mq.state().step, has_ttl=True), few)
+    mq.publish(topic, pa.table({"value": ["good"]}), ttl_ms=MAX_TTL_MS)
+    query = f"SELECT expires_at IS NULL FROM log WHERE topic = '{topic}' ORDER BY \"offset\""
+    until(lambda: list(run_query(mq.namespace, query)[1]) == [(True,), (False,)])
 
 
 # -- what is refused ----------------------------------------------------------------------------------------
