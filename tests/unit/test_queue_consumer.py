@@ -207,6 +207,30 @@ def test_offsets_without_messages_need_no_word(mq: Connection) -> None:
         until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
 
 
+@pytest.mark.parametrize("publishes", [True, False])
+@pytest.mark.parametrize("expired", [True, False])
+def test_a_poll_that_has_passed_offsets_and_shows_nothing_may_be_part_of_a_transaction(
+    mq: Connection, expired: bool, publishes: bool
+) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with mq.producer(transactional_id=new_name("tx")) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "not shown", ttl_ms=0)
+        producer.flush()
+        producer.commit_transaction() if expired else producer.abort_transaction()
+        with member(mq, group, topic) as one:
+            found: list[Any] = []
+            until(lambda: bool(found.append(one.poll()) or found[-1].offsets))
+            assert not found[-1]
+            one.flush()
+            producer.begin_transaction()
+            if publishes:
+                producer.send(topic, "of it")
+            producer.send_offsets_to_transaction(found[-1].offsets, group)
+            producer.commit_transaction()
+    assert values(mq, topic) == ["of it"] * publishes
+
+
 def test_a_poll_takes_from_all_partitions_and_no_more_than_it_may(mq: Connection) -> None:
     topic, group = new_topic(mq, 3), new_name("g")
     add(mq, topic, {0: 10, 1: 10, 2: 1})

@@ -206,12 +206,12 @@ class QueueConsumer(GroupConsumer):
         parts = self._parts(known, taken)
         if parts is None:
             return None
-        shown, expired = {}, dict[TopicPartition, Spans]()
+        shown, messages = {}, dict[TopicPartition, Spans]()
         for place, stretches in taken.items():
             flow, one = self._flows[place], known[place]
             moves[place] = (flow, [*moves[place][1], *stretches] if place in moves else stretches)
-            messages, expired[place] = messages_of(parts, place)
-            flow.show(stretches, messages, expired[place])
+            messages[place], expired = messages_of(parts, place)
+            flow.show(stretches, messages[place], expired)
             self._shown_last.pop(place, None)
             self._shown_last[place] = None
             shown[place] = Shown(flow.topic_id, flow.epoch, one.start_offset, stretches)
@@ -220,9 +220,10 @@ class QueueConsumer(GroupConsumer):
         ends = {place: stretches[-1].end for place, stretches in taken.items()}
         offsets = self._read(ends, {topic: known[topic, p].bounds.topic_id for topic, p in known})
         acknowledged = [
-            _acknowledgement(self._flows[place], Outcome.ACCEPT, stretch, expired[place].missing(*stretch.span))
+            _acknowledgement(self._flows[place], Outcome.ACCEPT, stretch, found)
             for place, one in shown.items()
             for stretch in one.stretches
+            if (found := list(messages[place].within(*stretch.span)))  # of the rest the flow has said what it is
         ]
         if self._terms is not None and self._terms.acks_itself:
             return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction

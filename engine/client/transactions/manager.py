@@ -305,8 +305,11 @@ class TransactionManager:
             for group, mine in self._offsets.items()
             if mine
         ]
-        for group, messages in self._messages.items():
-            offsets.append(Acknowledge(group, self._members.get(group) or "", messages, ref))
+        offsets += [
+            Acknowledge(group, self._members.get(group) or "", mine, ref)
+            for group, mine in self._messages.items()
+            if mine
+        ]
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
