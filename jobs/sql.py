@@ -11,11 +11,11 @@ import tempfile
 import weakref
 from collections.abc import Collection, Iterator
 from datetime import datetime
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidRequest
+from lakemq.jobs.dialects import Dialect
 from lakemq.jobs.interrupts import interrupts
 
 if TYPE_CHECKING:
@@ -50,13 +50,6 @@ _MACROS = (
     "CREATE MACRO explode_outer(list) AS unnest(CASE WHEN len(list) > 0 THEN list ELSE [NULL] END)",
     "CREATE MACRO array_size(list) AS len(list)",
 )
-
-
-class Dialect(str, Enum):
-    """Whose SQL a text is."""
-
-    spark = "spark"
-    duckdb = "duckdb"
 
 
 def run_query(

@@ -10,8 +10,8 @@ import typer
 
 from lakemq.jobs.commands.context import session_of
 from lakemq.jobs.commands.times import parse_time
+from lakemq.jobs.dialects import Dialect
 from lakemq.jobs.output import show
-from lakemq.jobs.sql import Dialect
 
 
 def add_to(app: typer.Typer) -> None:

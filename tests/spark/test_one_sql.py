@@ -16,7 +16,8 @@ from pyspark.sql import Row, SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.sql import Dialect, run_query
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 

@@ -16,7 +16,8 @@ import yaml
 import lakemq
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
-from lakemq.jobs.sql import Dialect, run_query
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
 
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"

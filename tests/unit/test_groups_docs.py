@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import lakemq
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import Dialect, run_query
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 

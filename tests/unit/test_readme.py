@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs.sql import Dialect, run_query
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import Dialect, run_query
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 
