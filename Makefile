@@ -47,7 +47,7 @@ demo: $(READY) ## the tour, on data of its own
 
 .PHONY: test
 test: $(READY) $(ARCHIVE) ## all tests but the long ones: no JVM first, then Spark beside killed processes
-	$(BIN)/pytest $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) -m "not long"
 	$(BIN)/pytest $(BESIDE) -m "not long"
 
 $(ARCHIVE): $(READY) tests/jvm.py
@@ -55,11 +55,11 @@ $(ARCHIVE): $(READY) tests/jvm.py
 
 .PHONY: test-long
 test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped for hours, or killed at random: minutes of leases that must run out
-	$(BIN)/pytest tests/faults tests/spark -m long
+	$(BIN)/pytest tests/faults tests/spark tests/unit tests/stateful -m long
 
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
-	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow"
+	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow and not long"
 
 .PHONY: test-quality
 test-quality: $(READY) ## the gate and the audit beside Great Expectations, which takes its time: about two minutes

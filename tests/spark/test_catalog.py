@@ -75,6 +75,7 @@ def neighbours(mq: Connection, topic: str) -> None:
     assert isinstance(mq.requester.ask(request), Published)
 
 
+@pytest.mark.long  # a quarter of a minute
 def test_rows_of_files_with_neighbouring_ids_are_told_apart(
     spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
 ) -> None:
@@ -212,6 +213,7 @@ def test_spark_sql_answers_with_the_generated_catalog(
     assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}
 
 
+@pytest.mark.long  # a JVM of its own
 def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
     mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
 ) -> None:

@@ -148,6 +148,7 @@ def test_killed_at_random_nothing_is_lost_or_doubled(own: Connection) -> None:
     check(copied(own), range(total))
 
 
+@pytest.mark.long  # a JVM of its own
 @pytest.mark.usefixtures("spark")
 def test_of_two_copies_the_older_one_is_fenced(own: Connection) -> None:
     """A job that hangs and wakes after its successor has started commits nothing more."""
@@ -200,6 +201,7 @@ def test_a_bad_expression_is_said_in_a_line_and_changes_nothing(
     assert own.consumer("copy-a-b", assign=["a"]).committed() == {}
 
 
+@pytest.mark.long  # a JVM of its own
 def test_a_copy_that_follows_ends_after_its_batch_when_it_is_told_to(own: Connection) -> None:
     process = job(own, "--follow")
     until_copied(own, MESSAGES)

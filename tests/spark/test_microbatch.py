@@ -200,6 +200,7 @@ def test_the_job_leaves_deciding_to_a_sequencer_that_serves(
     spark: SparkSession, mq: Connection, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mq.topics.create(topic, partitions=1)
+    mq.drain_inbox()  # what another test has left there
     spark.sql(f"INSERT INTO mq.inbox (topic, value) VALUES ('{topic}', 'a')")
     assert microbatch.main(["--path", mq.namespace.path]) == 0
     out, err = capsys.readouterr()

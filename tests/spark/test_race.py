@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 import lakemq
@@ -80,6 +81,7 @@ class InSpark:
         return [str(number) for one in self._work for number in one.result()]
 
 
+@pytest.mark.long  # half a minute
 def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():

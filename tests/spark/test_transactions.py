@@ -40,6 +40,7 @@ def in_sql(spark: SparkSession, view: str, topic: str) -> list[int]:
     return sorted(row[0] for row in found.collect())
 
 
+@pytest.mark.long  # a third of a minute
 def test_all_ways_to_read_see_what_was_committed(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:

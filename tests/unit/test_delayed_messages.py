@@ -440,7 +440,7 @@ def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
     assert mq.delayed.cancel(moved.receipt or "") == "cancelled"
 
 
-@pytest.mark.parametrize("count", [3, 400, 300_000])
+@pytest.mark.parametrize("count", [3, 400, pytest.param(300_000, marks=pytest.mark.long)])
 def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
     """Few, riding, and in several files; each names its own message."""
     topic = new_topic(mq, 3)
@@ -635,6 +635,7 @@ def kept(path: str, config: dict[str, Any]) -> int:
         return _kept(DELAYED, rows, handle.last_step(), whole=True, told_since_ms=since_ms).num_rows
 
 
+@pytest.mark.long  # ten seconds of processes
 def test_the_command_lists_and_cancels(mq: Connection) -> None:
     topic = quick(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)

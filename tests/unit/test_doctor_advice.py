@@ -134,6 +134,7 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
         assert [one.topic for one in mq.delayed.all()] == ["u"]
 
 
+@pytest.mark.long  # a quarter of a minute
 def test_delayed_messages_that_nobody_releases(path: Path) -> None:
     with Connection(open_namespace(str(path))) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["x"]}), delay_ms=2_000)
