@@ -44,6 +44,9 @@ _WRITTEN = WriterProperties(compression="SNAPPY", max_row_group_size=GROUP_ROWS)
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
+_ATTEMPTS = 3
+
+
 class NotATable(Exception):
     """There is no Delta table here, or one of another product."""
 
@@ -292,11 +295,7 @@ class Store:
 
     def open(self, spec: TableSpec) -> TableHandle:
         """The table at its newest version. Raises NotATable, OlderTable, NewerTable."""
-        try:
-            table = DeltaTable(self.uri(spec), storage_options=self._options)
-            stored, configuration = pa.schema(table.schema()), table.metadata().configuration
-        except (TableNotFoundError, DeltaError, OSError) as error:
-            raise NotATable(f"{spec.name}: {_first_line(error)}") from error
+        table, stored, configuration = self._opened(spec)
         version = configuration.get(VERSION_PROPERTY)
         if version is None or not str(version).isdigit():
             raise NotATable(f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)")
@@ -308,6 +307,23 @@ class Store:
         if missing:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
+
+    def _opened(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
+        """With its columns and its configuration.
+
+        Entries of its log may be expired between looking for them and reading them: then it is looked at again.
+        """
+        failed: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                table = DeltaTable(self.uri(spec), storage_options=self._options)
+                return table, pa.schema(table.schema()), dict(table.metadata().configuration)
+            except TableNotFoundError as error:
+                raise NotATable(f"{spec.name}: {_first_line(error)}") from error
+            except (DeltaError, OSError) as error:
+                failed = error
+        assert failed is not None
+        raise NotATable(f"{spec.name}: {_first_line(failed)}") from failed
 
     def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
         """The rows of these files of the table, read when they are scanned; columns of `stored_schema`."""
