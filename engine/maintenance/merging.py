@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 MOST_BYTES = 32 << 20
 """Of files that are merged at once: what is read in one go, while passes wait."""
 
-_AGREE = (
+AGREE = (
     "kind",
     "topic_id",
     "partition",
@@ -37,6 +37,7 @@ _AGREE = (
     "ttl_ms",
     "dead_letter",
 )
+"""What segments agree in that may become one."""
 _RUN_ON = ("base_offset", "first_row", "base_sequence", "source_offset")
 
 
@@ -137,7 +138,7 @@ def coalesced(segments: pa.Table, floor: int) -> pa.Table:
     order = [(name, "ascending") for name in ("topic_id", "partition", "base_offset")]
     segments = segments.sort_by(order).combine_chunks()
     step = segments.column("step").to_numpy()
-    touches = goes_on(segments, _AGREE, _RUN_ON) & pc.equal(segments.column("kind"), "data").to_numpy()[1:]
+    touches = goes_on(segments, AGREE, _RUN_ON) & pc.equal(segments.column("kind"), "data").to_numpy()[1:]
     touches &= (step[1:] == step[:-1]) | ((step[1:] <= floor) & (step[:-1] <= floor))
     return joined(segments, touches)
 

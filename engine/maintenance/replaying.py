@@ -25,18 +25,11 @@ from ..protocol.codec.journal import steps_after
 from ..protocol.errors import StepTooOld
 from ..protocol.projection import PROJECT, RESTORED, project, restore
 from ..protocol.values.state import State
+from .merging import AGREE
 from .trimming import RETENTION, Living, living, trimmed
 
-_SEGMENTS_AGREE = (
-    "kind",
-    "topic_id",
-    "partition",
-    "producer_id",
-    "producer_epoch",
-    "transactional",
-    "origin",
-    "dead_letter",
-)
+_SEGMENTS_AGREE = tuple(name for name in AGREE if name not in ("file_id", "file_partition"))
+"""What a merge leaves as it was decided."""
 _LETTERS_AGREE = ("source", "error", "reason", "dead_at_ms")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+from unit.served import until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 
 class Told(RebalanceListener):
@@ -40,3 +42,10 @@ def texts(batch: Any) -> list[str]:
 
 def owned(consumer: GroupConsumer) -> list[int]:
     return [partition for _, partition in consumer.assignment()]
+
+
+def taken(consumer: QueueConsumer, count: int) -> list[Any]:
+    """As soon as they are shown, at least so many messages."""
+    found: list[Any] = []
+    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
+    return found

@@ -16,6 +16,7 @@ import pytest
 from clocks import ManualClock
 from protocol_harness import AtOnce, Harness
 from typer.testing import CliRunner
+from unit.consuming import taken
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -46,12 +47,6 @@ def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsum
     consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
     assert isinstance(consumer, QueueConsumer)
     return consumer
-
-
-def taken(consumer: QueueConsumer, count: int) -> list[Any]:
-    found: list[Any] = []
-    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
-    return found
 
 
 def until_done(mq: Connection, one: QueueConsumer) -> None:
@@ -143,6 +138,26 @@ def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
     rows = sql(mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset")
     why = (group, "rejected", "it's 'bad'", 1, topic, 0)
     assert rows == [(*why, n, n, f"m{n}".encode()) for n in range(3)]
+
+
+@pytest.mark.slow
+def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connection) -> None:
+    """Others publish to a topic of dead letters, too, and what they do may expire."""
+    topic, group = new_topic(mq), new_name("g")
+    letters = f"{topic}.dlq"
+    mq.topics.create(letters, 1)
+    mq.publish(letters, pa.table({"value": ["x", "y"]}), ttl_ms=0)
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+    with member(mq, topic, group) as one:
+        for message in taken(one, 3):
+            one.reject([message], error=f"of {message.value.decode()}")
+        one.flush()
+        until_done(mq, one)
+    until(lambda: mq.dead_letters.all(letters).num_rows == 3)
+    found = mq.dead_letters.all(letters).select(["value", "error", "source_offset"]).to_pylist()
+    assert found == [{"value": v.encode(), "error": f"of {v}", "source_offset": n} for n, v in enumerate("abc")]
+    assert mq.dead_letters.purge(letters, "error = 'of b'") == 1
+    assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
 
 @pytest.mark.slow

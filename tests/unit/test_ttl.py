@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
-from unit.consuming import texts
+from unit.consuming import taken, texts
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -150,12 +151,6 @@ def member(mq: Connection, topic: str, group: str) -> QueueConsumer:
     consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
     assert isinstance(consumer, QueueConsumer)
     return consumer
-
-
-def taken(consumer: QueueConsumer, count: int) -> list[Any]:
-    found: list[Any] = []
-    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
-    return found
 
 
 @pytest.mark.slow
@@ -306,20 +301,37 @@ def test_pieces_go_on_where_all_of_one_has_expired(mq: Connection) -> None:
     assert [v for piece in found.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
 
 
+@pytest.mark.slow
+def test_a_tail_shows_nothing_of_what_has_all_expired(mq: Connection) -> None:
+    topic = new_topic(mq)
+    tail = mq.tail(topic, start="earliest", poll_ms=5)
+    with ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(next, tail)
+        mq.publish(topic, pa.table({"value": [str(i) for i in range(300)]}), ttl_ms=0)
+        time.sleep(0.2)
+        mq.publish(topic, pa.table({"value": ["seen"]}))
+        assert shown.result(10)["value"].to_pylist() == [b"seen"]
+
+
 # -- what cannot be read ------------------------------------------------------------------------------------
+
+
+def expired_and_away(mq: Connection, topic: str) -> Path:
+    """The file of a message that has expired, which cannot be read: it is moved away to there."""
+    files = Path(mq.namespace.files.root) / "messages"
+    before = set(files.iterdir())
+    mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
+    (file,) = set(files.iterdir()) - before
+    age(mq)
+    return file.rename(file.with_suffix(".away"))
 
 
 @pytest.mark.slow
 def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None:
     """It is shown, so that whoever has it can give it up; what comes after it is delivered."""
     topic, group = new_topic(mq), new_name("g")
-    files = Path(mq.namespace.files.root) / "messages"
-    before = set(files.iterdir())
-    mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
-    for one in set(files.iterdir()) - before:
-        one.unlink()
+    expired_and_away(mq, topic)
     mq.publish(topic, pa.table({"value": ["next"]}))
-    age(mq)
     with member(mq, topic, group) as consumer:
         until(lambda: bool(batch := consumer.poll(max_records=1, timeout_ms=20)) and _given_up(consumer, batch))
         assert [one.value for one in taken(consumer, 1)] == [b"next"]
@@ -330,16 +342,11 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
 @pytest.mark.slow
 def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    files = Path(mq.namespace.files.root) / "messages"
-    before = set(files.iterdir())
-    mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
-    (file,) = set(files.iterdir()) - before
-    age(mq)
-    away = file.rename(file.with_suffix(".away"))
+    away = expired_and_away(mq, topic)
     with member(mq, topic, group) as consumer:
         found: list[Any] = []
         until(lambda: bool(found.append(consumer.poll(timeout_ms=20)) or found[-1]))
-        away.rename(file)
+        away.rename(away.with_suffix(".parquet"))
         shown = list(found[-1])
         assert len(shown) == found[-1].record_count == 1
         consumer.ack(shown)

@@ -176,7 +176,8 @@ class DeadLetters:
     # -- which ------------------------------------------------------------------------------------------
 
     def _plan(self, topic: str) -> FetchPlan:
-        return self._fetching().plan(topic, "read_committed", "earliest", "latest")
+        # with those that have expired: rows are told their causes by where they are among all of the plan
+        return self._fetching().plan(topic, "read_committed", "earliest", "latest", include_expired=True)
 
     def _open(self, plan: FetchPlan) -> dict[int, Spans]:
         """Dead letters of the plan with which nobody has dealt, by partition."""

@@ -16,7 +16,7 @@ from .causes import with_causes
 from .expiry import have_expired
 from .fetch_plan import FetchPlan
 from .kept import KeptRows
-from .rows import Numbers, Source, sources
+from .rows import Numbers, Source, running, sources
 
 FETCHED: pa.Schema = pa.schema(
     [
@@ -74,13 +74,7 @@ def _taken(found: Sequence[Source], plan: FetchPlan) -> tuple[pa.Table, Numbers]
         begin[source.ranges] = source.begin + before
         before += source.rows.num_rows
     # thousands of small chunks would be looked through for each row
-    return pa.concat_tables([source.rows for source in found]).combine_chunks(), _running(plan.segments, begin)
-
-
-def _running(segments: pa.Table, first: Numbers) -> Numbers:
-    """Numbers that begin with each range's `first` and go up by one with each of its rows."""
-    counts = segments.column("record_count").to_numpy()
-    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return pa.concat_tables([source.rows for source in found]).combine_chunks(), running(plan.segments, begin)
 
 
 def _messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
@@ -97,7 +91,7 @@ def _messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
         rows.column("value"),
         pa.repeat(plan.topic, rows.num_rows),
         pa.array(np.repeat(segments.column("partition").to_numpy(), counts), pa.int32()),
-        pa.array(_running(segments, segments.column("base_offset").to_numpy())),
+        pa.array(running(segments, segments.column("base_offset").to_numpy())),
         stamp,
         pa.array(is_appended.astype(np.int32)),
         with_causes(rows.column("headers"), segments),

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from lakemq.tables.storage.files import Files
 
+from .causes import whose_are
 from .fetch_plan import FetchPlan
 from .kept import KeptRows
-from .rows import sources
+from .rows import running, sources
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ def have_expired(now_ms: int | None, segments: pa.Table, rows: pa.Table) -> Mask
     since_ms = segments.column("ttl_from_ms")
     if now_ms is None or since_ms.null_count == segments.num_rows:
         return None
-    whose = pa.array(np.repeat(np.arange(segments.num_rows), segments.column("record_count").to_numpy()))
+    whose = pa.array(whose_are(segments))
     lives_ms = pc.coalesce(rows.column("ttl_ms"), segments.column("ttl_ms").take(whose))
     ends_ms = pc.fill_null(pc.add(since_ms.take(whose), lives_ms), _NEVER)
     expired: Mask = ends_ms.to_numpy() <= now_ms
@@ -43,13 +44,11 @@ def expired_offsets(files: Files, plan: FetchPlan, kept: KeptRows | None = None)
     found: dict[int, list[Numbers]] = {}
     for source in sources(files, replace(plan, segments=segments), kept):
         mine = segments.take(pa.array(source.ranges))
-        counts, bases = mine.column("record_count").to_numpy(), mine.column("base_offset").to_numpy()
-        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = source.rows.select(["ttl_ms"]).take(pa.array(np.repeat(source.begin, counts) + nth))
+        rows = source.rows.select(["ttl_ms"]).take(pa.array(running(mine, source.begin)))
         expired = have_expired(plan.now_ms, mine, rows)
         if expired is not None and expired.any():
-            partitions = np.repeat(mine.column("partition").to_numpy(), counts)[expired]
-            offsets = (np.repeat(bases, counts) + nth)[expired]
+            partitions = mine.column("partition").to_numpy()[whose_are(mine)[expired]]
+            offsets = running(mine, mine.column("base_offset").to_numpy())[expired]
             for partition in np.unique(partitions).tolist():
                 found.setdefault(partition, []).append(offsets[partitions == partition])
     return {partition: np.concatenate(parts) for partition, parts in found.items()}

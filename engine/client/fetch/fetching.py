@@ -124,8 +124,8 @@ class Fetching:
             position.update({r.partition: r.end for r in plan.ranges})
             if not plan.ranges:
                 yield None
-            elif plan.record_count:  # else it was markers, or messages that were aborted
-                yield self.fetched(plan).to_arrow()
+            elif (found := self.fetched(plan).to_arrow()).num_rows:  # else it was markers, or aborted, or has expired
+                yield found
 
     def watch_steps(self) -> Watch | None:
         """Tells of steps that come; None: they are not told of."""

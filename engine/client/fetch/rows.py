@@ -75,6 +75,12 @@ def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> 
     return (at >= 0) & (first_rows < lasts[at]) & (ends <= stretch_ends[at])
 
 
+def running(segments: pa.Table, first: Numbers) -> Numbers:
+    """Numbers that begin with each segment's `first` and go up by one with each of its messages."""
+    counts = segments.column("record_count").to_numpy()
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+
+
 def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: Numbers, columns: list[str]) -> Source:
     begins = np.array([part.first_row for part in parts])
     shift = np.cumsum([0, *(part.record_count for part in parts)])

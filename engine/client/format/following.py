@@ -13,7 +13,7 @@ from ..offsets import ConsumedOffsets, offset_commits
 from .narrowing import Narrowing
 from .offsets import StreamOffset, available, ids_of, limited
 from .options import ReadOptions
-from .planning import Range, connected, lost, tasks_of_ranges
+from .planning import Range, lost, tasks_of_ranges
 from .positions import Logs, logs_of, offsets_at
 from .tasks import MessagesTask
 
@@ -44,7 +44,7 @@ class Following:
     """Not thread-safe. end: of the log when it was looked at last, as StreamOffset tells it."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options, self._mq = options, connected(options)
+        self._options, self._mq = options, options.place.connect()
         self.end: dict[str, Any] | None = None
         self._now_ms = 0
         self._noted: dict[str, Any] = {}

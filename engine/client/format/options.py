@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import lakemq
 
 from ...protocol.errors import InvalidConfig
 from ..arguments import group_name, refused
 from ..fetch.fetch_plan import Isolation
 from .given import Given
+
+if TYPE_CHECKING:
+    from ..connection import Connection
 
 EARLIEST, LATEST = -2, -1
 """As offsets, in JSON."""
@@ -42,6 +47,10 @@ class Place:
 
     path: str
     storage_options: Mapping[str, str] = field(repr=False)
+
+    def connect(self) -> Connection:
+        """On the driver. Raises what `lakemq.connect` does."""
+        return lakemq.connect(self.path, storage_options=self.storage_options)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-import lakemq
-
 from ...protocol.errors import FileTruncated, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..connection import Connection
@@ -26,13 +24,9 @@ _ATTEMPTS = 3
 Range = tuple[int, int]
 
 
-def connected(options: ReadOptions) -> Connection:
-    return lakemq.connect(options.place.path, storage_options=options.place.storage_options)
-
-
 def plan_batch(options: ReadOptions, narrowing: Narrowing) -> list[MessagesTask]:
     """The tasks of a batch, as of now. Raises InvalidConfig, UnknownTopicOrPartition, OffsetOutOfRange."""
-    with connected(options) as mq:
+    with options.place.connect() as mq:
         logs = logs_of(mq.state(), options.which, options.isolation)
         starts = offsets_at(mq, options.start, logs, "startingOffsets")
         ends = offsets_at(mq, options.end, logs, "endingOffsets")

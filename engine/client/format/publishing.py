@@ -10,13 +10,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-import lakemq
 from lakemq.tables.storage.files import open_files
 
 from ...namespace.clock import SystemClock
 from ...protocol.errors import IllegalState, InvalidConfig
 from ...protocol.values.log import ApplicationVersion
-from ..connection import Connection
 from ..publish.executor import ELSEWHERE
 from ..publish.publication import Publication
 from ..publish.request import COLUMNS
@@ -31,16 +29,12 @@ _METADATA = "metadata"
 """In a checkpoint: the id that Structured Streaming gave the query."""
 
 
-def _connected(options: WriteOptions) -> Connection:
-    return lakemq.connect(options.place.path, storage_options=options.place.storage_options)
-
-
 def task_of(options: WriteOptions, schema: StructType) -> WriteTask:
     """What tasks do. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not."""
     names = {*COLUMNS, TOPIC}
     known = StructType([field for field in schema if field.name.lower() in names])
     check_columns(to_arrow_schema(known, timezone="UTC") if len(known) else pa.schema([]), options)
-    with _connected(options) as mq:
+    with options.place.connect() as mq:
         state = mq.state()
     if options.topic is not None:
         routing = Routing(find_route(state, options.topic))
@@ -76,7 +70,7 @@ def publish(
     routes, written = _routed(task.routing, done)
     if not written:
         return
-    with _connected(task.options) as mq:
+    with task.options.place.connect() as mq:
         mq.spark_publisher().publish_written(publication, routes, written)
 
 

@@ -102,7 +102,7 @@ class Stretch(NamedTuple):
         return self.first + self.length
 
     @property
-    def span(self) -> Range:
+    def span(self) -> tuple[int, int]:
         """Its first offset, and the one after the last."""
         return self.first, self.end
 
