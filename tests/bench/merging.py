@@ -6,16 +6,16 @@ what was replaced: what is left is compared with the same messages published at 
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 from figures import Figure, median, seconds
+from growth import files_and_bytes, watched
 
 import lakemq
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance import housekeeping
 from lakemq.tables.specs.registry import TABLES
 
@@ -23,6 +23,7 @@ PARTITIONS = 8
 VALUE = b"x" * 92
 SETTINGS = {"merge.grace.ms": 0, "reader.grace.ms": 1000, "journal.retention.ms": 0, "lease.ms": 1500}
 LONGEST_S = 90
+NEWEST = 20
 
 
 def run(messages: int) -> Iterator[Figure]:
@@ -30,22 +31,33 @@ def run(messages: int) -> Iterator[Figure]:
     keys = [b"k%d" % (i % PARTITIONS) for i in range(messages)]
     with tempfile.TemporaryDirectory() as folder:
         single, whole = f"{folder}/single", f"{folder}/whole"
-        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving():
+        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving(), watched(single) as growth:
             mq.topics.create("t", partitions=PARTITIONS)
             tables = {key: pa.table({"key": [key], "value": [VALUE]}) for key in set(keys)}
-            for key in keys:
-                mq.publish("t", tables[key])
-            at_once_s = _fetch_s(single, messages)
-            busy = _files(single)
+            newest_ms = []
+            with lakemq.connect(single) as reader:
+                for sent, key in enumerate(keys):
+                    mq.publish("t", tables[key])
+                    if sent in (messages // 40, messages // 2):
+                        newest_ms.append((sent, _newest_ms(mq, reader, tables[key])))
+            total = messages + NEWEST * len(newest_ms)
+            at_once_s = _fetch_s(single, total)
+            busy = files_and_bytes(single)
             left = _tidied(single)
-        yield Figure("fetch of single messages at once", at_once_s, "s", 0.5, "<=", f"{messages} messages")
-        yield Figure("files after housekeeping", left[0], "files", 300, "<=", f"{busy[0]} before")
+        page = growth.draw("single messages")
+        for steps, ms in newest_ms:
+            name = f"newest message by one who followed {steps:,} steps"
+            yield Figure(name, ms, "ms", 3, "<=", f"median of {NEWEST}")
+        yield Figure("fetch of single messages at once", at_once_s, "s", 0.5, "<=", f"{total} messages")
+        yield Figure("files after housekeeping", left[0], "files", 300, "<=", f"{busy[0]} before; {page}")
         yield Figure("bytes after housekeeping", left[1] / 1e6, "MB", 12, "<=", f"{busy[1] / 1e6:.1f} before")
         with lakemq.connect(whole, create=True) as mq, mq.serving():
             mq.topics.create("t", partitions=PARTITIONS)
-            mq.publish("t", pa.table({"key": keys, "value": [VALUE] * messages}))
+            mq.publish(
+                "t", pa.table({"key": [b"k%d" % (i % PARTITIONS) for i in range(total)], "value": [VALUE] * total})
+            )
         # in turn, so that both see the same drift of the machine
-        pairs = [(_fetch_s(single, messages), _fetch_s(whole, messages)) for _ in range(9)]
+        pairs = [(_fetch_s(single, total), _fetch_s(whole, total)) for _ in range(9)]
         single_s, whole_s = (median(column) for column in zip(*pairs, strict=True))
         ratio, note = single_s / whole_s, f"{single_s * 1000:.1f} and {whole_s * 1000:.1f} ms"
         yield Figure("fetch of single messages / of one batch", ratio, "x", 2, "<=", note)
@@ -58,6 +70,16 @@ def _keep_nothing() -> None:
         vars(spec)["log_retention_ms"] = vars(spec)["replaced_retention_ms"] = 0
 
 
+def _newest_ms(mq: Connection, reader: Connection, one: pa.Table) -> float:
+    """Of a fetch of the newest message by one who has followed all the while."""
+    took_s = []
+    for _ in range(NEWEST):
+        before = reader.end_offsets("t")
+        mq.publish("t", one)
+        took_s.append(seconds(lambda: reader.fetch("t", start=before).to_arrow()))  # noqa: B023
+    return median(took_s) * 1000
+
+
 def _fetch_s(path: str, messages: int) -> float:
     """Of who has just come, and knows the topics already."""
     with lakemq.connect(path) as mq:
@@ -67,23 +89,13 @@ def _fetch_s(path: str, messages: int) -> float:
         return took_s
 
 
-def _files(path: str) -> tuple[int, int]:
-    """How many files there are, and their bytes."""
-    sizes = []
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = Path(folder, name)
-            sizes.append(file.stat().st_size if file.exists() else 0)
-    return len(sizes), sum(sizes)
-
-
 def _tidied(path: str) -> tuple[int, int]:
     """The fewest files in a while, with their bytes: the lease and the watermark go on making some."""
-    fewest, deadline_s = _files(path), time.monotonic() + LONGEST_S
+    fewest, deadline_s = files_and_bytes(path), time.monotonic() + LONGEST_S
     last_s = time.monotonic()
     while time.monotonic() < min(deadline_s, last_s + 20):
         time.sleep(0.5)
-        found = _files(path)
+        found = files_and_bytes(path)
         if found[0] < fewest[0]:
             fewest, last_s = found, time.monotonic()
     return fewest

@@ -17,6 +17,7 @@ import latency
 import many_topics
 import merging
 import quality
+import small_sends
 import structured_streaming
 import transactions
 import with_spark
@@ -41,6 +42,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     ),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),
+    "small-sends": lambda quick: small_sends.run(5 if quick else 300),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
     "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),

@@ -50,7 +50,10 @@ def run(count: int) -> Iterator[Figure]:
             best = min(seconds(fetched.to_arrow) for _ in range(4))
             yield Figure("fetch in Arrow", fetched.record_count / best / 1e6, "M messages/s", 10, ">=")
             yield _record_by_record(mq, count // 4)
+            yield _by_iteration(mq, count // 4)
         firsts = [_first_send(folder) for _ in range(4)]
+        commands = [seconds(lambda: _command(folder)) for _ in range(5)]
+        yield Figure("`lakemq topics list`, as a command", median(commands[1:]), "s", 0.6, "<=", "with all extras")
         yield Figure("import, connect, first send, without a JVM", median(firsts[1:]), "s", 1.0, "<=")
 
 
@@ -75,7 +78,24 @@ def _record_by_record(mq: lakemq.engine.client.connection.Connection, count: int
 
     with mq.producer() as producer:
         best = min(seconds(send) for _ in range(3))
-    return Figure("Python producer, record by record", count / best / 1e3, "k messages/s", 200, ">=")
+    return Figure("Python producer, record by record", count / best / 1e3, "k messages/s", 800, ">=")
+
+
+def _by_iteration(mq: lakemq.engine.client.connection.Connection, count: int) -> Figure:
+    fetched = mq.fetch("records", partitions=[0, 1])
+    assert fetched.record_count >= count // 2
+
+    def iterate() -> None:
+        for message in fetched:
+            assert message.value
+
+    best = min(seconds(iterate) for _ in range(3))
+    return Figure("for message in a fetch", fetched.record_count / best / 1e6, "M messages/s", 0.6, ">=")
+
+
+def _command(folder: str) -> None:
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", folder, "topics", "list"]
+    subprocess.run(command, capture_output=True, check=True)
 
 
 def _first_send(folder: str) -> float:
