@@ -111,7 +111,7 @@ class Mailbox:
     # -- the client's side --------------------------------------------------------------------------------
 
     def put(self, client_id: str, number: int, body: bytes, now_ms: int) -> str:
-        """A letter waits, durably; its name.
+        """A letter waits; its name. A loss of power may take it with it: nobody has acknowledged anything yet.
 
         Errors: MailboxFull, by a count that is at most a second old (older where counting is slow, so that it
         takes at most a twentieth of the time); LetterExists; ValueError (client id, number, time, size). What the
@@ -124,7 +124,7 @@ class Mailbox:
         if self._found >= self._limit:
             raise MailboxFull(self._found, self._limit)
         try:
-            self._files.put(f"{LETTERS}/{letter.name}", body)
+            self._files.put(f"{LETTERS}/{letter.name}", body, durable=False)
         except FileExistsError:
             raise LetterExists(letter.name) from None
         return letter.name
