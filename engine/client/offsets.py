@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ..protocol.errors import InvalidRecordState
 from ..protocol.values.deliveries import Acknowledgement
 from ..protocol.values.offsets import OffsetCommit
 
 TopicPartition = tuple[str, int]
 """Topic and partition."""
+
+HasOpen = Callable[[Sequence[Acknowledgement]], bool]
 
 
 class ConsumedOffsets(dict[TopicPartition, int]):
@@ -40,13 +43,22 @@ class ConsumedOffsets(dict[TopicPartition, int]):
 class ConsumedMessages(ConsumedOffsets):
     """Of a member of a queue group, which acknowledges messages. messages: those that were read, of each partition."""
 
-    def __init__(self, offsets: ConsumedOffsets, messages: Sequence[Acknowledgement]) -> None:
+    def __init__(self, offsets: ConsumedOffsets, messages: Sequence[Acknowledgement], has_open: HasOpen) -> None:
+        """has_open: whether the member has still to say what became of some of them."""
         super().__init__(offsets, offsets.topic_ids, offsets.member_id, offsets.epochs)
-        self.messages = list(messages)
+        self.messages, self._has_open = list(messages), has_open
 
     def then(self, later: ConsumedOffsets) -> ConsumedMessages:
         more = later.messages if isinstance(later, ConsumedMessages) else []
-        return ConsumedMessages(super().then(later), [*self.messages, *more])
+        return ConsumedMessages(super().then(later), [*self.messages, *more], self._has_open)
+
+    def check_open(self) -> None:
+        """Raises InvalidRecordState: it was said of all of them what became of them; where there are none, nothing."""
+        if self.messages and not self._has_open(self.messages):
+            raise InvalidRecordState(
+                "All messages of the batch were acknowledged, or given back, before.",
+                expected="some of which nothing was said, to be done with when the transaction commits",
+            )
 
 
 def offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:

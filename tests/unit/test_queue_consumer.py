@@ -467,6 +467,47 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
         assert one._open_count() == 0
 
 
+def test_a_transaction_takes_what_was_partly_acknowledged_and_refuses_what_wholly_was(mq: Connection) -> None:
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        parts = [one.poll(2, timeout_ms=5_000) for _ in range(2)]
+        for message in [*parts[0], next(iter(parts[1]))]:
+            one.ack(message)
+        producer.begin_transaction()
+        with pytest.raises(InvalidRecordState, match="acknowledged, or given back"):
+            producer.send_offsets_to_transaction(parts[0].offsets, group)
+        producer.send(out, "of it")
+        producer.send_offsets_to_transaction(parts[1].offsets, group)
+        producer.commit_transaction()
+        one.flush()
+        assert (values(mq, out), deliveries(mq, group, topic)) == (["of it"], {0: []})
+
+
+def test_a_batch_that_was_committed_is_not_committed_once_more(mq: Connection) -> None:
+    """Who had no answer, and does the work again with the same batch, would do it twice."""
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = one.poll(timeout_ms=5_000)
+        for again in (False, True):
+            producer.begin_transaction()
+            producer.send(out, "of it")
+            producer.send_offsets_to_transaction(batch.offsets, group)
+            if again:
+                with pytest.raises(TransactionAbortable, match="done with already"):
+                    producer.commit_transaction()
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+        assert values(mq, out) == ["of it"]
+        one.poll()
+        producer.begin_transaction()
+        with pytest.raises(InvalidRecordState):
+            producer.send_offsets_to_transaction(batch.offsets, group)
+        producer.abort_transaction()
+
+
 def test_a_producers_transaction_takes_what_was_polled(mq: Connection) -> None:
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})

@@ -227,7 +227,17 @@ class QueueConsumer(GroupConsumer):
         ]
         if self._terms is not None and self._terms.acks_itself:
             return QueueBatch(self.group, parts, offsets, shown)  # the next poll says it, not a transaction
-        return QueueBatch(self.group, parts, ConsumedMessages(offsets, acknowledged), shown)
+        return QueueBatch(self.group, parts, ConsumedMessages(offsets, acknowledged, self._has_open), shown)
+
+    def _has_open(self, messages: Sequence[Acknowledgement]) -> bool:
+        """Whether something is to be said of these yet; of a partition that has moved since, the group knows."""
+        with self._lock.own:
+            self._teller.hear_singles()
+            return any(
+                (flow := self._teller.flow_of(one)) is None
+                or flow.open_of([(first, first + count, one.deliveries) for first, count in one.ranges])
+                for one in messages
+            )
 
     def _in_turn(self, known: Mapping[TopicPartition, Held]) -> dict[TopicPartition, Held]:
         """What was shown last comes last, when there is not room for all."""

@@ -120,7 +120,7 @@ class Teller:
             error, "retriable", False
         )
         for part in parts:
-            flow = self._flow_of(part)
+            flow = self.flow_of(part)
             if flow is not None and may_be_heard:
                 flow.put_back(part)
             elif isinstance(error, LakeMQError):
@@ -128,18 +128,18 @@ class Teller:
                 if flow is not None:
                     flow.reopen(part)
 
-    def _flow_of(self, part: Acknowledgement) -> Flow | None:
+    def flow_of(self, part: Acknowledgement) -> Flow | None:
         key = part.topic_id, part.partition, part.epoch
         return next((one for one in self._flows.values() if (one.topic_id, one.partition, one.epoch) == key), None)
 
     def _counted_before(self, part: Acknowledgement) -> bool:
         """What is said once more and refused was heard the first time: since then it was delivered again."""
-        flow = self._flow_of(part)
+        flow = self.flow_of(part)
         return flow is not None and flow.is_doubtful(part)
 
     def _judge(self, judged: AcknowledgementsJudged, parts: Sequence[Acknowledgement]) -> None:
         for i in judged.invalid:
-            flow = self._flow_of(parts[i])
+            flow = self.flow_of(parts[i])
             if flow is not None:
                 flow.reopen(parts[i])
         topics = {flow.topic_id: topic for (topic, _), flow in self._flows.items()}

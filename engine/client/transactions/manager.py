@@ -216,10 +216,13 @@ class TransactionManager:
     ) -> None:
         """Offsets that the commit carries, of a queue group messages; of a partition named before, these count.
 
-        Raises InvalidRequest, InvalidGroupId, and what `ref` raises.
+        Raises InvalidRequest, InvalidGroupId, and what `ref` raises; InvalidRecordState: of a queue's batch nothing is
+        left to be done with.
         """
         named, metadata = group_name(group), None if metadata is None else text("metadata", metadata)
         places = offsets if isinstance(offsets, ConsumedOffsets) else place_offsets("offsets", offsets)
+        if isinstance(places, ConsumedMessages):
+            places.check_open()
         with self._lock.own:
             self.ref(mine)
             member_id = getattr(places, "member_id", None)

@@ -141,9 +141,9 @@ def _readable_end(state: State, group: Group, place: Place) -> int:
 def decide_acknowledge(state: State, request: Acknowledge, given: Given) -> Decision:
     """What the member says of messages that it has; parts that it cannot say are left out.
 
-    To say again that a message is done with is fine. Raises InvalidGroupId, UnknownMemberId, IllegalState (the group is
-    no queue), InvalidRequest; in a transaction, where it is all or nothing, also FencedMemberEpoch,
-    InvalidRecordState, InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    To say again that a message is done with is fine, in a transaction not of all of them. Raises InvalidGroupId,
+    UnknownMemberId, IllegalState (the group is no queue), InvalidRequest; in a transaction, where it is all or nothing,
+    also FencedMemberEpoch, InvalidRecordState, InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
     """
     ref = request.transaction
     if ref is not None:
@@ -165,6 +165,9 @@ def decide_acknowledge(state: State, request: Acknowledge, given: Given) -> Deci
         raise FencedMemberEpoch(found=[_shown(group, request.parts[i]) for i in fenced])
     if ref is not None and invalid:
         raise InvalidRecordState(found=[_shown(group, request.parts[i]) for i in invalid])
+    if ref is not None and not parts:
+        # asked once more after a commit whose answer was lost, it would publish a second time
+        raise InvalidRecordState("All of these messages are done with already.", expected="some that are not")
     result = AcknowledgementsJudged(fenced, invalid)
     if not parts:
         return Decision(result)
