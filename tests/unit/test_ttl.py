@@ -140,6 +140,40 @@ def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
         assert consumer.commit() == {(topic, 0): 3}
 
 
+@pytest.mark.parametrize("protocol", ["cooperative", "classic", None])
+def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, protocol: str | None) -> None:
+    """Though it waits for nothing, wants one message only, and thousands have expired before that."""
+    topic, group = new_topic(mq, partitions=2), new_name("g")
+    if protocol is not None:
+        mq.groups.create(group, {"group.protocol": protocol})
+    gone = {"partition": [n % 2 for n in range(9_000)], "value": ["gone"] * 9_000, "ttl_ms": [SHORT_MS] * 9_000}
+    mq.publish(topic, pa.table(gone))
+    mq.publish(topic, pa.table({"partition": [0, 0, 1], "value": ["a", "b", "c"]}))
+    age(mq)
+    which: dict[str, Any] = {"assign": [(topic, 0), (topic, 1)]} if protocol is None else {"topics": [topic]}
+    with mq.consumer(group, auto_offset_reset="earliest", **which) as consumer:
+        first: list[Any] = []
+        until(lambda: bool(first.append(consumer.poll(1)) or first[-1].offsets))
+        found = [texts(one) for one in (first[-1], *(consumer.poll(1) for _ in range(2)))]
+        assert sorted(value for [value] in found) == ["a", "b", "c"]
+        assert consumer.commit() == {(topic, 0): 4_502, (topic, 1): 4_501}
+
+
+def test_a_poll_passes_over_what_lies_between_and_shows_no_more_than_it_may(mq: Connection) -> None:
+    topic, size = new_topic(mq), 40
+    lives = [SHORT_MS if n % 5 else None for n in range(size)]
+    mq.publish(topic, pa.table({"value": [str(n) for n in range(size)], "ttl_ms": pa.array(lives, pa.int64())}))
+    age(mq)
+    with mq.consumer(new_name("g"), assign=[(topic, 0)]) as consumer:
+        consumer.seek(topic, 0, 1)
+        found = []
+        while batch := consumer.poll(2):
+            assert batch.record_count <= 2
+            found += [one.offset for one in batch]
+        assert found == [5, 10, 15, 20, 25, 30, 35]
+        assert consumer.position(topic, 0) == size
+
+
 def has_topic(mq: Connection, name: str) -> bool:
     return any(one.topic == name for one in mq.topics.list())
 

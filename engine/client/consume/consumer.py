@@ -28,6 +28,10 @@ from .poll_sizes import poll_sizes
 Reset = Literal["earliest", "latest", "none"]
 
 _UNSTABLE_WAIT_MS = 20
+_PASSING_MS = 1_000
+"""How long a poll goes on past offsets that hold nothing to be shown, whatever its timeout."""
+_MOST_AHEAD = 16_384
+"""Offsets that it passes at once, unless it wants more messages than these."""
 
 
 @dataclass
@@ -93,25 +97,29 @@ class Consumer:
     def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
         """The next messages, at most `max_records`, evenly from all partitions; positions move past them.
 
-        timeout_ms: how long to wait for the first one. With auto_offset_reset "none" raises
-        NoOffsetForPartition, OffsetOutOfRange.
+        timeout_ms: how long to wait for the first one; what is there comes in any case, for a second of reading past
+        what has expired or was aborted. With auto_offset_reset "none" raises NoOffsetForPartition, OffsetOutOfRange.
         """
         max_records, poll_ms = whole_number("max_records", max_records, 1), whole_number("poll_ms", poll_ms, 0)
-        deadline_ms = self._clock.steady_ms() + whole_number("timeout_ms", timeout_ms, 0)
+        begun_ms = self._clock.steady_ms()
+        deadline_ms = begun_ms + whole_number("timeout_ms", timeout_ms, 0)
         passed: ConsumedOffsets | None = None
         moves: dict[TopicPartition, _Moved] = {}
+        ahead = 0
         try:
             while True:
                 with self._lock.own:
                     self._begin_poll()
-                    while (batch := self._next(max_records, moves)) is None:
+                    while (batch := self._next(max_records, moves, ahead)) is None:
                         pass  # something was deleted since it looked
                 moved = bool(batch.offsets)
                 # also where there was nothing to show
                 batch.offsets = passed = batch.offsets if passed is None else passed.then(batch.offsets)
                 if batch:
                     return batch
-                if self._clock.steady_ms() >= deadline_ms and not self._is_coming(deadline_ms):
+                ahead = min(4 * max(ahead, max_records), _MOST_AHEAD) if moved else 0
+                over_ms = max(deadline_ms, begun_ms + _PASSING_MS) if moved else deadline_ms
+                if self._clock.steady_ms() >= over_ms and not self._is_coming(deadline_ms):
                     return self._nothing_came(batch)
                 if not moved:
                     self._rest(min(poll_ms, max(1, deadline_ms - self._clock.steady_ms())))
@@ -145,13 +153,36 @@ class Consumer:
         if self._closed:
             raise IllegalState("The consumer is closed.")
 
-    def _next(self, max_records: int, moves: dict[TopicPartition, _Moved]) -> ConsumerBatch | None:
-        """None: it is to be tried again. moves: where positions were before the poll, and where they are now."""
+    def _next(self, max_records: int, moves: dict[TopicPartition, _Moved], ahead: int) -> ConsumerBatch | None:
+        """None: it is to be tried again. moves: where positions were before the poll, and where they are now; ahead:
+        among how many offsets to look for messages, where there were none before.
+        """
         bounds, positions = self._settled()
         resting = self._halted | self._given_up
         behind = {place: bounds[place].end - at for place, at in positions.items() if place not in resting}
-        moved = {place: positions[place] + count for place, count in poll_sizes(behind, max_records).items() if count}
+        sizes = poll_sizes(behind, max(max_records, ahead))
+        moved = {place: positions[place] + count for place, count in sizes.items() if count}
         topic_ids = {topic: position.topic_id for (topic, _), position in self._positions.items()}
+        parts = self._parts_of(positions, moved, topic_ids)
+        if ahead and parts is not None and (cut := _cut(moved, parts, max_records)) != moved:
+            moved = {place: end for place, end in cut.items() if end > positions[place]}
+            parts = self._parts_of(positions, moved, topic_ids)
+        if parts is None:
+            return None
+        before = self._positions
+        after = {place: replace(before[place], offset=at) for place, at in moved.items()}
+        moves |= {place: (moves[place][0] if place in moves else before[place], one) for place, one in after.items()}
+        # what was read last comes last; at once, as a signal may come at any time
+        self._positions = {**{place: one for place, one in before.items() if place not in after}, **after}
+        return ConsumerBatch(self.group, parts, self._read(moved, topic_ids))
+
+    def _parts_of(
+        self,
+        positions: Mapping[TopicPartition, int],
+        moved: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, int],
+    ) -> list[Fetched] | None:
+        """From the positions on, up to where those are that move. None: some of it was deleted since we looked."""
         parts = []
         # of one topic an empty part, so that a batch without messages is a table and a DataFrame as well
         for topic in sorted({topic for topic, _ in moved} or {topic for topic, _ in list(positions)[:1]}):
@@ -161,12 +192,7 @@ class Consumer:
             if part is None:
                 return None
             parts.append(part)
-        before = self._positions
-        after = {place: replace(before[place], offset=at) for place, at in moved.items()}
-        moves |= {place: (moves[place][0] if place in moves else before[place], one) for place, one in after.items()}
-        # what was read last comes last; at once, as a signal may come at any time
-        self._positions = {**{place: one for place, one in before.items() if place not in after}, **after}
-        return ConsumerBatch(self.group, parts, self._read(moved, topic_ids))
+        return parts
 
     def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         return ConsumedOffsets(offsets, topic_ids)
@@ -352,3 +378,11 @@ class Consumer:
         partition_number(place[1])
         if place not in among:
             raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")
+
+
+def _cut(moved: Mapping[TopicPartition, int], parts: Iterable[Fetched], max_records: int) -> dict[TopicPartition, int]:
+    """How far to move instead, so that at most so many messages are shown: to the next message of each partition."""
+    there = {(part.plan.topic, partition): at for part in parts for partition, at in part.offsets().items()}
+    shown = poll_sizes({place: len(at) for place, at in there.items()}, max_records)
+    left = {place: int(at[shown[place]]) for place, at in there.items() if shown[place] < len(at)}
+    return {**moved, **left}

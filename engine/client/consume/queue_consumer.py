@@ -187,7 +187,7 @@ class QueueConsumer(GroupConsumer):
         else:
             wait([asked], min(max(ms, 1), _LONGEST_WAIT_MS) / 1000)
 
-    def _next(self, max_records: int, moves: dict[TopicPartition, Any]) -> QueueBatch | None:
+    def _next(self, max_records: int, moves: dict[TopicPartition, Any], ahead: int) -> QueueBatch | None:
         known = self._in_turn(self._known())
         self._teller.hear()
         if self._acks_first and self._terms is not None and self._terms.acks_itself:

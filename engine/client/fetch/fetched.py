@@ -80,6 +80,17 @@ class Fetched:
             self.plan = replace(self.plan, now_ms=None)
             return {}
 
+    def offsets(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Partition -> the offsets of its messages, ascending, without those that have expired."""
+        names = ("partition", "base_offset", "record_count")
+        partitions, bases, counts = (self.plan.segments.column(name).to_numpy() for name in names)
+        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        at, of = np.repeat(bases, counts) + nth, np.repeat(partitions, counts)
+        found = {partition: at[of == partition] for partition in np.unique(partitions).tolist()}
+        return {
+            p: np.setdiff1d(all_of, self.expired[p]) if p in self.expired else all_of for p, all_of in found.items()
+        }
+
     def to_arrow(self) -> pa.Table:
         """All messages, by partition and offset, in the schema of Spark's Kafka source."""
         return self._read(self.plan)
