@@ -22,7 +22,7 @@ log = logging.getLogger("lakemq.serve")
 LOOK_TIMEOUT_MS = 10_000
 """After which what a look has found counts no more: nobody waits for it."""
 RETRY_MS = 60_000
-"""When to look again for what cannot become a dead letter now."""
+"""When to look again for what cannot become a dead letter now, unless a topic is created: it may be the one."""
 PATIENCE_MS = 10_000
 """How long what is dying may be in no table yet, before it counts as such."""
 _EVERY_MS = 100
@@ -33,14 +33,14 @@ _AT_ONCE = 100
 @dataclass
 class _Look:
     """What is looked for of a partition, since when, and when to look again; looked_until: before this offset it was
-    looked for already; is_parked: nothing comes of it now.
+    looked for already; parked_at: nothing comes of it now, while this is the id of the next topic.
     """
 
     wanted: Dying | None
     since_ms: int
     again_ms: int
     looked_until: int = 0
-    is_parked: bool = False
+    parked_at: int | None = None
 
 
 Find = Callable[[Sequence[Dying]], list[Sighting]]
@@ -62,11 +62,11 @@ class DeadLetters:
 
     def is_working(self, state: State) -> bool:
         """Whether something is being looked for, or is to be."""
-        return self._is_looking or not all(self._is_parked(place) for place in state.dying)
+        return self._is_looking or not all(self._is_parked(state, place) for place in state.dying)
 
-    def _is_parked(self, place: GroupPlace) -> bool:
+    def _is_parked(self, state: State, place: GroupPlace) -> bool:
         look = self._looks.get(place)
-        return look is not None and look.is_parked
+        return look is not None and look.parked_at == state.next_topic_id
 
     @property
     def _is_looking(self) -> bool:
@@ -85,7 +85,7 @@ class DeadLetters:
         """What the next step is to decide of; begins the next look when it is time. Called once per step: what was
         found before has landed by then.
         """
-        found = self._take() if self._running is not None and self._running.done() else []
+        found = self._take(state) if self._running is not None and self._running.done() else []
         now_ms = self._clock.steady_ms()
         if found or self._is_looking:
             return found
@@ -109,12 +109,12 @@ class DeadLetters:
             if look is None or look.wanted != one:
                 look = self._looks[place] = _Look(one, now_ms, now_ms)
             if one is None:
-                look.is_parked, look.again_ms = True, now_ms + RETRY_MS
-            elif now_ms >= look.again_ms and len(wanted) < _AT_ONCE:
+                look.parked_at, look.again_ms = state.next_topic_id, now_ms + RETRY_MS
+            elif len(wanted) < _AT_ONCE and (now_ms >= look.again_ms or not self._is_parked(state, place)):
                 wanted.append(one.since(look.looked_until))
         return wanted
 
-    def _take(self) -> list[DyingFound]:
+    def _take(self, state: State) -> list[DyingFound]:
         running, self._running = self._running, None
         assert running is not None
         now_ms, error = self._clock.steady_ms(), running.exception()
@@ -136,8 +136,9 @@ class DeadLetters:
             count = sum(rows.length for rows in found.rows) + sum(length for _, length in found.empty)
             is_whole = count == sum(length for _, length in wanted.ranges)
             look.looked_until = 0
-            look.is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
-            look.again_ms = now_ms + (RETRY_MS if look.is_parked else 0)
+            is_parked = is_whole or now_ms > look.since_ms + PATIENCE_MS
+            look.parked_at = state.next_topic_id if is_parked else None
+            look.again_ms = now_ms + (RETRY_MS if is_parked else 0)
         told = [found for found, _ in sightings if found.rows or found.empty]
         if told:
             self._next_ms = now_ms  # there may be more than one look tells of

@@ -257,6 +257,23 @@ def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_wh
 
 
 @pytest.mark.slow
+def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection) -> None:
+    topic, group, dead = new_name("t"), new_name("g"), new_name("dead")
+    mq.topics.create(dead, 1)
+    mq.topics.create(topic, 1, config={"dead.letter.topic": dead})
+    mq.topics.delete(dead)
+    mq.publish(topic, pa.table({"value": ["a"]}))
+    with member(mq, topic, group) as one:
+        one.reject(taken(one, 1))
+        one.flush()
+        time.sleep(1)  # by now it was looked for, and nothing came of it
+        assert mq.groups.describe(group).lag == 1
+        mq.topics.create(dead, 1)
+        until_done(mq, one)
+    assert values(mq, dead) == ["a"]
+
+
+@pytest.mark.slow
 def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = given_up(mq, topic, ["a", "b", "c", "d"], group)
@@ -573,6 +590,23 @@ def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> No
     for _ in range(2):
         letters.found(queue.state)
     assert tables.asked[-1][0].ranges == ((0, 6),)
+
+
+def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Harness) -> None:
+    clock, tables = ManualClock(), Tables()
+    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
+    letters.found(queue.state)
+    assert letters.found(queue.state)  # and nothing comes of it
+    clock.sleep(1_000)
+    assert not letters.is_working(queue.state)
+    queue.create("u", 1)
+    due_in_ms = letters.due_in_ms(queue.state)
+    assert due_in_ms is not None
+    assert due_in_ms < 1_000
+    for _ in range(3):
+        found = letters.found(queue.state)
+    assert len(found) == 1
+    assert not letters.is_working(queue.state)
 
 
 def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_the_first(queue: Harness) -> None:
