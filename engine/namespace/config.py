@@ -182,7 +182,7 @@ ENGINE = Parameters(
             0,
             400 * _DAY_MS,
         ),
-        Parameter("release.max.ranges", 10_000, "Ranges of delayed messages that one step releases.", 1, 10_000_000),
+        Parameter("release.max.ranges", 5_000, "Ranges of delayed messages that one step releases.", 1, 10_000_000),
         Parameter("checkpoint.interval", 50, "Commits of a table between two checkpoints of its log.", 5, 10_000),
         Parameter("compact.min.files", 64, "Small files of a table that are merged into one.", 2, 100_000),
     ]

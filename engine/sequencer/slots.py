@@ -108,13 +108,17 @@ class Slots:
         """What is to be released by now, or the first of it; it is not given again."""
         until_ms, found = min(now_ms, self._known_until_ms), list[_Next]()
         while self._next and self._next[0].due_ms <= until_ms and len(found) < self._most:
-            one = heapq.heappop(self._next)
+            one = self._next[0]
             live = delays.ranges.get(one.key)
-            if live is None:
+            if live is not None:
+                found.append(one)
+            if live is not None and (runs := self._runs.get(one.key)):
+                run = runs.pop()
+                self._held -= 1
+                heapq.heapreplace(self._next, _Next(run.due_ms, live.step, live.position, one.key, run.upto))
+            else:
+                heapq.heappop(self._next)
                 self._held -= len(self._runs.pop(one.key, ()))
-                continue
-            found.append(one)
-            self._go_on(one.key, live)
         if not found:
             return None
         if self._next and self._next[0].due_ms <= until_ms:
@@ -122,14 +126,6 @@ class Slots:
         return RangesDue(
             [one.key for one in found], [one.due_ms for one in found], [one.upto for one in found], until_ms
         )
-
-    def _go_on(self, key: RangeKey, live: WaitingRange) -> None:
-        if runs := self._runs.get(key):
-            run = runs.pop()
-            self._held -= 1
-            heapq.heappush(self._next, _Next(run.due_ms, live.step, live.position, key, run.upto))
-        else:
-            self._runs.pop(key, None)
 
     @property
     def _known_until_ms(self) -> int:
@@ -222,6 +218,7 @@ class Slots:
                 continue
             left = [run for run in reversed(runs) if run.upto > live.released_count]
             if left:
+                first = left.pop()
                 self._held += len(left) - len(self._runs.get(key, ()))
                 self._runs[key] = left
-                self._go_on(key, live)
+                heapq.heappush(self._next, _Next(first.due_ms, live.step, live.position, key, first.upto))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import DelayQueueFull, InvalidRequest
+from ..values.assignments import Place
 from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.delays import (
@@ -108,18 +110,13 @@ def _check_room(state: State, topics: Sequence[Topic], ranges: RangeColumns) -> 
 
 def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
     """Offsets for what is due; what is not, or was released before, or waits no more, is passed over."""
-    log, counts, late_ms = _Log(state), dict[RangeKey, int](), 0
-    for key, due_ms, upto in zip(request.ranges, request.due_ms, request.upto, strict=True):
-        one = state.delays.ranges.get(key)
-        if one is None or one.is_open or key.topic_id not in state.topics:
-            continue
-        before = counts.get(key, one.released_count)
-        is_due = one.told.first_due_ms <= due_ms <= state.now_ms
-        if is_due and before < upto <= one.told.record_count:
-            log.append(one, before, upto)
-            counts[key], late_ms = upto, max(late_ms, state.now_ms - due_ms)
-    if not counts:
+    spans, late_ms = _spans(state, request)
+    if not spans:
         return Decision(Done())
+    log, counts = _Log(state), dict[RangeKey, int]()
+    for span in spans:
+        log.append(span.one, span.first, span.upto)
+        counts[span.one.told.key] = span.upto
     done = {key: count for key, count in counts.items() if not state.delays.ranges[key].left_after(count)}
     left = {key: count for key, count in counts.items() if key not in done}
     record = DelaysReleased(
@@ -132,6 +129,48 @@ def decide_release(state: State, request: RangesDue, given: Given) -> Decision:
         late_ms,
     )
     return Decision(Done(), (JournalEntry(record, log.segments()),))
+
+
+@dataclass(slots=True)
+class _Span:
+    """Rows first .. upto of a range, which come one after the other into their partition."""
+
+    place: Place
+    one: WaitingRange
+    first: int
+    upto: int
+
+
+def _spans(state: State, request: RangesDue) -> tuple[list[_Span], int]:
+    """What is released, in order within each partition, and for how long the first of it was due.
+
+    What a partition has of one range and of no other in between is one: after days there may be a million due times,
+    and of each partition one range an hour.
+    """
+    spans, late_ms, now_ms = list[_Span](), 0, state.now_ms
+    newest: dict[RangeKey, _Span] = {}
+    last: dict[Place, _Span] = {}
+    for key, due_ms, upto in zip(request.ranges, request.due_ms, request.upto, strict=True):
+        one = state.delays.ranges.get(key)
+        if one is None or one.is_open or key.topic_id not in state.topics:
+            continue
+        span = newest.get(key)
+        before = one.released_count if span is None else span.upto
+        if not (one.told.first_due_ms <= due_ms <= now_ms and before < upto <= one.told.record_count):
+            continue
+        late_ms = max(late_ms, now_ms - due_ms)
+        if span is not None and last[span.place] is span:
+            span.upto = upto
+            continue
+        place = key.topic_id, _partition(state.topics[key.topic_id], one)
+        newest[key] = last[place] = _Span(place, one, before, upto)
+        spans.append(newest[key])
+    return spans, late_ms
+
+
+def _partition(topic: Topic, one: WaitingRange) -> int:
+    """Where it comes: of fewer partitions than there were when it was published, modulo their count."""
+    return one.told.partition % topic.partition_count
 
 
 def _end(one: WaitingRange, released_count: int, now: Collection[int] = (), rescheduled: bool = False) -> RangeEnd:
@@ -245,8 +284,7 @@ class _Log:
         if first == upto:
             return
         told, count, topic = one.told, upto - first, self._state.topics[one.told.topic_id]
-        # of fewer partitions than there were when it was published
-        partition = told.partition % topic.partition_count
+        partition = _partition(topic, one)
         place, first_row = (told.topic_id, partition), told.first_row + first
         ttl = topic.ttl(told.has_ttl, self._state.now_ms)
         end = self._ends.get(place)
