@@ -10,7 +10,14 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules.reconciling import wanting_target
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.assignments import Group
-from lakemq.engine.protocol.values.groups import Assigned, ConfigureGroup, JoinGroup, LeaveGroup, ReleasePartitions
+from lakemq.engine.protocol.values.groups import (
+    Assigned,
+    ConfigureGroup,
+    JoinGroup,
+    LeaveGroup,
+    ReleasePartitions,
+    TargetSet,
+)
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
 
 
@@ -64,3 +71,25 @@ def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> 
     mq.one(DeleteTopic("t"))
     assert mq.state.touched_groups == {"g"}
     assert not mq.state.groups["g"].assignments
+
+
+def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() -> None:
+    """What one step does, and looks at, is bounded by what moves, not by what waits."""
+    mq, partitions, members = Harness(), 600, 20
+    mq.create("t", partitions)
+    for n in range(members):
+        mq.one(_join("g", f"C{n}"))
+        begun = len(mq.steps)
+        mq.assign()
+        targets = [one.record for step in mq.steps[begun:] for one in step.entries if isinstance(one.record, TargetSet)]
+        changed = sum(len(places) for target in targets for places in target.changed.values())
+        assert changed <= partitions // (n + 1) + n, "no more than the new one's share"
+        mq.now_ms += 1
+    group = mq.state.groups["g"]
+    assert len(group.paused) == partitions - partitions // members
+    assert sum(group.pauses.values()) == len(group.paused)
+    assert len(list(machine.watched(mq.state))) < members
+    given_up = [Assigned(*place, group.assignments[place].epoch) for place in sorted(group.paused)]
+    mq.one(ReleasePartitions("g", "C0", given_up))
+    assert group.is_settled()
+    assert not group.pauses

@@ -257,8 +257,8 @@ def evolve_moved(state: State, record: PartitionsMoved, segments: Segments) -> N
 def _move(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
     if known := group.assignments.get(place):
         PARTITION_TRANSITIONS.check(known.status, move.status)
-    one = group.set_owner(place, move.status, move.owner)
-    one.since_ms, one.reason = state.now_ms, reason
+    one = group.set_owner(place, move.status, move.owner, state.now_ms)
+    one.reason = reason
     if move.status is PartitionStatus.READY:
         one.epoch, one.start_offset = move.epoch or state.step, move.start_offset
 

@@ -146,11 +146,11 @@ def target_set(group: Group, assignor: str, owners: Mapping[Place, str], problem
     """What becomes another one by this target. owners: who is to have what; others nobody is to."""
     changed: dict[str, list[Place]] = {}
     dropped: list[Place] = []
-    for place, one in sorted(group.assignments.items()):
+    for place in sorted(place for place, one in group.assignments.items() if owners.get(place) != one.target):
         owner = owners.get(place)
-        if owner is None and one.target is not None:
+        if owner is None:
             dropped.append(place)
-        elif owner is not None and owner != one.target:
+        else:
             changed.setdefault(owner, []).append(place)
     return TargetSet(group.group, group.group_epoch, assignor, changed, dropped, problem)
 
@@ -168,7 +168,8 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     """What may move now. While a delay runs, only what nobody has lost."""
     if group.target_epoch != group.group_epoch:
         return []
-    moving = [(p, _move(state, group, p, group.assignments[p])) for p in sorted(group.moving)]
+    # what is paused waits for its owner: of a large group that may be nearly all, while many steps go by
+    moving = [(p, _move(state, group, p, group.assignments[p])) for p in sorted(group.moving - group.paused)]
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
@@ -178,8 +179,10 @@ def decide_moves(state: State, group: Group) -> list[Record]:
 
 def decide_handed_over(state: State, group: Group) -> list[Record]:
     """In a queue group a partition that is to move is free when what its owner has of it is acknowledged."""
+    if not group.is_queue:
+        return []
     known = state.deliveries.get(group.group, {})
-    done = [p for p in sorted(group.paused) if group.is_queue and (p not in known or not known[p].held_count)]
+    done = [p for p in sorted(group.paused) if p not in known or not known[p].held_count]
     return freed(state, group, done, PartitionStatus.UNASSIGNED, "handed over") if done else []
 
 
@@ -241,30 +244,22 @@ def decide_delay_over(state: State, name: str) -> list[JournalEntry]:
     return [JournalEntry(RebalanceDelayed(name, 0))]
 
 
-_Waiting = tuple[str, str, Place, int]
-"""Group, owner, and the partition that it is to give up, since when."""
+_Waiting = tuple[str, str, int]
+"""Group, owner, and since when it is to give up some of its partitions."""
 
 
 def _to_give_up(state: State) -> list[_Waiting]:
-    return [
-        (group.group, one.owner or "", place, one.since_ms)
-        for group in _waiting(state)
-        if not group.is_queue
-        for place in sorted(group.paused)
-        for one in [group.assignments[place]]
-    ]
+    return [(group.group, *pause) for group in _waiting(state) if not group.is_queue for pause in sorted(group.pauses)]
 
 
 def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
-    name, member_id, place, since_ms = key
+    name, member_id, since_ms = key
     group = state.groups.get(name)
-    if group is None or place not in group.paused or member_id not in group.members:
+    if group is None or (member_id, since_ms) not in group.pauses or member_id not in group.members:
         return False
-    one = group.assignments[place]
-    same = one.owner == member_id and one.since_ms == since_ms
     patience = group.members.values() if group.is_classic else (group.members[member_id],)
     # not by stored times: while nobody leads, nobody can be told that one is done
-    return same and time.waited_ms(key) > max(one.max_poll_interval_ms for one in patience)
+    return time.waited_ms(key) > max(one.max_poll_interval_ms for one in patience)
 
 
 def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
@@ -272,7 +267,7 @@ def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
 
     In a classic group a static member is a member still, for as long as its session: what it had is taken from it.
     """
-    name, member_id, _, _ = key
+    name, member_id, _ = key
     group = state.groups[name]
     if group.is_classic and group.members[member_id].instance_id is not None:
         missed = MemberMissed(name, member_id)
@@ -281,31 +276,24 @@ def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
     return gone(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
-_HandingOver = tuple[str, Place, int]
-"""Group, and the partition that waits to be handed over, since when."""
+def _handing_over(state: State) -> list[_Waiting]:
+    return [(group.group, *pause) for group in _waiting(state) if group.is_queue for pause in sorted(group.pauses)]
 
 
-def _handing_over(state: State) -> list[_HandingOver]:
-    return [
-        (group.group, place, group.assignments[place].since_ms)
-        for group in _waiting(state)
-        if group.is_queue
-        for place in sorted(group.paused)
-    ]
-
-
-def _handoff_is_over(state: State, key: _HandingOver, time: Time) -> bool:
-    name, place, since_ms = key
+def _handoff_is_over(state: State, key: _Waiting, time: Time) -> bool:
+    name, member_id, since_ms = key
     group = state.groups.get(name)
-    if group is None or place not in group.paused or group.assignments[place].since_ms != since_ms:
+    if group is None or (member_id, since_ms) not in group.pauses:
         return False
     return bool(time.now_ms - since_ms >= group.setting("max.handoff.ms"))
 
 
-def decide_handoff_over(state: State, key: _HandingOver) -> list[JournalEntry]:
-    """Its owner has had its time: what it has not acknowledged is delivered again, to the next one."""
-    name, place, _ = key
-    return list(map(JournalEntry, freed(state, state.groups[name], [place], PartitionStatus.UNASSIGNED, "handoff")))
+def decide_handoff_over(state: State, key: _Waiting) -> list[JournalEntry]:
+    """The owner has had its time: what it has not acknowledged is delivered again, to the next one."""
+    name, member_id, since_ms = key
+    group = state.groups[name]
+    over = [place for place in sorted(group.paused) if group.is_pause_of(place, member_id, since_ms)]
+    return list(map(JournalEntry, freed(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
 
 
 TIMERS: Timers = (

@@ -123,9 +123,10 @@ class Assignment:
 class Group:
     """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
     settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
-    paused, moving: those of the assignments, and those not at rest; held: member_id -> what it has; partition_counts:
-    topic_id -> how many it has of it; is_configured: its settings are not only what its first member brought;
-    empty_since_ms: since when it has no members, while it has none.
+    paused, moving: those of the assignments, and those not at rest; pauses: owner and since when -> how many are
+    paused so; held: member_id -> what it has; partition_counts: topic_id -> how many it has of it; is_configured: its
+    settings are not only what its first member brought; empty_since_ms: since when it has no members, while it has
+    none.
     """
 
     group: str
@@ -142,6 +143,7 @@ class Group:
     assignments: dict[Place, Assignment] = field(default_factory=dict)
     paused: set[Place] = field(default_factory=set)
     moving: set[Place] = field(default_factory=set)
+    pauses: dict[tuple[str, int], int] = field(default_factory=dict)
     held: dict[str, set[Place]] = field(default_factory=dict)
     partition_counts: dict[int, int] = field(default_factory=dict)
     is_configured: bool = False
@@ -188,14 +190,23 @@ class Group:
         return sorted(self.held.get(member_id, ()))
 
     def shares(self) -> dict[str, list[Place]]:
-        """Member -> what it has; of a classic group, which shares anew what nobody has any more, what it had last."""
-        if not self.is_classic:
-            return {member_id: self.owned(member_id) for member_id in self.members}
+        """Member -> what it has; what somebody is to give up moves in any case, and counts as whose it is to be.
+
+        Of a classic group, which shares anew what nobody has any more, what each was to have last.
+        """
         shares: dict[str, list[Place]] = {member_id: [] for member_id in self.members}
-        for place, one in sorted(self.assignments.items()):
-            if one.target in shares:
-                shares[one.target].append(place)
+        is_classic = self.is_classic
+        for place, one in self.assignments.items():
+            is_theirs = is_classic or one.status is PartitionStatus.PAUSED
+            member_id = one.target if is_theirs else one.owner
+            if member_id in shares:
+                shares[member_id].append(place)
         return shares
+
+    def is_pause_of(self, place: Place, member_id: str, since_ms: int) -> bool:
+        """Whether a partition that is paused is so with this owner, since then."""
+        one = self.assignments[place]
+        return (one.owner, one.since_ms) == (member_id, since_ms)
 
     def add(self, place: Place, one: Assignment) -> None:
         """A partition that it has not had, with the next number, or in the order in which it is stored."""
@@ -206,8 +217,7 @@ class Group:
     def remove(self, topic_id: int, first: int) -> None:
         """None of the topic's partitions from this number on is the group's."""
         for place in [place for place in self.assignments if place[0] == topic_id and place[1] >= first]:
-            self._forget(place, self.assignments.pop(place).owner)
-            self.paused.discard(place)
+            self._forget(place, self.assignments.pop(place))
             self.moving.discard(place)
         self.partition_counts.pop(topic_id, None)
         if first:
@@ -217,30 +227,43 @@ class Group:
         """Who is to have it from now on; None: nobody."""
         if one := self.assignments.get(place):
             one.target = member_id
-            self._note(place, one)
+            self._note_rest(place, one)
 
-    def set_owner(self, place: Place, status: PartitionStatus, owner: str | None) -> Assignment:
+    def set_owner(self, place: Place, status: PartitionStatus, owner: str | None, since_ms: int) -> Assignment:
         """Its assignment, which says so from now on."""
         one = self.assignments.get(place)
         if one is None:  # a reader has none loaded
-            one = self.assignments[place] = Assignment("", None, status)
-        self._forget(place, one.owner)
+            one = self.assignments[place] = Assignment("", None)
+        self._forget(place, one)
         one.lost_by = one.owner if status is PartitionStatus.UNBOUND else None
-        one.status, one.owner = status, owner
+        one.status, one.owner, one.since_ms = status, owner, since_ms
         self._note(place, one)
         return one
 
     def _note(self, place: Place, one: Assignment) -> None:
         if one.owner is not None:
             self.held.setdefault(one.owner, set()).add(place)
-        (self.paused.add if one.status is PartitionStatus.PAUSED else self.paused.discard)(place)
+            if one.status is PartitionStatus.PAUSED:
+                self.paused.add(place)
+                pause = one.owner, one.since_ms
+                self.pauses[pause] = self.pauses.get(pause, 0) + 1
+        self._note_rest(place, one)
+
+    def _note_rest(self, place: Place, one: Assignment) -> None:
         (self.moving.discard if one.is_at_rest else self.moving.add)(place)
 
-    def _forget(self, place: Place, owner: str | None) -> None:
-        if owner is not None and owner in self.held:
-            self.held[owner].discard(place)
-            if not self.held[owner]:
-                del self.held[owner]
+    def _forget(self, place: Place, one: Assignment) -> None:
+        if one.owner is None:
+            return
+        self.held[one.owner].discard(place)
+        if not self.held[one.owner]:
+            del self.held[one.owner]
+        if one.status is PartitionStatus.PAUSED:
+            self.paused.discard(place)
+            pause = one.owner, one.since_ms
+            self.pauses[pause] -= 1
+            if not self.pauses[pause]:
+                del self.pauses[pause]
 
     def is_settled(self) -> bool:
         """Whether each partition is with whom it is to be with."""
@@ -268,7 +291,7 @@ class Group:
             yield self.not_before_ms
         if self.is_queue and self.paused:
             handoff_ms = int(self.setting("max.handoff.ms"))
-            yield min(self.assignments[place].since_ms for place in self.paused) + handoff_ms
+            yield min(since_ms for _, since_ms in self.pauses) + handoff_ms
 
     @property
     def status(self) -> GroupStatus:
