@@ -39,8 +39,7 @@ def run(messages: int, idle_members: int, idle_s: float, partitions: int, member
         yield from _hands(folder)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
         yield from _reading(folder, messages)
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder) as sequencer:
-        yield from _idle(folder, sequencer.pid, idle_members, idle_s)
+    yield from idle(idle_members, idle_s)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
         yield from _many(folder, partitions, members)
 
@@ -238,7 +237,12 @@ def _idle_process(folder: str, first: int, count: int, stop: Event, told: Queue[
         os._exit(0)
 
 
-def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int = 8) -> Iterator[Figure]:
+def idle(members: int, idle_s: float, processes: int = 8) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder) as sequencer:
+        yield from _idle(folder, sequencer.pid, members, idle_s, processes)
+
+
+def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int) -> Iterator[Figure]:
     with lakemq.connect(folder) as mq:
         mq.topics.create("t", partitions=10)
         stop, told, share = spawn.Event(), spawn.Queue(), members // processes

@@ -17,6 +17,7 @@ import latency
 import many_topics
 import merging
 import quality
+import rebalances
 import small_sends
 import structured_streaming
 import transactions
@@ -35,7 +36,8 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
         if quick
         else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
     ),
-    "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (1_000_000, 1_000, 60, 10_000, 500))),
+    "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (5_000_000, 1_000, 60, 10_000, 500))),
+    "rebalances": lambda quick: rebalances.run(*((1_000, 50, 100) if quick else (10_000, 500, 1_000))),
     "dead-letters": lambda quick: dead_letters.run(100_000 if quick else 1_000_000, 5_000 if quick else 100_000),
     "delays": lambda quick: delays.run(
         *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))
@@ -48,16 +50,21 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }
 
+ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
+    "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
+}
+"""What not every machine has the memory for: 200 processes take about 10 GB."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "groups",
         nargs="*",
-        choices=[[], *GROUPS],
+        choices=[[], *GROUPS, *ON_REQUEST],
         default=list(GROUPS),
         metavar="GROUP",
-        help=", ".join(GROUPS),
+        help=f"{', '.join(GROUPS)}; and if asked for by name, {', '.join(ON_REQUEST)}",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--json", type=Path, default=Path("bench-out/bench.json"))
@@ -65,7 +72,7 @@ def main() -> None:
     console = Console()
     figures: list[Figure] = []
     for group in given.groups:
-        for figure in GROUPS[group](given.quick):
+        for figure in (GROUPS | ON_REQUEST)[group](given.quick):
             console.print(_line(figure), highlight=False)
             figures.append(figure)
     console.print(_table(figures))
