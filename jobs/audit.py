@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.great import great_expectations
+from lakemq.jobs.great import context_in_memory, great_expectations
 from lakemq.jobs.measures import Measures, measure
 
 if TYPE_CHECKING:
@@ -110,16 +110,8 @@ def validate(measured: Measures, docs: Path | None = None) -> Iterator[Outcome]:
     with _quiet():
         gx = great_expectations()
         from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
-        from great_expectations.data_context.types.base import (
-            DataContextConfig,
-            InMemoryStoreBackendDefaults,
-            ProgressBarsConfig,
-        )
 
-        # else it makes a temporary folder for docs, and leaves it there
-        stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
-        config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
-        context = gx.get_context(project_config=config, mode="ephemeral")
+        context = context_in_memory()
         actions: list[ValidationAction] = []
         if docs is not None:
             context.add_data_docs_site("audit", _site(docs))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata, resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.jars import DELTA_VERSION, java_command, kept_folder, kept_jars
 from lakemq.tables.storage.catalog import catalog_sql
 
@@ -35,8 +36,9 @@ def archive_file() -> Path:
 def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool = False) -> int:
     """The exit code of `spark-sql` with these arguments, in the database of the namespace.
 
-    archive: keep the classes that it has loaded in the end. Raises MissingJars, MissingJava.
+    archive: keep the classes that it has loaded in the end. Raises MissingExtra, MissingJars, MissingJava.
     """
+    home = Path(_spark_home())
     java_command()
     jars = ",".join(map(str, kept_jars()))
     with tempfile.TemporaryDirectory(prefix="lakemq-spark-sql-") as scratch:
@@ -53,7 +55,6 @@ def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool 
             "spark.driver.host": "127.0.0.1",
         }
         said = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-        home = Path(_spark_home())
         command = [str(home / "bin/spark-sql"), "--properties-file", str(folder / "spark-defaults.conf"), *said]
         command += ["--jars", jars, "-i", str(folder / "catalog.sql"), *arguments]
         try:
@@ -73,12 +74,9 @@ def _java_options(folder: Path, draft: Path | None) -> list[str]:
 
 
 def _spark_home() -> str:
-    """Of the Spark that this Python has: its folder, without loading it."""
-    import importlib.util
-
-    found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
-        from lakemq.errors import IllegalState
-
-        raise IllegalState("There is no Spark here.", expected=f"{sys.executable} -m pip install pyspark")
+    """Of the Spark that this Python has: its folder, without loading it. Raises MissingExtra."""
+    with needs("spark"):
+        found = find_spec("pyspark")
+        if found is None or not found.submodule_search_locations:
+            raise ModuleNotFoundError(name="pyspark")
     return found.submodule_search_locations[0]

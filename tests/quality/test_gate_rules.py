@@ -20,7 +20,7 @@ from lakemq.engine.client.publish.gate import Gate, Gates
 from lakemq.engine.client.publish.placing import FIRST_FAILED
 from lakemq.engine.client.publish.suites import KINDS, Suite, load_suite
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
-from lakemq.jobs.great import great_expectations
+from lakemq.jobs.great import context_in_memory, great_expectations
 from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
@@ -50,17 +50,9 @@ def failed(gate: Gate, table: pa.Table) -> list[int]:
 @pytest.fixture(scope="module")
 def great(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Great Expectations' own answer for an expectation over TABLE."""
-    gx = great_expectations()
+    context = context_in_memory()
     from great_expectations.core.expectation_suite import ExpectationSuite
-    from great_expectations.data_context.types.base import (
-        DataContextConfig,
-        InMemoryStoreBackendDefaults,
-        ProgressBarsConfig,
-    )
 
-    stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
-    config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
-    context = gx.get_context(project_config=config, mode="ephemeral")
     batches = context.data_sources.add_pandas("p").add_dataframe_asset("t").add_batch_definition_whole_dataframe("t")
     frame = TABLE.to_pandas()
     for name in ("s", 'odd name`"'):

@@ -115,15 +115,25 @@ def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> 
 
 
 @pytest.mark.slow
-def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        (["sql", "SELECT 1"], "duckdb", "sql"),
+        (["spark-sql"], "pyspark", "spark"),
+        (["audit"], "duckdb", "sql"),
+    ],
+)
+def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(
+    tmp_path: Path, command: list[str], missing: str, extra: str
+) -> None:
     done = without_extras(
-        """
+        f"""
         from lakemq.jobs.cli import main
         import lakemq
         lakemq.connect("mq", create=True).close()
-        main(["--path", "mq", "sql", "SELECT 1"])
+        main(["--path", "mq", *{command!r}])
         """,
         tmp_path,
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == "MISSING_EXTRA: duckdb is not installed. Expected pip install 'lakemq[sql]'.\n"
+    assert done.stderr == f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"
