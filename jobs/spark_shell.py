@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import datetime
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.snapshot import moment_of
 from lakemq.jobs.jars import DELTA_VERSION, java_command, kept_folder, kept_jars
 from lakemq.tables.storage.catalog import catalog_sql
 
@@ -33,10 +36,12 @@ def archive_file() -> Path:
     return kept_folder().parent / f"spark-sql-{metadata.version('pyspark')}-{DELTA_VERSION}.jsa"
 
 
-def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool = False) -> int:
-    """The exit code of `spark-sql` with these arguments, in the database of the namespace.
+def run_spark_sql(
+    namespace: Namespace, arguments: Sequence[str], archive: bool = False, as_of: int | datetime | None = None
+) -> int:
+    """The exit code of `spark-sql` with these arguments, in the database of the namespace, maybe as it was.
 
-    archive: keep the classes that it has loaded in the end. Raises MissingExtra, MissingJars, MissingJava.
+    archive: keep the classes that it has loaded in the end. Raises MissingExtra, MissingJars, MissingJava, StepTooOld.
     """
     home = Path(_spark_home())
     java_command()
@@ -45,7 +50,8 @@ def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool 
         folder, draft = Path(scratch), archive_file().with_suffix(f".{os.getpid()}")
         for name in ("spark-defaults.conf", "log4j2.properties"):
             (folder / name).write_text(resources.files("lakemq.conf").joinpath(name).read_text(encoding="utf-8"))
-        (folder / "catalog.sql").write_text(catalog_sql(namespace.path, namespace.store), encoding="utf-8")
+        catalog = catalog_sql(namespace.path, namespace.store, moment_of(namespace.store, as_of))
+        (folder / "catalog.sql").write_text(catalog, encoding="utf-8")
         settings = {
             "spark.driver.defaultJavaOptions": " ".join(_java_options(folder, draft if archive else None)),
             "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
@@ -58,7 +64,9 @@ def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool 
         command = [str(home / "bin/spark-sql"), "--properties-file", str(folder / "spark-defaults.conf"), *said]
         command += ["--jars", jars, "-i", str(folder / "catalog.sql"), *arguments]
         try:
-            done = subprocess.run(command, env=os.environ | {"SPARK_HOME": str(home)}, check=False)
+            # a format of Python's is read by the Python that has it
+            environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "SPARK_HOME": str(home)}
+            done = subprocess.run(command, env=environment, check=False)
             if draft.exists():
                 draft.replace(archive_file())
         finally:
@@ -67,7 +75,9 @@ def run_spark_sql(namespace: Namespace, arguments: Sequence[str], archive: bool 
 
 
 def _java_options(folder: Path, draft: Path | None) -> list[str]:
-    options = [_QUICK, _QUIET, f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}"]
+    # what Hive's part of the shell puts among temporary files stays there: it goes with the folder
+    options = [_QUICK, _QUIET, f'-Djava.io.tmpdir="{folder}"']
+    options.append(f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}")
     if draft is not None:
         return [*options, f"-XX:ArchiveClassesAtExit={draft}"]
     return [*options, f"-XX:SharedArchiveFile={archive_file()}"] if archive_file().exists() else options

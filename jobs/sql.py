@@ -11,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Collection, Iterator
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.extras import needs
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from lakemq.engine.namespace.namespace import Namespace
     from lakemq.engine.namespace.snapshot import Snapshot
+    from lakemq.jobs.ranges import Range
+    from lakemq.jobs.spark_sql import Translated
 
 _BATCH_ROWS = 10_000
 
@@ -69,9 +72,11 @@ def run_query(
 
     from lakemq.engine.namespace.snapshot import take_snapshot
 
-    if dialect is Dialect.spark:
-        text = _translated(text)
-    connection = connected(namespace, allow_files, take_snapshot(namespace.store, as_of))
+    text, ranges = _translated(text) if dialect is Dialect.spark else (text, ())
+    snapshot = take_snapshot(namespace.store, as_of)
+    connection = connected(namespace, allow_files, snapshot)
+    for one in ranges:
+        _add_range(connection, namespace, snapshot, one)
     try:
         result = connection.execute(text)
     except duckdb.ParserException as error:
@@ -86,7 +91,7 @@ def run_query(
     return _distinct(columns), _rows(result)
 
 
-def _translated(text: str) -> str:
+def _translated(text: str) -> Translated:
     with needs("sql"):
         import duckdb
 
@@ -96,6 +101,22 @@ def _translated(text: str) -> str:
         return in_duckdbs(text)
     except NotSparkSql as error:
         raise duckdb.ParserException(f"It is no SQL of Spark's: {error} (--dialect duckdb takes DuckDB's.)") from None
+
+
+def _add_range(connection: duckdb.DuckDBPyConnection, namespace: Namespace, snapshot: Snapshot, asked: Range) -> None:
+    """The view that the range stands for, in its schema: as it is, over those files that may hold what is asked."""
+    from lakemq.tables.specs.messages import MESSAGES, file_stem
+    from lakemq.tables.views import VIEWS
+
+    found = f"SELECT DISTINCT file_id FROM segments WHERE kind = 'data' AND {asked.condition}"
+    stems = {file_stem(file_id) for (file_id,) in connection.execute(found).fetchall()}
+    files = [file for file in snapshot.handles[MESSAGES.name].files() if PurePosixPath(file.path).stem in stems]
+    rows = f"messages of {asked.schema}"
+    connection.from_arrow(namespace.store.dataset(MESSAGES, files)).create_view(rows)
+    (database,) = connection.execute("SELECT current_schema()").fetchone() or ("",)
+    view = VIEWS[asked.view].replace("{database}.messages", f'"{rows}"').format(database=f'"{database}"')
+    connection.execute(f'CREATE SCHEMA "{asked.schema}"')
+    connection.execute(f'CREATE VIEW "{asked.schema}"."{asked.view}" AS {view}')
 
 
 def _quoting(text: str) -> str:
@@ -121,7 +142,7 @@ def connected(
 
     from lakemq.engine.namespace.snapshot import take_snapshot
     from lakemq.tables.specs.registry import TABLES
-    from lakemq.tables.storage.catalog import database_name
+    from lakemq.tables.storage.catalog import database_name, is_projection
     from lakemq.tables.views import VIEWS
 
     name = database_name(namespace.path)
@@ -136,7 +157,7 @@ def connected(
     watermark, handles = snapshot or take_snapshot(namespace.store)
     for spec in TABLES:
         rows = connection.from_arrow(handles[spec.name].dataset(without))
-        if _is_projection(spec.name) and "step" in spec.stored_schema.names:
+        if is_projection(spec) and "step" in spec.stored_schema.names:
             rows = rows.filter(f"step <= {watermark.step}")
         rows.create_view(spec.name)
     for name, query in VIEWS.items():
@@ -158,10 +179,6 @@ def _close(connection: duckdb.DuckDBPyConnection) -> None:
 
 # What DuckDB says of a file, an extension or a setting that is closed to it.
 _CLOSED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
-
-
-def _is_projection(name: str) -> bool:
-    return name not in ("journal", "watermarks")
 
 
 def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:

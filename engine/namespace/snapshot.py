@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
+from lakemq.tables.storage.catalog import Moment
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..protocol.errors import StepTooOld
@@ -40,6 +41,14 @@ def take_snapshot(store: Store, as_of: int | datetime | None = None) -> Snapshot
         if floor <= watermark.step:
             return Snapshot(watermark, handles)
     raise StepTooOld("The tables are merged faster than they can be opened.")
+
+
+def moment_of(store: Store, as_of: int | datetime | None) -> Moment | None:
+    """What Spark's catalog is of at a step or a time; None: of what is there. Raises StepTooOld, TableDamaged."""
+    if as_of is None:
+        return None
+    watermark, handles = take_snapshot(store, as_of)
+    return Moment(watermark.step, {name: handle.version for name, handle in handles.items()})
 
 
 def _earlier(watermarks: TableHandle, as_of: int | datetime, floor: int) -> WatermarkRow:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.commands.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
 
 
@@ -67,15 +68,19 @@ def step(
     show([{"letters": letters}], session.output, ("letters",))
 
 
-def catalog(ctx: typer.Context) -> None:
+def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     """Print the SQL that registers all tables and views with Spark.
 
-    lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql
+    lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql. As of a step or a time they are in a database of
+    their own.
     """
+    from lakemq.engine.namespace.snapshot import moment_of
     from lakemq.tables.storage.catalog import catalog_sql
 
+    moment = parse_as_of(as_of)
     with session_of(ctx).connect() as mq:
-        typer.echo(catalog_sql(mq.namespace.path, mq.namespace.store), nl=False)
+        store = mq.namespace.store
+        typer.echo(catalog_sql(mq.namespace.path, store, moment_of(store, moment)), nl=False)
 
 
 def doctor(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from lakemq.jobs.commands.context import session_of
-from lakemq.jobs.commands.times import parse_time
+from lakemq.jobs.commands.times import AsOf, parse_as_of
 from lakemq.jobs.dialects import Dialect
 from lakemq.jobs.output import show
 
@@ -25,9 +24,7 @@ def sql(
         str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
     ],
     dialect: Annotated[Dialect, typer.Option(help="Whose SQL it is.")] = Dialect.spark,
-    as_of: Annotated[
-        str | None, typer.Option(metavar="STEP|TIME", help="What the tables held at that step, or time (ISO 8601).")
-    ] = None,
+    as_of: AsOf = None,
     allow_files: Annotated[
         bool,
         typer.Option(
@@ -52,17 +49,8 @@ def sql(
     session = session_of(ctx)
     text = _from_stdin() if query == "-" else query
     with session.connect() as mq:
-        columns, rows = run_query(mq.namespace, text, allow_files, dialect, _moment(as_of))
+        columns, rows = run_query(mq.namespace, text, allow_files, dialect, parse_as_of(as_of))
         show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
-
-
-def _moment(given: str | None) -> int | datetime | None:
-    if given is None or given.isdecimal():
-        return None if given is None else int(given)
-    try:
-        return parse_time(given)
-    except ValueError:
-        raise typer.BadParameter(f"{given!r} is no step, and no time in ISO 8601", param_hint="--as-of") from None
 
 
 def spark_sql(
@@ -70,6 +58,7 @@ def spark_sql(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For spark-sql, such as -- -e QUERY.")
     ] = None,
+    as_of: AsOf = None,
     archive: Annotated[
         bool, typer.Option("--archive", help="Keep the classes it has loaded, 170 MB: it starts in half the time then.")
     ] = False,
@@ -81,7 +70,7 @@ def spark_sql(
     from lakemq.jobs.spark_shell import run_spark_sql
 
     with session_of(ctx).connect() as mq:
-        code = run_spark_sql(mq.namespace, arguments or (), archive)
+        code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))
     raise typer.Exit(code)
 
 

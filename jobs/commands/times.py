@@ -15,6 +15,10 @@ DeliverAt = Annotated[
 DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
 TtlMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="Delivered for so many milliseconds.")]
 
+AsOf = Annotated[
+    str | None, typer.Option(metavar="STEP|TIME", help="What the tables held at that step, or time (ISO 8601).")
+]
+
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
@@ -26,6 +30,16 @@ def parse_time(text: str) -> datetime:
     """An ISO 8601 time; without an offset it is UTC. Raises ValueError."""
     time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+
+
+def parse_as_of(given: str | None) -> int | datetime | None:
+    """A step, or a time. Ends with a usage message."""
+    if given is None or given.isdecimal():
+        return None if given is None else int(given)
+    try:
+        return parse_time(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is no step, and no time in ISO 8601", param_hint="--as-of") from None
 
 
 def parse_moment(text: str) -> datetime | int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,11 +35,12 @@ class DatabaseTaken(Exception):
     """Another namespace, or something else, has the name of the database already."""
 
 
-def database_name(path: str) -> str:
+def database_name(path: str, moment: Moment | None = None) -> str:
     """The last part of a namespace's path as the name of a database: letters, digits and underscores."""
     last = path.rstrip("/").rsplit("/", 1)[-1].lower()
     name = re.sub(r"[^a-z0-9_]+", "_", last).strip("_")
-    return name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
+    name = name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
+    return name if moment is None else f"{name}_at_{moment.step}"
 
 
 def ddl_type(type: pa.DataType) -> str:
@@ -56,13 +59,31 @@ def columns_ddl(spec: TableSpec) -> str:
     return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in spec.stored_schema)
 
 
-def catalog_statements(path: str, store: Store) -> list[str]:
-    """SQL statements that make the namespace queryable; each may be run again."""
-    database = f"`{database_name(path)}`"
-    tables = [
-        f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_quoted(store.uri(spec))}'"
-        for spec in TABLES
-    ]
+@dataclass(frozen=True)
+class Moment:
+    """What the tables held at a step, by the versions in which they hold it, by name."""
+
+    step: int
+    versions: Mapping[str, int]
+
+
+def is_projection(spec: TableSpec) -> bool:
+    """Whether it follows from the journal, so that a version may have rows of a step that others have not yet."""
+    return spec.name not in ("journal", "watermarks")
+
+
+def catalog_statements(path: str, store: Store, moment: Moment | None = None) -> list[str]:
+    """SQL statements that make the namespace queryable; each may be run again. moment: not as it is, but as it was."""
+    database = f"`{database_name(path, moment)}`"
+    if moment is None:
+        tables = [
+            f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_quoted(store.uri(spec))}'"
+            for spec in TABLES
+        ]
+    else:
+        tables = [
+            f"CREATE OR REPLACE VIEW {database}.{spec.name} AS\n{_as_it_was(spec, store, moment)}" for spec in TABLES
+        ]
     views = [
         f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
         for name, query in VIEWS.items()
@@ -71,9 +92,18 @@ def catalog_statements(path: str, store: Store) -> list[str]:
     return [f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{comment}'", *tables, *views]
 
 
-def catalog_sql(path: str, store: Store) -> str:
+def _as_it_was(spec: TableSpec, store: Store, moment: Moment) -> str:
+    location = store.uri(spec).replace("`", "``")
+    query = f"SELECT * FROM delta.`{location}`"
+    if is_projection(spec):  # of the others no row is ever put together with another
+        query += f" VERSION AS OF {moment.versions[spec.name]}"
+    return f"{query} WHERE step <= {moment.step}" if "step" in spec.stored_schema.names else query
+
+
+def catalog_sql(path: str, store: Store, moment: Moment | None = None) -> str:
     """The statements as a script for `spark-sql -i`, which ends in the namespace's database."""
-    return "".join(f"{s};\n" for s in [*catalog_statements(path, store), f"USE `{database_name(path)}`"])
+    statements = catalog_statements(path, store, moment)
+    return "".join(f"{s};\n" for s in [*statements, f"USE `{database_name(path, moment)}`"])
 
 
 def register(spark: SparkSession, path: str, store: Store) -> str:

@@ -19,13 +19,14 @@ from pyspark.sql import functions as F
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
+from lakemq.engine.namespace.snapshot import moment_of
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RefusedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.storage.catalog import catalog_sql
+from lakemq.tables.storage.catalog import catalog_sql, catalog_statements
 from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
@@ -215,17 +216,64 @@ def test_spark_sql_answers_with_the_generated_catalog(
 
 @pytest.mark.long  # a JVM of its own
 def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
-    mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
+    mq: Connection, topic: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, projected: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
     mq.publish(topic, rows(50))
     projected()
+    # of the package's names the one by which Spark finds the format, as where the wheel is installed
+    site = tmp_path_factory.mktemp("site")
+    (site / "pyspark_lakemq").symlink_to(CHECKOUT / "pyspark_lakemq")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-    query = f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'"
-    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "spark-sql", "--", "-e", query]
+    scratch = tmp_path_factory.mktemp("scratch")
+    inherited |= {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+    inherited["JDK_JAVA_OPTIONS"] = f"{inherited.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={scratch}"
+    inherited["PYTHONPATH"] = f"{site}:{inherited.get('PYTHONPATH', '')}"
+    queries = [
+        f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'",
+        f"CREATE TEMPORARY VIEW part USING lakemq OPTIONS (path '{mq.namespace.path}', subscribe '{topic}')",
+        "SELECT 'read', count(*) FROM part",
+        "SELECT current_database()",
+    ]
+    said = (mq.namespace.path, "spark-sql", "--as-of", str(mq.state().step), "--", "-e", ";".join(queries))
     done = subprocess.run(
-        command, cwd=tmp_path, env=inherited, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "lakemq.jobs.cli", "--path", *said],
+        cwd=tmp_path,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "found\t50\t50\n"
+    assert done.stdout.splitlines() == ["found\t50\t50", "read\t50", f"mq_at_{said[3]}"]
     assert list(tmp_path.iterdir()) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_catalog_as_of_a_step_holds_what_was_there_then(
+    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    query = "SELECT count(*) AS n, max(step) AS last FROM {0}.log JOIN {0}.topics USING (topic) WHERE topic = '{1}'"
+    steps = []
+    for first in (0, 30):
+        mq.publish(topic, rows(30, first))
+        projected()
+        steps.append(mq.state().step)
+    store = mq.namespace.store
+    for count, step in zip((30, 60), steps, strict=True):
+        moment = moment_of(store, step)
+        statements = catalog_statements(mq.namespace.path, store, moment)
+        for statement in statements:
+            spark.sql(statement)
+        database = f"mq_at_{step}"
+        assert {table.name for table in spark.catalog.listTables(database)} == {s.name for s in TABLES} | set(VIEWS)
+        (found,) = spark.sql(query.format(database, topic)).collect()
+        assert (found.n, found.last <= step) == (count, True)
+    mq.publish(topic, rows(30, 60))
+    projected()
+    assert spark.table(f"{database}.log").where(F.col("topic") == topic).count() == 60
+    assert spark.table("mq.log").where(F.col("topic") == topic).count() == 90
+    for step in steps:
+        spark.sql(f"DROP DATABASE mq_at_{step} CASCADE")

@@ -18,6 +18,7 @@ from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
 from lakemq.jobs.dialects import Dialect
 from lakemq.jobs.sql import run_query
+from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
@@ -172,3 +173,12 @@ def test_manifests_parse_and_start_the_command() -> None:
     template = deployed["spec"]["template"]
     assert deployed["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
     assert template["spec"]["containers"][0]["command"] == ["lakemq", "serve"]
+
+
+def test_every_view_has_a_query_on_the_page() -> None:
+    page = (DOCS / "sql.md").read_text(encoding="utf-8")
+    sections = re.split(r"^### (\w+)$", page[page.index("## Views") :], flags=re.MULTILINE)
+    found = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert {*found} == {*VIEWS, "dead_letters"}
+    for view, text in found.items():
+        assert re.search(rf"^```sql\n[^`]*\bFROM {view}\b", text, re.MULTILINE), view

@@ -1,0 +1,72 @@
+"""docs/sql.md: as a table of SQL the format reads the files alone that hold a range; the views of the log read all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import file_name
+
+pytestmark = pytest.mark.long
+
+PAGE = (Path(__file__).parents[2] / "docs/sql.md").read_text(encoding="utf-8")
+SECTION = PAGE[PAGE.index("## A range of offsets") : PAGE.index("## As of a step")]
+NAME, FILES, ROWS = "ranges", 8, 500
+
+
+@pytest.fixture(scope="module")
+def ranges(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A topic of two partitions in eight files, of which all but the third and fourth, with offsets from 1000 on, are
+    damaged."""
+    path = tmp_path_factory.mktemp("ranges") / NAME
+    with lakemq.connect(path, create=True, config={"inline.max.bytes": 0}) as mq, mq.serving():
+        mq.topics.create("clicks", 2)
+        for _ in range(FILES):
+            mq.publish("clicks", pa.table({"value": ["v"] * 2 * ROWS, "partition": [0, 1] * ROWS}))
+        plan = mq.fetch("clicks", start=1000, end=2000).plan.segments
+        whole = {Path(file_name(file_id)).name for file_id in plan.column("file_id").to_pylist()}
+    assert len(whole) == 2
+    for file in (path / "messages").glob("*.parquet"):
+        if file.name not in whole:
+            file.write_bytes(bytes(file.stat().st_size))
+    with lakemq.connect(path, spark=spark) as mq:
+        yield mq
+    for name in ("clicks", "part"):
+        spark.catalog.dropTempView(name)
+    spark.sql("USE default")
+    spark.sql(f"DROP DATABASE {NAME} CASCADE")
+
+
+def test_the_format_as_a_table_reads_what_where_asks_for(spark: SparkSession, ranges: Connection) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    code = code.replace("data/mq", ranges.namespace.path).replace("2000", "1999").replace(".show()", "")
+    # its last statement is the query
+    lines = code.rstrip().splitlines()
+    names = {"spark": spark}
+    exec("\n".join([*lines[:-1], f"found = {lines[-1]}"]), names)
+    found = names["found"]
+    assert sorted(row.offset for row in found.collect()) == list(range(1000, 2000))
+    assert found.rdd.getNumPartitions() <= 2
+    with pytest.raises(PySparkException):
+        spark.sql("SELECT count(value) FROM clicks WHERE partition = 1").collect()
+
+
+def test_the_range_may_be_said_by_options(spark: SparkSession, ranges: Connection) -> None:
+    (statement,) = re.findall(r"^(CREATE TEMPORARY VIEW part .*?);$", SECTION, re.DOTALL | re.MULTILINE)
+    spark.sql(statement.replace("data/mq", ranges.namespace.path).replace("2001", "2000"))
+    found = spark.sql("SELECT partition, min(offset), max(offset), count(*) FROM part GROUP BY partition").collect()
+    assert [tuple(row) for row in found] == [(1, 1000, 1999, 1000)]
+
+
+def test_the_views_of_the_log_read_all_whatever_is_asked(spark: SparkSession, ranges: Connection) -> None:
+    query = f"SELECT value FROM {NAME}.log WHERE topic = 'clicks' AND partition = 1 AND offset BETWEEN 1000 AND 1999"
+    read = [file for file in spark.sql(query).inputFiles() if "/messages/" in file]
+    assert len(read) == FILES

@@ -1,0 +1,130 @@
+"""`lakemq sql` reads the files alone that may hold what a query asks of the log, and answers as if it read all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from unit.served import until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.data_file import file_name
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.spark_sql import in_duckdbs
+from lakemq.jobs.sql import run_query
+
+pytestmark = pytest.mark.slow
+
+FILES, ROWS = 20, 50
+"""Of each publish one, whose rows are shared out among two partitions."""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A topic `t` of two partitions in many files, and one file of a topic `other`; all of it is projected."""
+    path = tmp_path_factory.mktemp("many") / "mq"
+    with lakemq.connect(path, create=True, config={"inline.max.bytes": 0}) as mq, mq.serving():
+        for topic in ("t", "other"):
+            mq.topics.create(topic, 2)
+        for nth in range(FILES):
+            mq.publish(
+                "t", pa.table({"value": [f"{nth} {row}" for row in range(2 * ROWS)], "partition": [0, 1] * ROWS})
+            )
+        mq.publish("other", pa.table({"value": ["there"]}))
+        until(lambda: read_watermark(mq.namespace.store).step == mq.state().step)
+    with lakemq.connect(path) as mq:
+        yield mq
+
+
+def ask(mq: Connection, query: str) -> list[tuple[object, ...]]:
+    return list(run_query(mq.namespace, query, dialect=Dialect.spark)[1])
+
+
+def rows_read(mq: Connection, query: str) -> int:
+    """Of `messages`, as the plan says that was run."""
+    ((_, plan),) = ask(mq, f"EXPLAIN (ANALYZE, FORMAT json) {query}")
+    (scan,) = [
+        scan for scan in scans_of(json.loads(str(plan))["operator"]) if "row" in scan["extra_info"]["Projections"]
+    ]
+    return int(scan["intermediate_rows"])
+
+
+def scans_of(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        if node["type"] == "TABLE_SCAN":
+            yield node
+        yield from scans_of(node.get("children", []))
+
+
+FILE = 2 * ROWS
+ALL = FILES * FILE + 1
+
+READ = [
+    ("SELECT offset, value FROM log WHERE topic = 't' AND partition = 1 AND offset BETWEEN 120 AND 130", FILE),
+    ("SELECT offset, value FROM log WHERE topic = 't' AND partition = 1 AND offset >= 149 AND 151 > offset", 2 * FILE),
+    ("SELECT value FROM log_committed l WHERE l.topic = 't' AND (l.partition = 0 AND l.offset < 40 + 10)", FILE),
+    ("SELECT value FROM log WHERE topic = 't' AND partition IN (0, 1) AND offset IN (3, 999)", 2 * FILE),
+    ("SELECT value FROM LOG WHERE `offset` > 948 AND topic = 't'", 2 * FILE),
+    ("SELECT count(value) AS n FROM log WHERE topic = 'other'", 1),
+    ("SELECT n FROM (SELECT count(value) AS n FROM log WHERE topic IN ('other') AND offset = 0)", 1),
+    ("WITH l AS (SELECT * FROM log WHERE offset = 1 AND topic = 't') SELECT l.value FROM l", FILE),
+    # nothing is known of these
+    ("SELECT value FROM log WHERE topic = 't' OR offset = 3", ALL),
+    ("SELECT value FROM log WHERE NOT offset = 3", ALL),
+    ("SELECT value FROM log WHERE offset * 2 = 6", ALL),
+    ("SELECT value FROM log WHERE offset = partition", ALL),
+    ("SELECT value FROM log WHERE offset IN (SELECT 3)", ALL),
+    ("WITH x AS (SELECT 3 AS o) SELECT log.value FROM log, x WHERE log.offset = 3", ALL),
+    ("SELECT l.b, value FROM log AS l(offset, b, partition) WHERE l.partition = 3", ALL),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), READ)
+def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str, expected: int) -> None:
+    assert rows_read(many, query) == expected
+    # the same where nothing is left out: DuckDB's text is passed on as it is
+    whole = re.sub(r'"range \d+"\.', "", in_duckdbs(query).text)
+    assert sorted(ask(many, query)) == sorted(run_query(many.namespace, whole)[1])
+
+
+def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq"))
+    query = "SELECT count(value) FROM log WHERE topic = 't'"
+    narrow = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
+    asked = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
+    ((kept,),) = ask(many, asked)
+    for file in (path / "messages").glob("*.parquet"):
+        if file.name != Path(file_name(kept)).name:  # type: ignore[arg-type]
+            file.write_bytes(b"")
+    with lakemq.connect(path) as mq:
+        assert ask(mq, narrow) == [(10,)]
+        with pytest.raises(duckdb.Error, match="Parquet"):
+            ask(mq, query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH log AS (SELECT 7 AS offset) SELECT n FROM (SELECT offset AS n FROM log WHERE offset = 7)",
+        "CREATE TEMP TABLE log AS SELECT 7 AS offset; SELECT offset AS n FROM log WHERE offset = 7",
+    ],
+)
+def test_another_log_is_not_taken_for_ours(many: Connection, query: str) -> None:
+    assert ask(many, query) == [(7,)]
+
+
+def test_ranges_of_one_text_are_told_apart(many: Connection) -> None:
+    part = "SELECT offset, value FROM log WHERE topic = 't' AND partition = 0 AND offset = {}"
+    query = " UNION ALL ".join(part.format(offset) for offset in (3, 777))
+    assert sorted(ask(many, query)) == [(3, b"0 6"), (777, b"15 54")]
+    assert ask(many, f"{part.format(3)}; {part.format(777)}") == [(777, b"15 54")]
+    assert len(ask(many, f"EXPLAIN {query}")) == 1
