@@ -7,14 +7,17 @@ here and nowhere else.
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakemq.errors import TableDamaged
+from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
 from lakemq.jobs.great import context_in_memory, great_expectations
 from lakemq.jobs.measures import Measures, measure
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 from lakemq.engine.namespace.namespace import Namespace
+
+log = logging.getLogger("lakemq.audit")
 
 _SOME = 5
 
@@ -193,7 +198,34 @@ def _quiet() -> Iterator[None]:
             os.environ["GX_ANALYTICS_ENABLED"] = before
 
 
-if __name__ == "__main__":
-    from lakemq.jobs.cli import main
+def parser() -> argparse.ArgumentParser:
+    examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --docs audit-docs --strict"
+    parser = arguments_of("audit", "Check that a namespace holds what it must.", examples)
+    parser.add_argument("--docs", metavar="FOLDER", type=Path, help="write Great Expectations' Data Docs (HTML) there")
+    parser.add_argument("--strict", action="store_true", help="what is only a warning counts, too")
+    return parser
 
-    main(["audit", *sys.argv[1:]])
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parsed(parser(), arguments)
+
+    def work() -> Counts:
+        with connected(given) as mq:
+            found = audit(mq.namespace, given.docs)
+        broken = [one for one in found.outcomes if one.broken]
+        for one in broken:
+            log.log(
+                logging.WARNING if one.rule.is_warning else logging.ERROR,
+                "%s.%s, in %d of %d: %s (%s)",
+                *(one.rule.table, one.rule.column, one.broken, one.rows, one.rule.says, ", ".join(one.where)),
+            )
+        if not found.holds(given.strict):
+            names = ", ".join(f"{one.rule.table}.{one.rule.column}" for one in broken)
+            raise TableDamaged("The namespace does not hold what it must.", found=names)
+        return {"step": found.step, "rules": len(found.outcomes), "warnings": len(broken)}
+
+    return run("audit", given, work)
+
+
+if __name__ == "__main__":
+    started(main)

@@ -1,4 +1,4 @@
-"""DAGs for a namespace: draining the inbox, stepping, releasing delayed messages, upkeep, and serving.
+"""DAGs for a namespace: draining the inbox, stepping, releasing delayed messages, upkeep, an audit, and serving.
 
 Copy this file into Airflow's folder of DAGs. It needs two connections: `lakemq_default` (host: the path of the
 namespace; extra: `home`, the folder with LakeMQ's jobs, conf and dist; `conf`, a settings file) and `spark_default`.
@@ -59,6 +59,9 @@ release_delayed = lakemq_dag("release_delayed", "release_delayed", "* * * * *")
 # Retention, merging of small files and clean-up are the leader's, beside its steps: it leads for a while every night,
 # for namespaces that nobody serves for longer than a step takes.
 upkeep = lakemq_dag("upkeep", "serve", "0 3 * * *", "--for-ms", "900000")
+
+# what is broken stays so: a retry that fails, too, leaves two logs that say the same
+audit = lakemq_dag("audit", "audit", "30 3 * * *")
 
 # a day at a time, one after the other
 serve = lakemq_dag("serve", "serve", "@continuous", "--for-ms", "86400000", at_most=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import spark_session
 
-DAGS = {f"lakemq_{name}" for name in ("drain_inbox", "release_delayed", "serve", "step", "upkeep")}
+DAGS = {f"lakemq_{name}" for name in ("audit", "drain_inbox", "release_delayed", "serve", "step", "upkeep")}
 EVENT_S = 15.0
 """On a machine that does nothing else it takes two or three; Airflow alone has six processes at work."""
 
@@ -68,6 +69,24 @@ def test_a_job_that_fails_fails_its_task(airflow: Airflow) -> None:
     assert state == "failed"
     assert said_last(said)["exit_code"] == 3
     assert said_last(said)["error"] == "NOT_A_NAMESPACE"
+
+
+def test_an_audit_fails_its_task_where_something_is_broken(airflow: Airflow, mq: Connection) -> None:
+    with mq.serving():
+        mq.topics.create("audited")
+        mq.publish("audited", pa.table({"value": ["v"]}))
+    state, said = airflow.test_dag("lakemq_audit")
+    assert state == "success", said[-3000:]
+    assert said_last(said)["rules"] > 10
+    copy = airflow.home / "broken"
+    shutil.copytree(airflow.path, copy)
+    for file in (copy / "messages").glob("*.parquet"):
+        file.unlink()
+    extra = {"home": str(airflow.home / "lakemq"), "conf": str(airflow.home / "lakemq.yaml")}
+    broken = {"conn_type": "lakemq", "host": str(copy), "extra": extra}
+    state, said = airflow.test_dag("lakemq_audit", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(broken))
+    assert state == "failed"
+    assert said_last(said)["error"] == "TABLE_DAMAGED"
 
 
 def test_two_runs_that_drain_the_inbox_at_once_publish_each_row_once(airflow: Airflow, mq: Connection) -> None:

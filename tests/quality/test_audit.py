@@ -19,7 +19,7 @@ from unit.served import until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.jobs.audit import RULES, Audit, audit
+from lakemq.jobs.audit import RULES, Audit, audit, main
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.registry import BY_NAME
 
@@ -211,6 +211,20 @@ def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path:
     assert done.exit_code == 1
     states = {record["measured"]: record["state"] for record in map(json.loads, done.stdout.splitlines())}
     assert states["offsets_missing"] == "BROKEN"
+
+
+def test_the_job_fails_where_something_is_wrong_and_says_what(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--path", str(path)]) == 0
+    end = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(RULES))
+    change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
+    assert main(["--path", str(path)]) == 1
+    said = capsys.readouterr()
+    end = json.loads(said.out.splitlines()[-1])
+    assert (end["exit_code"], end["error"]) == (1, "TABLE_DAMAGED")
+    assert "partitions.offsets_missing" in end["message"]
+    logged = [json.loads(line) for line in said.err.splitlines()]
+    assert any(line["level"] == "ERROR" and "offsets_missing, in 3 of" in line["message"] for line in logged)
 
 
 @pytest.fixture(autouse=True)

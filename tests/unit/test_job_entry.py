@@ -22,7 +22,7 @@ from lakemq.jobs import entry, release_delayed, serve, step
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.jars import MissingJars
 
-JOBS = ("copy_topic", "microbatch", "release_delayed", "serve", "step")
+JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
 
 
 def given(*arguments: str) -> argparse.Namespace:
