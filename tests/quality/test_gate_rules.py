@@ -25,6 +25,8 @@ from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 
+NAN, INF = float("nan"), float("inf")
+
 
 def suite_of(folder: Path, *expectations: dict[str, Any], topic: str = "t", **more: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +105,34 @@ def test_a_date_may_be_compared_with_text(tmp_path: Path) -> None:
     assert failed(gate, pa.table({"at": times})) == [1]
 
 
+@pytest.mark.parametrize("percent", [7, 14, 29, 55, 57, 58])
+def test_a_share_that_is_just_reached_is_reached(percent: int, tmp_path: Path) -> None:
+    share, table = percent / 100, pa.table({"n": [-1] * percent + [1] * (100 - percent)})
+    positive = one("column_values_to_be_between", column="n", min_value=0)
+    gate = gate_of(tmp_path / "failed", positive, meta={"lakemq": {"most_failed": share}})
+    assert len(failed(gate, table)) == percent
+    with pytest.raises(ExpectationFailed):
+        gate.asked(pa.table({"n": [-1] * (percent + 1) + [1] * (99 - percent)}), None)
+    mostly = one("column_values_to_be_between", column="n", max_value=0, mostly=share)
+    gate = gate_of(tmp_path / "mostly", mostly, meta={"lakemq": {"most_failed": 1}})
+    assert len(failed(gate, table)) == 100 - percent
+
+
+@pytest.mark.parametrize("measured", ["mean", "sum", "stdev", "max"])
+def test_what_is_no_number_lies_within_no_bounds(measured: str, tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, one(f"column_{measured}_to_be_between", column="n", max_value=1e9))
+    gate.asked(pa.table({"n": [1.0, 2.0]}), None)
+    with pytest.raises(ExpectationFailed, match="nan for"):
+        gate.asked(pa.table({"n": [1.0, NAN, 2.0]}), None)
+
+
+@pytest.mark.parametrize("values", [["1", "2"], [b"1"], [dt.datetime(2025, 1, 1)]], ids=["text", "bytes", "times"])
+def test_bounds_of_a_column_without_numbers_are_a_mistake_in_the_suite(values: list[Any], tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, one("column_max_to_be_between", column="c", max_value=5))
+    with pytest.raises(InvalidRecord, match="cannot be asked of these rows"):
+        gate.asked(pa.table({"c": values}), None)
+
+
 # -- suites ---------------------------------------------------------------------------------------------
 
 
@@ -117,7 +147,24 @@ def test_a_date_may_be_compared_with_text(tmp_path: Path) -> None:
         (json.dumps({"expectations": [one("column_to_exist")]}), "lacks column"),
         (json.dumps({"expectations": [one("column_to_exist", column=3)]}), "no text"),
         (json.dumps({"expectations": [one("column_values_to_be_between", column="n")]}), "neither"),
-        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[])]}), "empty"),
+        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[])]}), "a list of"),
+        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set="EUR")]}), "a list of"),
+        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[NAN])]}), "found nan"),
+        (json.dumps({"expectations": [one("column_values_to_be_between", column="n", min_value=-INF)]}), "found -inf"),
+        (json.dumps({"expectations": [one("column_mean_to_be_between", column="n", max_value=NAN)]}), "found nan"),
+        (
+            json.dumps(
+                {"expectations": [one("column_max_to_be_between", column="n", max_value=1, strict_max="false")]}
+            ),
+            "strict_max='false'",
+        ),
+        ('{"expectations": [{"type": "expect_column_to_exist", "kwargs": ["n"]}]}', "kwargs of expect_column_to_exist"),
+        (
+            json.dumps({"expectations": [{**one("column_to_exist", column="n"), "severity": "CRITICAL"}]}),
+            "severity is not known. Found 'CRITICAL'",
+        ),
+        ('{"expectations": [], "meta": ["lakemq"]}', "meta is not valid"),
+        ('{"expectations": [], "meta": {"lakemq": "strict"}}', "meta.lakemq is not valid"),
         (json.dumps({"expectations": [one("column_values_to_match_regex", column="n", regex=3)]}), "expected text"),
         (json.dumps({"expectations": [one("column_max_to_be_between", column="n", max_value="x")]}), "a number"),
         (

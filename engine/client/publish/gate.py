@@ -59,12 +59,17 @@ class Gate:
         suite = self.suite
         counts = measured[: 2 * len(suite.counted)]
         for rule, wrong, of in zip(suite.counted, counts[::2], counts[1::2], strict=True):
-            if of and int(of) - int(wrong) < (rule.mostly or 0) * int(of):
+            # shares are divided, as a share is written: 0.55 * 100 is above 55
+            if of and (int(of) - int(wrong)) / int(of) < (rule.mostly or 0):
                 self._refuse_all(f"{wrong} of {of} rows fail {rule.told}", f"that {rule.mostly:g} of them hold")
         for of_all, found in zip(suite.table, measured[len(counts) :], strict=True):
-            if not of_all.holds(found):
+            try:
+                is_within = of_all.holds(found)
+            except TypeError:
+                raise self.unfit(f"{type(found).__name__} for {of_all.told}") from None
+            if not is_within:
                 self._refuse_all(f"{found} for {of_all.told}", "what is within")
-        if failed > suite.most_failed * rows:
+        if rows and failed / rows > suite.most_failed:
             self._refuse_all(f"{failed} of {rows} rows fail", f"at most a share of {suite.most_failed:g}")
 
     def _refuse_all(self, found: str, expected: str) -> None:

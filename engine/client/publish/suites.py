@@ -97,10 +97,17 @@ class TableRule:
     is_high_open: bool = False
 
     def holds(self, found: Any) -> bool:
-        """Of no rows nothing is measured, and nothing is wrong."""
-        if found is None:
+        """Of no rows nothing is measured, and nothing is wrong; NaN lies within no bounds.
+
+        Raises TypeError: what was measured is no number.
+        """
+        if found is None or (self.low is None and self.high is None):
             return True
+        if isinstance(found, str | bytes):
+            raise TypeError("a text")
         value = float(found)
+        if math.isnan(value):
+            return False
         low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         is_low = value <= low if self.is_low_open else value < low
         return not (is_low or (value >= high if self.is_high_open else value > high))
@@ -159,19 +166,35 @@ def _suite(loaded: Any) -> Suite:
     for one in loaded["expectations"]:
         if not isinstance(one, dict) or not isinstance(one.get("type"), str):
             raise InvalidConfig("An expectation has no type.", found=one)
-        if one.get("severity", "critical") != "critical":
+        kwargs = _object(f"kwargs of {one['type']}", one.get("kwargs"))
+        if not _stops(one):
             continue  # a warning stops nobody: it is for a checkpoint to tell
-        rule = _rule(one["type"], {k: v for k, v in (one.get("kwargs") or {}).items() if v is not None})
+        rule = _rule(one["type"], {k: v for k, v in kwargs.items() if v is not None})
         if isinstance(rule, RowRule):
             rows.append(rule)
         elif isinstance(rule, TableRule):
             table.append(rule)
         needed += [rule] if isinstance(rule, str) else rule.columns
-    return Suite(tuple(rows), tuple(table), tuple(dict.fromkeys(needed)), _most_failed(loaded.get("meta") or {}))
+    most_failed = _most_failed(_object("meta", loaded.get("meta")))
+    return Suite(tuple(rows), tuple(table), tuple(dict.fromkeys(needed)), most_failed)
+
+
+def _stops(expectation: Kwargs) -> bool:
+    severity = expectation.get("severity") or "critical"
+    if severity not in _SEVERITIES:
+        raise InvalidConfig("A severity is not known.", found=severity, expected=" or ".join(_SEVERITIES))
+    return severity == "critical"
+
+
+def _object(name: str, value: Any) -> Kwargs:
+    """Empty where there is none."""
+    if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+        raise InvalidConfig(f"{name} is not valid.", found=value, expected="an object")
+    return value or {}
 
 
 def _most_failed(meta: Kwargs) -> float:
-    ours = meta.get("lakemq") or {}
+    ours = _object("meta.lakemq", meta.get("lakemq"))
     if unknown := ours.keys() - {"most_failed"}:
         raise InvalidConfig("meta.lakemq has what is not known.", found=sorted(unknown)[0], expected="most_failed")
     return _share("meta.lakemq.most_failed", ours.get("most_failed", DEFAULT_MOST_FAILED))
@@ -192,6 +215,8 @@ def _rule(type: str, kwargs: Kwargs) -> RowRule | TableRule | str:
         raise InvalidConfig(f"{type} has what a gate does not know.", found=sorted(unknown)[0], expected=kind.takes)
     if lacking := [name for name in kind.takes[: kind.needs] if name not in kwargs]:
         raise InvalidConfig(f"{type} lacks {lacking[0]}.", expected=", ".join(kind.takes[: kind.needs]))
+    if unclear := [name for name in kwargs.keys() & _FLAGS if not isinstance(kwargs[name], bool)]:
+        raise InvalidConfig(f"{type} has no yes or no.", found=f"{unclear[0]}={kwargs[unclear[0]]!r}", expected="true")
     columns = tuple(kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs)
     if any(not isinstance(column, str) for column in columns):
         raise InvalidConfig(f"{type} names a column that is no text.", found=columns)
@@ -203,6 +228,8 @@ def _rule(type: str, kwargs: Kwargs) -> RowRule | TableRule | str:
 
 
 _LONGEST = 500
+_FLAGS = {"strict_min", "strict_max", "or_equal"}
+_SEVERITIES = ("critical", "warning", "info")
 
 
 class _Given(NamedTuple):
@@ -231,11 +258,11 @@ class _Kind(NamedTuple):
 def _number(value: Any) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"found {value!r}, expected a number")
-    return value
+    return None if value is None else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"found {value!r}, expected a number or text")
     return value
 
@@ -277,9 +304,10 @@ def _length(given: _Given) -> RowRule:
 
 
 def _in_set(given: _Given, word: str) -> RowRule:
-    values = [_plain(value) for value in given.kwargs["value_set"]]
-    if not values:
-        raise ValueError("value_set is empty")
+    value_set = given.kwargs["value_set"]
+    if not isinstance(value_set, list) or not value_set:  # a text would be a set of its letters
+        raise ValueError(f"found {value_set!r}, expected a list of values")
+    values = [_plain(value) for value in value_set]
     return _of_column(given, lambda names, column: f"{column} {word} ({', '.join(map(names.value, values))})")
 
 
