@@ -16,10 +16,12 @@ import pyarrow as pa
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
 from .arrow import fetch_arrow
+from .causes import whose_are
 from .expiry import expired_offsets
 from .kept import KeptRows
 from .pieces import pieces
 from .plan import FetchPlan
+from .rows import running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,11 +84,10 @@ class Fetched:
 
     def offsets(self) -> dict[int, npt.NDArray[np.int64]]:
         """Partition -> the offsets of its messages, ascending, without those that have expired."""
-        names = ("partition", "base_offset", "record_count")
-        partitions, bases, counts = (self.plan.segments.column(name).to_numpy() for name in names)
-        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        at, of = np.repeat(bases, counts) + nth, np.repeat(partitions, counts)
-        found = {partition: at[of == partition] for partition in np.unique(partitions).tolist()}
+        segments = self.plan.segments
+        at = running(segments, segments.column("base_offset").to_numpy())
+        of = segments.column("partition").to_numpy()[whose_are(segments)]
+        found = {partition: at[of == partition] for partition in np.unique(of).tolist()}
         return {
             p: np.setdiff1d(all_of, self.expired[p]) if p in self.expired else all_of for p, all_of in found.items()
         }
