@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 from ..protocol.errors import IllegalState, UnknownServerError
@@ -21,9 +22,15 @@ current_id = os.getpid()
 """Of this process: `os.getpid()` asks the system, which takes as long as ten calls of Python's."""
 
 
+_collects_later = False
+
+
 def _forked() -> None:
-    global current_id
+    global current_id, _collects_later
     current_id = os.getpid()
+    if _collects_later:  # who is to turn it on again has not come along
+        _collects_later = False
+        gc.enable()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -76,3 +83,19 @@ class OwnLock:
         """
         same_process(self._pid, self._what)
         return self._lock
+
+
+@contextmanager
+def no_collecting() -> Iterator[None]:
+    """No garbage is looked for in this block: it makes many objects, and all of them stay."""
+    global _collects_later
+    if not gc.isenabled():
+        yield
+        return
+    _collects_later = True
+    gc.disable()
+    try:
+        yield
+    finally:
+        _collects_later = False
+        gc.enable()

@@ -21,6 +21,7 @@ from ..namespace.clock import Clock
 from ..namespace.due_times import read_runs
 from ..namespace.load import load_state, read_watermark
 from ..namespace.namespace import Namespace
+from ..namespace.process import no_collecting
 from ..protocol import machine
 from ..protocol.rules.patience import Patience
 from ..protocol.values.state import State
@@ -102,10 +103,15 @@ class Terms:
         """The state as stored: projections at the watermark, then the journal's tail; None: the journal is not at this
         version any more. Raises StepTooOld.
         """
-        ns, clock, steady_ms = self._ns, self._clock, self._clock.steady_ms()
-        journal = Journal(ns.store, self._reached)
+        steady_ms = self._clock.steady_ms()
+        journal = Journal(self._ns.store, self._reached)
         if journal.version != version:
             return None
+        with no_collecting():
+            return self._begun(journal, steady_ms)
+
+    def _begun(self, journal: Journal, steady_ms: int) -> Term:
+        ns, clock = self._ns, self._clock
         journal.sync()
         watermark = read_watermark(ns.store)
         state = load_state(ns.store, watermark)

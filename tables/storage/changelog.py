@@ -12,11 +12,15 @@ def newest(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Per key the row with the highest step, in order of step; of equal steps, the later row."""
     if rows.num_rows == 0:
         return rows
-    ordered = rows.take(_stable_order(rows.column("step")))
+    ordered = _in_order(rows)
     numbered = ordered.select(list(keys)).append_column("row", pa.array(np.arange(ordered.num_rows)))
     last = numbered.group_by(list(keys)).aggregate([("row", "max")])
+    if last.num_rows == ordered.num_rows:  # what is large has been merged: to take all of it would cost as much again
+        return ordered
     return ordered.take(pa.array(np.sort(last.column("row_max").to_numpy())))
 
 
-def _stable_order(steps: pa.ChunkedArray) -> pa.Array:
-    return pa.array(np.argsort(steps.to_numpy(), kind="stable"))
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Of steps; of equal ones as they come."""
+    steps = rows.column("step").to_numpy()
+    return rows if (steps[1:] >= steps[:-1]).all() else rows.take(pa.array(np.argsort(steps, kind="stable")))

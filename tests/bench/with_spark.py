@@ -71,6 +71,26 @@ def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: in
     return median(scanned) / median(taken)
 
 
+def delayed_over_plain(spark: SparkSession, mq: Connection, folder: str, count: int, rounds: int) -> float:
+    """Median seconds of a publish over those of the same rows with delays over two hours, none of which is over."""
+    hour_ms = 3_600_000
+    messages(spark, count, 92).write.format("delta").mode("overwrite").save(f"{folder}/delayed")
+    source = spark.read.format("delta").load(f"{folder}/delayed")
+    spread = source.withColumn("delay_ms", F.lit(hour_ms) + F.pmod(F.xxhash64("key", "value"), F.lit(2 * hour_ms)))
+    for topic in ("at-once", "later"):
+        mq.topics.create(topic, partitions=PARTITIONS)
+
+    def plain() -> None:
+        mq.publish("at-once", source)
+
+    def delayed() -> None:
+        mq.publish("later", spread)
+
+    plain(), delayed()
+    at_once, later = interleaved([plain, delayed], rounds)
+    return median(at_once) / median(later)
+
+
 def run(count: int, rounds: int) -> Iterator[Figure]:
     folder = tempfile.mkdtemp(prefix="lakemq-bench-")
     spark = spark_session(master="local[2]", app_name="bench")
@@ -86,6 +106,9 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
             yield Figure(f"publish {large / 1e3:g} k x 10 KiB over a Delta append", ratio, "ratio", 0.95, ">=")
             ratio = fetch_over_scan(spark, mq, folder, rounds)
             yield Figure("fetch in Spark over a bare Parquet scan", ratio, "ratio", 0.7, ">=")
+            some = min(count, 1_000_000)
+            ratio = delayed_over_plain(spark, mq, folder, some, rounds)
+            yield Figure(f"publish {some:,} with delays over 2 h, over without, Spark", ratio, "ratio", 0.6, ">=")
             mq.topics.create("both", partitions=PARTITIONS)
             source = spark.read.format("delta").load(f"{folder}/source92")
 

@@ -5,6 +5,7 @@ delta-rs, which reads the tables, cannot be used in a child of a process that ha
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -21,7 +22,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import OwnLock, same_process
+from lakemq.engine.namespace.process import OwnLock, no_collecting, same_process
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
@@ -233,3 +234,12 @@ def test_what_belongs_to_a_process_says_so():
         assert in_a_fork(lambda: lock.own).startswith("IllegalState")
     with lock.own:
         pass
+
+
+def test_a_child_that_comes_while_no_garbage_is_collected_collects_its_own() -> None:
+    with no_collecting():
+        with no_collecting():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        assert in_a_fork(gc.isenabled) == "True"
+    assert gc.isenabled()

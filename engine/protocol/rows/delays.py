@@ -140,7 +140,7 @@ _PIECE_ROWS = 1 << 16
 
 def _restore(state: State, rows: pa.Table) -> None:
     """There may be a million: column by column, and piece by piece, as that is all that is held besides the state."""
-    told = DelayedRange._fields
+    told, is_open_as = DelayedRange._fields, DelayStatus.OPEN.value
     rows = rows.sort_by([("scheduled_step", "ascending"), ("position", "ascending")]).select([*told, *_LIVE])
     for piece in rows.to_batches(max_chunksize=_PIECE_ROWS):
         columns = [column.to_pylist() for column in piece.columns]
@@ -149,8 +149,8 @@ def _restore(state: State, rows: pa.Table) -> None:
             step, position, producer_id, producer_epoch, transactional_id, status, released, cancelled, moved = live
             if not 0 <= released < one.record_count or step is None or position is None:
                 raise ValueError(f"{DELAYED.name} has a range of {one.topic} that is not as it was written")
-            is_open = status == DelayStatus.OPEN.value
             author = producer_id, producer_epoch, transactional_id
+            is_open = status == is_open_as
             waiting = WaitingRange(one, step, position, *author, is_open, released, cancelled or (), moved or ())
             state.delays.add(waiting)
 

@@ -310,6 +310,8 @@ class WaitingRange:
 
     def left_after(self, released_count: int) -> int:
         """How many of its rows wait, once so many are released."""
+        if not self.cancelled:
+            return self.told.record_count - released_count
         passed_over = len(self.cancelled) - bisect_left(self.cancelled, released_count)
         return self.told.record_count - released_count - passed_over
 
