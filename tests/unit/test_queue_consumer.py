@@ -667,6 +667,24 @@ def test_what_is_not_acknowledged_in_time_is_delivered_to_the_next_one_and_late_
             assert deliveries(mq, group, topic) == {0: [], 1: []}
 
 
+def test_a_flush_tells_of_all_that_was_refused_since_the_one_before(mq: Connection) -> None:
+    """Each thing once, however often it was said."""
+    topic, group = new_topic(mq, 4), configured(mq, max_handoff_ms=100)
+    add(mq, topic, dict.fromkeys(range(4), 1))
+    with member(mq, group, topic) as one:
+        messages = polled(one, 4)
+        with member(mq, group, topic) as two:
+            assert {message.partition for message in polled(two, 2)} == {2, 3}
+            for partition in (2, 3, 2):
+                one.ack([message for message in messages if message.partition == partition])
+            with pytest.raises(FencedMemberEpoch, match=f"{topic}-2") as raised:
+                one.flush()
+            assert isinstance(raised.value.__cause__, FencedMemberEpoch)
+            assert raised.value.__cause__.found == [f"{topic}-3"]
+            assert raised.value.__cause__.__cause__ is None
+            one.flush()
+
+
 def test_who_closes_gives_back_what_it_has_and_what_nobody_saw_was_not_delivered(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})

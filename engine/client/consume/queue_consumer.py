@@ -381,7 +381,8 @@ class QueueConsumer(GroupConsumer):
         """Wait until all that was said is noted. It is said again while nobody answers.
 
         timeout_ms: left out, a minute. Raises RequestTimedOut; UnknownMemberId: it was lost, and joins again with its
-        next poll; FencedMemberEpoch, InvalidRecordState: some of it was refused, and the rest is noted.
+        next poll; FencedMemberEpoch, InvalidRecordState: some of it was refused, and the rest is noted. Where that
+        was so for several reasons, each is the `__cause__` of the one before it.
         """
         limit_ms = self._timeout_ms if timeout_ms is None else whole_number("timeout_ms", timeout_ms, 0)
         deadline_ms = self._clock.steady_ms() + limit_ms

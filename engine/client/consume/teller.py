@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,8 +34,8 @@ class Teller:
         self._asked: Future[Any] | None = None
         self._told: list[tuple[Future[Any], list[Acknowledgement], int]] = []
         """Answers to come, what was said, and how often the member had joined again by then."""
-        self._late: list[LakeMQError] = []
-        """What acknowledgements were refused with, for who waits for them."""
+        self._late: dict[str, LakeMQError] = {}
+        """What acknowledgements were refused with, by what it says, for who waits for them."""
         self.told_at_ms = clock.steady_ms()
         self._joined_count = 0
         self.is_lost = False
@@ -106,11 +107,16 @@ class Teller:
 
     def too_late(self, place: TopicPartition) -> None:
         """Of this partition something was said, and it was another member's before that was sent."""
-        self._late.append(FencedMemberEpoch(found=[f"{place[0]}-{place[1]}"]))
+        self._note_late(FencedMemberEpoch(found=[f"{place[0]}-{place[1]}"]))
+
+    def _note_late(self, error: LakeMQError) -> None:
+        self._late.setdefault(str(error), error)
 
     def raise_late(self) -> None:
-        """Raises what some of what was said was refused with, once."""
-        late, self._late = self._late, []
+        """Raises what some of what was said was refused with, once: the first, and each next one as its cause."""
+        late, self._late = list(self._late.values()), {}
+        for error, following in pairwise(late):
+            error.__cause__ = following
         if late:
             raise late[0]
 
@@ -124,7 +130,7 @@ class Teller:
             if flow is not None and may_be_heard:
                 flow.put_back(part)
             elif isinstance(error, LakeMQError):
-                self._late.append(error)
+                self._note_late(error)
                 if flow is not None:
                     flow.reopen(part)
 
@@ -149,7 +155,7 @@ class Teller:
                 named = [
                     (topics.get(parts[i].topic_id, f"topic {parts[i].topic_id}"), parts[i].partition) for i in listed
                 ]
-                self._late.append(kind(found=[f"{topic}-{partition}" for topic, partition in named]))
+                self._note_late(kind(found=[f"{topic}-{partition}" for topic, partition in named]))
 
 
 def shared(parts: Sequence[Acknowledgement]) -> list[list[Acknowledgement]]:
