@@ -1,4 +1,5 @@
-"""The chaos run: sequencers, producers, a pipeline of transactions and a tail are stopped and killed; what must hold.
+"""The chaos run: sequencers, producers, a pipeline of transactions, members of a classic group and a tail are stopped
+and killed; what must hold.
 
 The schedule of faults follows from the seed; what the machine makes of it does not.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from faults import chaos_checks
 from faults.chaos_children import FENCED, INPUT, OUTPUT, PARTITIONS, read_notes
-from faults.chaos_schedule import LEASE_MS, PIPELINE, PRODUCERS, SEQUENCERS, TAIL, Fault, schedule
+from faults.chaos_schedule import LEASE_MS, MEMBERS, PIPELINE, PRODUCERS, SEQUENCERS, TAIL, Fault, schedule
 from faults.processes import start
 
 import lakemq
@@ -45,6 +46,7 @@ ROLES = {
     **dict.fromkeys(SEQUENCERS, "serve"),
     **dict.fromkeys(PRODUCERS, "produce"),
     PIPELINE: "pipe",
+    **dict.fromkeys(MEMBERS, "share"),
     TAIL: "watch",
 }
 
@@ -59,6 +61,7 @@ class Figures:
     committed: int = 0
     aborted: int = 0
     fenced: int = 0
+    shared: int = 0
     steps: int = 0
     takeovers: int = 0
     files: int = 0
@@ -69,7 +72,7 @@ class Figures:
             f"seed {self.seed}: {self.acknowledged} acknowledged, {self.steps} steps, {self.takeovers} takeovers, "
             f"{self.faults['kill']} kills, {self.faults['stop']} stops, {self.faults['replace']} replaced, "
             f"{self.committed} transactions committed, {self.aborted} aborted, {self.fenced} fenced, "
-            f"{self.files} files, {self.bytes >> 20} MiB"
+            f"{self.shared} shared batches committed, {self.files} files, {self.bytes >> 20} MiB"
         )
 
 
@@ -111,6 +114,8 @@ class Chaos:
         found.acknowledged = sum(len(one[1]) for lines in notes for one in lines if one[0] == "acknowledged")
         ends = Counter(one[0] for one in read_notes(self.folder / f"{PIPELINE}.notes"))
         found.committed, found.aborted, found.fenced = ends["committed"], ends["aborts"], ends["fenced"]
+        members = [one[0] for name in MEMBERS for one in read_notes(self.folder / f"{name}.notes")]
+        found.shared = members.count("committed")
         with lakemq.connect(self.path) as mq:
             state = mq.state()
         found.steps, found.takeovers = state.step, state.leader_epoch
@@ -198,10 +203,10 @@ class Chaos:
     # -- the end ----------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Who is at work ends its work: first who sends, then who copies, then who watches; each in time."""
+        """Who is at work ends its work: first who sends, then who copies or reads, then who watches; each in time."""
         with lakemq.connect(self.path, config={"request.timeout.ms": PATIENCE_S * 1000}) as mq:
             mq.topics.create("settled")  # answered after all letters that the dead have left behind
-        for names in (PRODUCERS, (PIPELINE,), (TAIL,)):
+        for names in (PRODUCERS, (PIPELINE,), MEMBERS, (TAIL,)):
             for name in names:
                 (self.folder / f"{name}.end").touch()
             for name in names:

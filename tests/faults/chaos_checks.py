@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from faults.chaos_children import GROUP, INPUT, OUTPUT, read_notes, tail_notes
-from faults.chaos_schedule import PIPELINE, PRODUCERS
+from faults.chaos_children import CLASSIC, GROUP, INPUT, OUTPUT, read_notes, tail_notes
+from faults.chaos_schedule import MEMBERS, PIPELINE, PRODUCERS
 from faults.checks import check_projections
 
 import lakemq
@@ -35,7 +36,9 @@ def check(path: str, folder: Path) -> None:
         read, written = rows_of(mq.fetch(INPUT).to_arrow()), rows_of(mq.fetch(OUTPUT).to_arrow())
         check_producers(read, folder)
         check_pipeline(read, written, folder)
-        check_progress(mq, read)
+        check_members(read, folder)
+        for group in (GROUP, CLASSIC):
+            check_progress(mq, group, read)
         for topic, rows in ((INPUT, read), (OUTPUT, written)):
             check_tail(topic, rows, folder)
             check_sql(mq, topic, rows)
@@ -119,11 +122,26 @@ def _copy(row: Row) -> Copy:
     return Copy(attempt, int(partition), int(offset), value)
 
 
-def check_progress(mq: Connection, read: list[Row]) -> None:
-    """I7: the group has come to the end, for all that it has copied."""
+def check_members(rows: list[Row], folder: Path) -> None:
+    """All is read by some member as it is there; what one was told is committed nobody has committed again."""
+    notes = [one for name in MEMBERS for one in read_notes(folder / f"{name}.notes")]
+    seen = {tuple(message) for kind, *told in notes if kind == "read" for message in told[0]}
+    assert seen == {(row.partition, row.offset, row.value) for row in rows}, "read is not what is there"
+    stretches: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for kind, *told in notes:
+        for partition, (first, end) in told[0].items() if kind == "committed" else ():
+            stretches[partition].append((first, end))
+    assert stretches, "nothing was ever committed by a member"
+    for partition, listed in stretches.items():
+        for (_, end), (first, _) in pairwise(sorted(listed)):
+            assert end <= first, f"of {INPUT}-{partition} offsets {first} to {end} were committed by two"
+
+
+def check_progress(mq: Connection, group: str, read: list[Row]) -> None:
+    """I7: the group has come to the end, for all that it has read."""
     ends = Counter(row.partition for row in read)
-    lags = mq.groups.lag(GROUP)
-    assert {one.partition: one.committed_offset for one in lags} == dict(ends), f"committed {lags}, copied {ends}"
+    lags = mq.groups.lag(group)
+    assert {one.partition: one.committed_offset for one in lags} == dict(ends), f"committed {lags}, read {ends}"
 
 
 def check_tail(topic: str, rows: list[Row], folder: Path) -> None:

@@ -25,16 +25,20 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.errors import (
+    FencedMemberEpoch,
     GroupIdNotFound,
+    IllegalGeneration,
     InvalidProducerEpoch,
     InvalidTxnState,
     ProducerFenced,
+    RebalanceInProgress,
     RequestTimedOut,
     TransactionAbortable,
+    UnknownMemberId,
     UnstableOffsetCommit,
 )
 
-INPUT, OUTPUT, GROUP = "in", "out", "g"
+INPUT, OUTPUT, GROUP, CLASSIC = "in", "out", "g", "classic"
 PARTITIONS = 4
 KEYS = 20
 TRANSACTIONAL_ID, TIMEOUT_MS = "pipeline", 10_000
@@ -199,6 +203,50 @@ class _Produced:
             _until_answered(self._producer.commit_transaction)
 
 
+# -- members of a classic group --------------------------------------------------------------------------
+
+
+def share(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
+    """Read as a static member what the others do not; end when it is told to and the group has read all.
+
+    Notes: `read` with [partition, offset, value] of each message; then `committed` with {partition: [first, end]}, or
+    `refused` or `unknown`.
+    """
+    chance, notes = random.Random(f"{seed}/{name}/{incarnation}"), Notes(Path(folder, f"{name}.notes"))
+    may_go_on = goes_on(Path(folder), name)
+    options: dict[str, Any] = {
+        "session_timeout_ms": 6_000,
+        "heartbeat_interval_ms": 500,
+        "max_poll_interval_ms": 10_000,
+        "auto_offset_reset": "earliest",
+        # back under its id it has its share again; else a kill would stop the group for a session
+        "instance_id": name,
+    }
+    with lakemq.connect(path, config=config) as mq:
+        print("ready", flush=True)
+        with _until_answered(lambda: mq.consumer(CLASSIC, topics=[INPUT], protocol="classic", **options)) as one:
+            while may_go_on() or not _has_read_all(mq):
+                count = chance.randint(1, 200)
+                batch = _until_answered(lambda: one.poll(max_records=count, timeout_ms=100))  # noqa: B023
+                if not batch:
+                    continue
+                notes.add("read", [(m.partition, m.offset, (m.value or b"").decode()) for m in batch])
+                try:
+                    one.commit(batch)
+                except (FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, UnknownMemberId) as error:
+                    notes.add("refused", error.name)
+                except RequestTimedOut:
+                    notes.add("unknown")
+                else:
+                    ends = {partition: end for (_, partition), end in batch.offsets.items()}
+                    notes.add("committed", {p: [first, ends[p]] for (_, p), first in batch.starts.items()})
+
+
+def _has_read_all(mq: Connection) -> bool:
+    lags = [one.lag for one in mq.groups.lag(CLASSIC)]
+    return lags == [0] * PARTITIONS
+
+
 # -- the tail -------------------------------------------------------------------------------------------
 
 
@@ -266,11 +314,13 @@ def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
                 assert all(stable[p] <= ends[p] for p in ends), f"{topic}: stable {stable} beyond {ends}"
                 look("last stable offset", topic, stable)
                 look("high watermark", topic, ends)
-            with suppress(GroupIdNotFound):
-                lags = [one for one in mq.groups.lag(GROUP) if one.committed_offset is not None]
-                assert all((one.lag or 0) >= 0 for one in lags), lags
-                look("committed offset", INPUT, {one.partition: one.committed_offset or 0 for one in lags})
+            for group in (GROUP, CLASSIC):
+                with suppress(GroupIdNotFound):
+                    lags = [one for one in mq.groups.lag(group) if one.committed_offset is not None]
+                    assert all((one.lag or 0) >= 0 for one in lags), lags
+                    committed = {one.partition: one.committed_offset or 0 for one in lags}
+                    look(f"committed offset of {group}", INPUT, committed)
             time.sleep(0.2)
 
 
-ROLES = {"produce": produce, "pipe": pipe, "watch": watch}
+ROLES = {"produce": produce, "pipe": pipe, "share": share, "watch": watch}

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 LEASE_MS = 2000
 SEQUENCERS = ("sequencer-0", "sequencer-1")
 PRODUCERS = ("producer-0", "producer-1", "producer-2")
+MEMBERS = ("member-0", "member-1")
 PIPELINE, TAIL = "pipeline", "tail"
 
 Kind = Literal["stop", "kill", "replace"]
@@ -35,6 +36,7 @@ class Habit(NamedTuple):
 HABITS = (
     Habit(SEQUENCERS, 2500, {"stop": 3, "kill": 2}),
     Habit(PRODUCERS, 9000, {"stop": 1, "kill": 2}),
+    Habit(MEMBERS, 6000, {"stop": 1, "kill": 1}),
     Habit((PIPELINE,), 4000, {"stop": 1, "kill": 2, "replace": 1}),
     Habit((TAIL,), 8000, {"stop": 2, "kill": 1}),
 )
