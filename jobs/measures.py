@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from lakemq.engine.maintenance.replaying import Replayed, compare_with_replay
 from lakemq.engine.maintenance.row_audit import POINTING, Placing, file_flaws, range_flaws
-from lakemq.engine.namespace.load import load_state
+from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.load import damage_told, load_state
 from lakemq.engine.namespace.snapshot import Snapshot, take_snapshot
 from lakemq.errors import StepTooOld
 from lakemq.jobs.sql import connected
+from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.foreign import foreign_commits
@@ -35,21 +37,54 @@ class Measures(NamedTuple):
 
 
 def measure(namespace: Namespace) -> Measures:
-    """Everything, but only of the files of the tables where some are gone. Raises StepTooOld, TableDamaged."""
+    """Everything, but only of the files of the tables where some are gone. Raises StepTooOld, TableDamaged.
+
+    What is read may be replaced meanwhile, and deleted: then all is measured again, and nothing is told of it.
+    """
+    with needs("sql"):
+        import duckdb
+
     for attempt in range(_ATTEMPTS):
         snapshot = take_snapshot(namespace.store)
-        gone = _files_gone(namespace, snapshot)
-        if any(gone.values()):
-            return Measures(snapshot.watermark.step, None, {"tables": _tables(namespace, gone, None)})
         try:
-            replayed = compare_with_replay(snapshot, namespace.config)
+            measured = _measured(namespace, snapshot)
         except StepTooOld:
             if attempt + 1 == _ATTEMPTS:
                 raise
             continue
-        tables = {"tables": _tables(namespace, gone, replayed), **_rows(namespace, snapshot)}
-        return Measures(snapshot.watermark.step, replayed, tables)
-    raise AssertionError
+        except (OSError, duckdb.Error):
+            if not _is_replaced(namespace, snapshot):
+                raise
+            continue
+        if not (_is_something_gone(measured) and _is_replaced(namespace, snapshot)):
+            return measured
+    raise StepTooOld("The tables are merged faster than they can be measured.", expected="a longer reader.grace.ms")
+
+
+def _measured(namespace: Namespace, snapshot: Snapshot) -> Measures:
+    step, gone = snapshot.watermark.step, _files_gone(namespace, snapshot)
+    if any(gone.values()):
+        return Measures(step, None, {"tables": _tables(namespace, gone, None)})
+    with damage_told(namespace.store):
+        replayed = compare_with_replay(snapshot, namespace.config)
+    tables = {"tables": _tables(namespace, gone, replayed), **_rows(namespace, snapshot)}
+    return Measures(step, replayed, tables)
+
+
+def _is_something_gone(measured: Measures) -> bool:
+    files = measured.tables.get("data_files")
+    return measured.replayed is None or (files is not None and "gone" in files.column("flaw").to_pylist())
+
+
+def _is_replaced(namespace: Namespace, snapshot: Snapshot) -> bool:
+    """Whether files of the snapshot are gone that the tables do without by now: nobody's fault but the reader's."""
+    now = take_snapshot(namespace.store).handles
+    return any(
+        namespace.files.size(f"{name}/{path}") is None
+        for name, handle in snapshot.handles.items()
+        if name != INBOX.name
+        for path in {file.path for file in handle.files()} - {file.path for file in now[name].files()}
+    )
 
 
 def _files_gone(namespace: Namespace, snapshot: Snapshot) -> dict[str, int]:
@@ -77,7 +112,8 @@ def _tables(namespace: Namespace, gone: dict[str, int], replayed: Replayed | Non
 
 
 def _rows(namespace: Namespace, snapshot: Snapshot) -> dict[str, pa.Table]:
-    state = load_state(namespace.store, snapshot.watermark)
+    with damage_told(namespace.store):
+        state = load_state(namespace.store, snapshot.watermark)
     placings = {topic_id: Placing.of(topic) for topic_id, topic in state.topics.items()}
     known = list(dict.fromkeys(placings.values()))
     data_files = [file.path for file in snapshot.handles[MESSAGES.name].files()]

@@ -24,12 +24,26 @@ from ..protocol import machine
 from ..protocol.codec.journal import steps_after
 from ..protocol.errors import StepTooOld
 from ..protocol.projection import PROJECT, RESTORED, project, restore
+from ..protocol.rows.leader import watermark
 from ..protocol.values.state import State
 from .merging import AGREE
 from .trimming import RETENTION, Living, living, trimmed
 
 _SEGMENTS_AGREE = tuple(name for name in AGREE if name not in ("file_id", "file_partition"))
 """What a merge leaves as it was decided."""
+_SEGMENTS_SUM_UP = (
+    ("base_offset", "min"),
+    ("last_offset", "max"),
+    ("record_count", "sum"),
+    ("min_timestamp_ms", "min"),
+    ("max_timestamp_ms", "max"),
+    ("decided_at_ms", "max"),
+    ("base_sequence", "min"),
+    ("first_offset", "min"),
+    ("source_offset", "min"),
+)
+"""What is the same of a step's segments together, however a merge cuts or joins them."""
+
 _LETTERS_AGREE = ("source", "error", "reason", "dead_at_ms")
 
 
@@ -60,6 +74,8 @@ def compare_with_replay(snapshot: Snapshot, config: EngineConfig) -> Replayed:
         name: _differing(BY_NAME[name], snapshot, then[name], decided.get(name), state, base.step, config)
         for name in PROJECT
     }
+    counters = watermark(state, snapshot.watermark.floor, snapshot.watermark.journal_start)
+    differing[WATERMARKS.name] = int(WATERMARKS.rows(counters)[0] != snapshot.watermark)
     return Replayed(base.step, last, differing)
 
 
@@ -122,8 +138,7 @@ def _counted(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 def _log_ranges(found: pa.Table, expected: pa.Table, now: Living) -> tuple[pa.Table, pa.Table]:
     """Both as the ranges of offsets that each step gave out, but for what was deleted, which leaves with some merge."""
     keys = ["step", *_SEGMENTS_AGREE]
-    sums = [("base_offset", "min"), ("last_offset", "max"), ("record_count", "sum")]
-    both = [rows.group_by(keys).aggregate(sums) for rows in (found, expected)]
+    both = [rows.group_by(keys).aggregate([*_SEGMENTS_SUM_UP]) for rows in (found, expected)]
     starts = pa.table(
         {
             "topic_id": pa.array([id for id, topic in now.topics.items() for _ in topic.log_starts], pa.int64()),

@@ -14,13 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
-from unit.served import until
+from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.errors import TableDamaged
+from lakemq.jobs import measures
 from lakemq.jobs.audit import RULES, Audit, audit, main
 from lakemq.jobs.cli import app
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
 
 pytestmark = pytest.mark.slow
@@ -50,6 +54,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     producer.send("t", f"{commits} {row}", key=f"k{row}")
                 producer.flush()
                 producer.commit_transaction() if commits else producer.abort_transaction()
+        mq.publish("t", rows(2), ttl_ms=3_600_000)
         mq.publish("late", rows(10), delay_ms=1)
         mq.publish("late", rows(10), delay_ms=3_600_000)
         mq.delayed.cancel_where("late", "decode(key) = 'k3'")
@@ -176,6 +181,12 @@ def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
         ("partitions", "last_stable_offset", 9999, {"topic": "t"}, ("partitions", "stable_out_of_bounds")),
         ("control_markers", "marker", "COMMIT", {}, ("partitions", "shown_too_many")),
         ("consumer_offsets", "committed_offset", 1, {}, ("tables", "rows_unlike_the_journal")),
+        ("watermarks", "next_producer_id", 0, {}, ("tables", "rows_unlike_the_journal")),
+        ("watermarks", "delay_pointer_ms", 1, {}, ("tables", "rows_unlike_the_journal")),
+        ("segments", "min_timestamp_ms", 1, {"kind": "data"}, ("tables", "rows_unlike_the_journal")),
+        ("segments", "max_timestamp_ms", 2**50, {"kind": "data"}, ("tables", "rows_unlike_the_journal")),
+        ("segments", "ttl_from_ms", 1, {"topic": "t"}, ("tables", "rows_unlike_the_journal")),
+        ("segments", "first_offset", 0, {"kind": "abort"}, ("tables", "rows_unlike_the_journal")),
         ("delayed", "waiting_count", 1, {"state": "waiting"}, ("delays", "unaccounted")),
         ("delayed", "released_count", 0, {"state": "released"}, ("delays", "unaccounted")),
         ("dead_letters", "first_row", 100_000, {}, ("dead_letters", "rows_missing")),
@@ -186,6 +197,36 @@ def test_a_row_of_a_table_that_was_changed_is_found(
 ) -> None:
     change(path, table, set_where(column, value, **where))
     assert told in broken(path)
+
+
+@pytest.mark.parametrize(("table", "column", "value"), [("topics", "removed", True), ("topics", "config", "{}}")])
+def test_tables_that_cannot_be_read_back_are_damaged(path: Path, table: str, column: str, value: Any) -> None:
+    change(path, table, set_where(column, value, topic="t"))
+    with pytest.raises(TableDamaged):
+        audited(path)
+
+
+def test_files_that_were_replaced_while_it_looked_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.publish("t", rows(3))
+        begun = take_snapshot(mq.namespace.store)
+
+        def replaced() -> set[str]:
+            mq.publish("t", rows(3))
+            now = mq.namespace.store.open(JOURNAL).files()
+            return {file.path for file in begun.handles["journal"].files()} - {file.path for file in now}
+
+        until(lambda: bool(replaced()))
+        for name in replaced():
+            (tmp_path / "mq" / "journal" / name).unlink(missing_ok=True)  # as it goes a minute later
+        snapshots = iter([begun])
+        monkeypatch.setattr(measures, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store))
+        found = audit(mq.namespace)
+        assert [one for one in found.outcomes if one.broken] == []
+        assert found.step > begun.watermark.step
 
 
 def test_an_explicit_partition_is_a_warning(path: Path) -> None:
