@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.engine.client.fetch.plan import Bounds
 from lakemq.engine.client.format.offsets import StreamOffset, available, limited
+from lakemq.errors import InvalidConfig
 
 LEFT = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),
@@ -43,6 +46,30 @@ def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
     assert text == json.dumps(other.told())
     assert text.startswith('{"offsets": {"a": {"0": 3}, "b": {"9": 2, "10": 1}}')
     assert StreamOffset.of(json.loads(text)) == one
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"t": {"0": 3}},  # as Spark's Kafka source tells it
+        {"logOffset": 4},
+        {"offsets": {"t": {"0": 3}}},
+        {"offsets": {"t": {"0": 3}}, "topic_ids": {}},
+        {"offsets": {"t": {"zero": 3}}, "topic_ids": {"t": 1}},
+        {"offsets": {"t": 3}, "topic_ids": {"t": 1}},
+        5,
+    ],
+)
+def test_the_checkpoint_of_another_source_is_refused(told: Any) -> None:
+    with pytest.raises(InvalidConfig, match="a new checkpoint"):
+        StreamOffset.of(told)
+
+
+def test_what_is_lost_before_the_first_offset_takes_no_room_in_a_batch() -> None:
+    logs = {"t": {0: Bounds(1, 1000, 1008, 1009), 1: Bounds(1, 0, 8, 8)}}
+    ranges = available(StreamOffset({"t": {0: 5, 1: 0}}, {"t": 1}), logs)
+    assert ranges == {("t", 0): (1000, 1008), ("t", 1): (0, 8)}
+    assert limited(ranges, 4) == {"t": {0: 1002, 1: 2}}
 
 
 def test_what_has_come_since_is_read_from_its_beginning() -> None:

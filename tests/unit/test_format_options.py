@@ -135,6 +135,7 @@ BAD: list[tuple[dict[str, str], str]] = [
     ({**READ, "startingOffsets": '{"t": {"0": -3}}'}, "startingOffsets"),
     ({**READ, "startingOffsets": '{"t": {"0": 1.5}}'}, "startingOffsets"),
     ({**READ, "startingOffsets": '{"t": {"0": true}}'}, "startingOffsets"),
+    ({**READ, "startingOffsets": '{"t": ' * 50_000}, "startingOffsets"),
     ({**READ, "startingTimestamp": "-1"}, "startingTimestamp"),
     ({**READ, "startingTimestamp": "soon"}, "startingTimestamp"),
     ({**READ, "startingTimestamp": "9" * 30}, "startingTimestamp"),

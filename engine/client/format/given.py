@@ -134,7 +134,7 @@ def _number(name: str, value: str, low: int) -> int:
 def _decoded(name: str, value: str | None, wanted: str) -> dict[str, Any]:
     try:
         found = json.loads(value or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise refused(name, value, f"JSON: {wanted}", InvalidConfig)

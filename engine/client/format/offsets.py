@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...protocol.errors import InvalidConfig
 from .positions import Logs, Offsets
 
 
@@ -27,11 +28,15 @@ class StreamOffset:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> StreamOffset:
-        """As it was told."""
-        began = told.get("began")
-        return cls(
-            _read(told["offsets"]), dict(told["topic_ids"]), None if began is None else _read(began), told.get("now_ms")
-        )
+        """As it was told. Raises InvalidConfig: another source told it, and its checkpoint was kept for this one."""
+        try:
+            began, offsets, topic_ids = told.get("began"), _read(told["offsets"]), dict(told["topic_ids"])
+            if offsets.keys() != topic_ids.keys():
+                raise ValueError("topics without an id")
+            return cls(offsets, topic_ids, None if began is None else _read(began), told.get("now_ms"))
+        except (LookupError, TypeError, ValueError, AttributeError):
+            what = "The checkpoint is not one of the format lakemq."
+            raise InvalidConfig(what, found=told, expected="a new checkpoint") from None
 
     def told(self) -> dict[str, Any]:
         """As JSON; the same for the same. `offsets` are written as startingOffsets are."""
@@ -63,12 +68,13 @@ def ids_of(logs: Logs) -> dict[str, int]:
 def available(start: StreamOffset, logs: Logs) -> dict[tuple[str, int], tuple[int, int]]:
     """(topic, partition) -> where the next batch begins, and where it ends at the latest: not before that.
 
-    A log that has lost its end is gone on with at the end that it has.
+    A log that has lost its end is gone on with at the end that it has, one that has lost its beginning at its first
+    offset: what is lost counts for no limit of a batch.
     """
     found = {}
     for topic, log in logs.items():
         for partition, one in log.items():
-            at = start.start_of(topic, one.topic_id, partition)
+            at = max(start.start_of(topic, one.topic_id, partition), one.first)
             found[topic, partition] = (at, max(at, one.end)) if at <= one.high_watermark else (one.end, one.end)
     return found
 
