@@ -43,9 +43,9 @@ def waiting(mq: Connection, group: str, topics: Iterable[str]) -> Ends:
 
 
 def advanced(ends: Ends, told: Ends) -> bool:
-    """Whether something waits that had not come when `told` was."""
+    """Whether something waits that had not come when `told` was. An end below is that of a topic made anew."""
     return any(
-        end > told.get(topic, {}).get(partition, -1)
+        end != told.get(topic, {}).get(partition, -1)
         for topic, partitions in ends.items()
         for partition, end in partitions.items()
     )

@@ -64,6 +64,18 @@ def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> N
     assert waiting(mq, new_name("g"), [topic]) == {topic: {0: 3}}
 
 
+def test_what_comes_to_a_topic_that_was_made_anew_is_told_at_once(mq: Connection) -> None:
+    group, topic = new_name("g"), new_topic(mq)
+    publish(mq, topic, "1", "2")
+    told = waiting(mq, group, [topic])
+    assert consume(mq, group, topic) == 2
+    mq.topics.delete(topic)
+    mq.topics.create(topic)
+    publish(mq, topic, "of another topic")
+    assert waiting(mq, group, [topic]) == {topic: {0: 1}}
+    assert advanced(waiting(mq, group, [topic]), told)
+
+
 def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     with pytest.raises(ZeroDivisionError):
