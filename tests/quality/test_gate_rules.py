@@ -133,6 +133,15 @@ def test_bounds_of_a_column_without_numbers_are_a_mistake_in_the_suite(values: l
         gate.asked(pa.table({"c": values}), None)
 
 
+def test_columns_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    rules = [
+        one("column_values_to_not_be_null", column="n"),
+        one("column_values_to_be_between", column="N", min_value=0),
+    ]
+    with pytest.raises(InvalidRecord, match="differ by case alone"):
+        gate_of(tmp_path, *rules).asked(pa.table({"n": [1, 2], "N": [-5, -5]}), None)
+
+
 # -- suites ---------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,8 @@ class Gate:
         """Of each rule of rows which rows fail it; and what the suite measures."""
         import duckdb  # few clients need it
 
+        if len({name.lower() for name in (*self.suite.needed, _NTH)}) <= len(self.suite.needed):
+            raise self.unfit("columns that differ by case alone are one in SQL")
         needed = _as_text(table.select(list(self.suite.needed)) if self.suite.needed else _counted_only(table))
         names = Names(DUCKDB, frozenset(f.name for f in needed.schema if _is_bytes(f.type)))
         numbered = needed.append_column(_NTH, pa.array(np.arange(table.num_rows)))
