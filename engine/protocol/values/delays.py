@@ -322,10 +322,11 @@ class WaitingRange:
 
 def outcome_of(index: int, released_count: int, cancelled: Sequence[int], rescheduled: Sequence[int]) -> CancelOutcome:
     """What has become of a row of a range. The others are as in WaitingRange."""
-    if _has(rescheduled, index):
-        return CancelOutcome.RESCHEDULED
-    if _has(cancelled, index):
-        return CancelOutcome.CANCELLED
+    if cancelled:  # what is rescheduled is among them
+        if _has(rescheduled, index):
+            return CancelOutcome.RESCHEDULED
+        if _has(cancelled, index):
+            return CancelOutcome.CANCELLED
     return CancelOutcome.RELEASED if index < released_count else CancelOutcome.WAITING
 
 
@@ -392,7 +393,7 @@ class Delays:
         one = self.ranges.get(key)
         if one is not None:
             before = one.left_count
-            one.cancelled = sorted({*one.cancelled, *rows})
+            one.cancelled = sorted({*one.cancelled, *rows}) if one.cancelled else rows
             if rescheduled:
                 one.rescheduled = sorted({*one.rescheduled, *rows})
             self._count(one.told.topic_id, one.left_count - before)
