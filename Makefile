@@ -82,7 +82,7 @@ soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEE
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 .PHONY: mutations
-mutations: $(READY) ## every comparison and number in the rules of groups changed, one at a time: does a test notice? About twenty minutes
+mutations: $(READY) ## every comparison and number in the rules of groups changed, one at a time: does a test notice? About half an hour
 	$(BIN)/python tests/mutations/run.py
 
 .PHONY: lint

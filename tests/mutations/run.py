@@ -30,12 +30,23 @@ from hypothesis import Phase, settings
 CHECKOUT = Path(__file__).parents[2]
 ALLOWED = Path(__file__).with_name("allowed.yaml")
 RULES = "lakemq.engine.protocol.rules"
-MODULES = ("groups", "reconciling", "joining", "deliveries", "giving_back", "offsets", "draining", "losing")
+MODULES = (
+    "groups",
+    "reconciling",
+    "joining",
+    "deliveries",
+    "giving_back",
+    "offsets",
+    "draining",
+    "losing",
+    "dead_letters",
+)
 
 QUICK = ("tests/golden", "-k", "story")
 THOROUGH = (
     "tests/unit/test_group_bounds.py",
     "tests/unit/test_group_history.py",
+    "tests/unit/test_redriven_segments.py",
     "tests/stateful/test_groups.py",
     "tests/stateful/test_queues.py",
     "tests/unit/test_protocol_projection.py",

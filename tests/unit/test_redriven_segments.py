@@ -1,0 +1,60 @@
+"""What a segment says of dead letters, and of messages that went back where they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from golden.story import Story
+from protocol_harness import Harness
+
+from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged, SettleDeadLetters
+
+
+def buried(**config: str) -> Story:
+    """A story in which the only message of a topic is a dead letter that waits to go back."""
+    story = Story()
+    for line in (
+        {"create": {"t": 1}, "config": config},
+        {"publish": {"t-0": 1}},
+        {"join": "C1", "config": {"group.protocol": "queue"}},
+        {"acquire": "C1"},
+        {"reject": {"t-0": 0}},
+        {"wait_ms": 5_000},
+        {"bury": "t-0"},
+        {"redrive": {"t.dlq-0": 0}},
+        {"wait_ms": 5_000},
+        {"bury": "t.dlq-0", "group": ""},
+    ):
+        story.tell(line)
+    return story
+
+
+@pytest.mark.parametrize(("stamps", "is_stamped"), [("LogAppendTime", True), ("CreateTime", False)])
+def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(stamps: str, is_stamped: bool) -> None:
+    story = buried(**{"message.timestamp.type": stamps})
+    first, letter, back = story.mq.segments()
+    assert [one["transactional"] for one in (first, letter, back)] == [False] * 3
+    now_ms = story.mq.state.now_ms
+
+    def times(one: dict[str, Any]) -> list[Any]:
+        return [one[name] for name in ("min_timestamp_ms", "max_timestamp_ms", "append_time_ms")]
+
+    assert times(letter) == times(first), "a dead letter is the message that it was"
+    assert times(back) == ([now_ms] * 3 if is_stamped else times(first))
+    assert (letter["decided_at_ms"], back["decided_at_ms"]) == (now_ms - 5_000, now_ms)
+
+
+@pytest.mark.parametrize(("config", "ttl_ms"), [({}, None), ({"ttl.ms": "100000"}, 100_000)])
+def test_its_time_to_live_begins_anew_whether_it_is_its_own_or_its_topics(
+    config: dict[str, str], ttl_ms: int | None
+) -> None:
+    story = buried(**config)
+    back = story.mq.segments()[-1]
+    assert (back["origin"], back["ttl_from_ms"], back["ttl_ms"]) == ("redrive", story.mq.state.now_ms, ttl_ms)
+
+
+def test_of_a_partition_without_messages_none_are_asked_back() -> None:
+    mq = Harness()
+    topic_id = mq.create("t.dlq")
+    assert mq.one(SettleDeadLetters("t.dlq", topic_id, {0: []})) == DeadLettersJudged(0)
