@@ -37,7 +37,7 @@ class FetchPlan:
         """Those of its segments some of whose messages may have expired."""
         if self.now_ms is None:
             return self.segments.slice(0, 0)
-        return self.segments.filter(pc.field("ttl_from_ms").is_valid())
+        return self.segments.filter(pc.is_valid(self.segments.column("ttl_from_ms")))
 
     @property
     def record_count(self) -> int:
