@@ -75,9 +75,6 @@ def test_an_audit_fails_its_task_where_something_is_broken(airflow: Airflow, mq:
     with mq.serving():
         mq.topics.create("audited")
         mq.publish("audited", pa.table({"value": ["v"]}))
-    state, said = airflow.test_dag("lakemq_audit")
-    assert state == "success", said[-3000:]
-    assert said_last(said)["rules"] > 10
     copy = airflow.home / "broken"
     shutil.copytree(airflow.path, copy)
     for file in (copy / "messages").glob("*.parquet"):

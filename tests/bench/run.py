@@ -19,6 +19,7 @@ import merging
 import quality
 import rebalances
 import small_sends
+import sql
 import structured_streaming
 import transactions
 import with_spark
@@ -46,6 +47,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "merging": lambda quick: merging.run(500 if quick else 20_000),
     "small-sends": lambda quick: small_sends.run(5 if quick else 300),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
+    "sql": lambda quick: sql.run(*((20_000, 20) if quick else (1_000_000, 1_000))),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
     "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }

@@ -1,0 +1,102 @@
+"""What SQL takes: the queries of docs/sql.md's views in both engines, a range of offsets, the start of `spark-sql`."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from figures import Figure, interleaved, median, seconds
+from serving import served
+from without_jvm import rows
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.sql import run_query
+from lakemq.spark import spark_session
+
+PAGE = Path(__file__).parents[2] / "docs/sql.md"
+PUBLISHES, COMMITS, PARTITIONS = 200, 1_000, 4
+PART = "SELECT count(value) AS n FROM log WHERE topic = 'clicks' AND partition = 1 AND offset BETWEEN 1000 AND 1999"
+
+
+def run(count: int, commits: int) -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
+        path = f"{folder}/mq"
+        with served(path), lakemq.connect(path) as mq:
+            _fill(mq, count, commits)
+            time.sleep(3)  # it is projected
+        with lakemq.connect(path) as mq:
+            for view, query in _queries():
+                taken = min(seconds(lambda query=query: _ask(mq, query)) for _ in range(3))
+                yield Figure(f"lakemq sql, {view}", taken, "s", 3, "<=", "best of 3")
+            whole = PART.replace("AND offset", "AND offset + 0")
+            narrow, all_files = interleaved([lambda: _ask(mq, PART), lambda: _ask(mq, whole)], 5)
+            note = f"{median(narrow) * 1e3:.0f} and {median(all_files) * 1e3:.0f} ms"
+            yield Figure(
+                "lakemq sql, a range of offsets over all", median(narrow) / median(all_files), "x", 1, "<=", note
+            )
+        yield from _start(path)
+        yield from _in_spark(path)
+
+
+def _queries() -> list[tuple[str, str]]:
+    """(view, query) of the page's last section."""
+    text = PAGE.read_text(encoding="utf-8")
+    parts = re.split(r"^### (\w+)$", text, flags=re.MULTILINE)[1:]
+    sections = zip(parts[::2], parts[1::2], strict=True)
+    return [(name, re.findall(r"^```sql\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)[0]) for name, part in sections]
+
+
+def _fill(mq: Connection, count: int, commits: int) -> None:
+    for topic in ("clicks", "late"):
+        mq.topics.create(topic, partitions=PARTITIONS)
+    table = rows(count // PUBLISHES)
+    for _ in range(PUBLISHES):
+        mq.publish("clicks", table)
+    mq.publish("late", rows(1_000), delay_ms=3_600_000)
+    mq.publish("late", pa.table({"value": ["refused"], "partition": [99]}))
+    with mq.producer(transactional_id="teller") as producer:
+        for _ in range(20):
+            producer.begin_transaction()
+            producer.send("clicks", b"x")
+            producer.commit_transaction()
+    with mq.consumer("reports", assign=["clicks"]) as consumer:
+        for nth in range(commits):
+            consumer.commit({("clicks", nth % PARTITIONS): nth})
+    with mq.consumer("map", topics=["clicks"], auto_offset_reset="earliest") as consumer:
+        for message in consumer.poll(timeout_ms=5_000):
+            consumer.reject(message)
+        consumer.flush()
+
+
+def _ask(mq: Connection, query: str) -> None:
+    for _ in run_query(mq.namespace, query, dialect=Dialect.spark)[1]:
+        pass
+
+
+def _start(path: str) -> Iterator[Figure]:
+    """Processor seconds, as nothing else is the same on a busy machine."""
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, "spark-sql", "--", "-e", "SELECT 1"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    yield Figure("lakemq spark-sql, until its first answer", worked, "s of CPU", 30, "<=", f"{taken:.1f} s")
+
+
+def _in_spark(path: str) -> Iterator[Figure]:
+    spark = spark_session("sql bench", "local[2]")
+    with lakemq.connect(path, spark=spark):
+        spark.sql("USE mq")
+        for view, query in _queries():
+            taken = min(seconds(lambda query=query: spark.sql(query).collect()) for _ in range(3))
+            yield Figure(f"Spark, {view}", taken, "s", 15, "<=", "best of 3")
+    spark.stop()
