@@ -17,6 +17,7 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.values.deliveries import DeathReason
 from lakemq.engine.protocol.values.log import Produce, Ranges
@@ -352,10 +353,9 @@ def test_a_tail_shows_nothing_of_what_has_all_expired(mq: Connection) -> None:
 
 def expired_and_away(mq: Connection, topic: str) -> Path:
     """The file of a message that has expired, which cannot be read: it is moved away to there."""
-    files = Path(mq.namespace.files.root) / "messages"
-    before = set(files.iterdir())
     mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
-    (file,) = set(files.iterdir()) - before
+    (file_id,) = mq.fetch(topic, include_expired=True).plan.segments.column("file_id").to_pylist()
+    file = Path(mq.namespace.files.root, file_name(file_id))
     age(mq)
     return file.rename(file.with_suffix(".away"))
 
