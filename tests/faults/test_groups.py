@@ -78,6 +78,7 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
 
+@pytest.mark.long
 def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_anew(family: Processes) -> None:
     serving = family.serve()
     one, two = family.consume("one", GROUP), family.consume("two", GROUP)
@@ -100,6 +101,7 @@ def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_an
     assert words["fenced"] + words["committed"] in (words["read"], words["read"] - 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_without_it(family: Processes) -> None:
     """The sequencer is killed while all wait, and its successor waits for the same member, and for no other."""

@@ -180,6 +180,7 @@ def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: 
         lakemq.connect(str(tmp_path / "default"), spark=spark, create=True)
 
 
+@pytest.mark.long  # a JVM of its own
 def test_spark_sql_answers_with_the_generated_catalog(
     mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
 ) -> None:
@@ -251,6 +252,7 @@ def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.long  # half a minute
 def test_the_catalog_as_of_a_step_holds_what_was_there_then(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:

@@ -106,6 +106,7 @@ def test_bad_rows_become_dead_letters_and_the_rest_is_published(
     } <= found
 
 
+@pytest.mark.long
 def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:

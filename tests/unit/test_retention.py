@@ -315,6 +315,7 @@ def send(mq: Connection, topic: str, *texts: str, at: datetime | None = LONG_AGO
     mq.publish(topic, pa.table(columns))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_old_messages_go_and_their_files_leave_the_lake(mq: Connection) -> None:
     folder = Path(mq.namespace.path) / MESSAGES.name
