@@ -221,10 +221,22 @@ class Deliveries:
                 yield one
 
     def within(self, ranges: Sequence[Range]) -> list[Stretch]:
-        """The stretches of these offsets, cut to them; offsets of which nothing is known are left out."""
+        """The stretches of these offsets, cut to them; offsets of which nothing is known are left out.
+
+        ranges: sorted and apart.
+        """
         found: list[Stretch] = []
-        touched = self.stretches[slice(*self._touched(ranges))]
-        changed(touched, ranges, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
+        at, high = self._touched(ranges)
+        for first, count in ranges:
+            end = first + count
+            while at < high and self.stretches[at].end <= first:
+                at += 1
+            while at < high and (one := self.stretches[at]).first < end:
+                is_whole = first <= one.first and one.end <= end
+                found.append(one if is_whole else one.cut(max(first, one.first), min(end, one.end)))
+                if one.end > end:
+                    break  # the next range may begin in it
+                at += 1
         return found
 
     def change(self, ranges: Sequence[Range], change: Callable[[Stretch], Stretch]) -> None:

@@ -1,0 +1,32 @@
+"""What is known of some offsets: the parts that a change of the same offsets is asked about, no more and no less."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakemq.engine.protocol.values.deliveries import Deliveries, DeliveryStatus, Stretch, changed
+
+stretches = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(DeliveryStatus), st.integers(0, 2)), max_size=6)
+ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)
+
+
+@given(st.integers(0, 3), stretches, ranges)
+def test_parts_of_offsets_are_those_that_a_change_of_them_meets(
+    at: int, told: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
+) -> None:
+    known, asked, first = Deliveries(at), list[tuple[int, int]](), 0
+    for length, status, deliveries in told:
+        known.stretches.append(Stretch(at, length, status, deliveries))
+        at += length
+    for gap, length in gaps:
+        asked.append((first + gap, length))
+        first += gap + length
+    met: list[Stretch] = []
+
+    def seen(part: Stretch) -> Stretch:
+        met.append(part)
+        return part
+
+    changed(known.stretches, asked, seen)
+    assert known.within(asked) == met
