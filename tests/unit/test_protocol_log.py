@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
@@ -15,7 +16,8 @@ from stateful.model import Model
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.rules.log import decide_produce
-from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource
+from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource, dense_offsets
+from lakemq.engine.protocol.rules.units import units_of
 from lakemq.engine.protocol.values.deciding import Given
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
@@ -30,6 +32,7 @@ from lakemq.engine.protocol.values.log import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
 from lakemq.engine.protocol.values.segments import Segments, table_of
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
+from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import FILE_IDS, SEQUENCERS_FILES, FileFacts
 
 
@@ -345,3 +348,26 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
             assert not expected
         else:
             assert expected
+
+
+@examples()
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=6))
+def test_units_and_offsets_are_those_of_going_one_by_one(told: list[tuple[int, int, bool, bool]]) -> None:
+    """Whatever the order of the ranges, however many a partition has, and whichever of them are left out."""
+    partition, count, waits, stays = (list(column) for column in zip(*told, strict=True))
+    n, due_ms = len(told), [0 if one else NOT_DELAYED for one in waits]
+    asked = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
+    ranges = RangeColumns.of(asked, [3], RowSource([PendingFile(7, 3)], [3]))
+    units = units_of(Produce(topics=[], ranges=asked, metadata_step=0), ranges)
+    places = [(p, waiting) for p, waiting in zip(partition, waits, strict=True)]
+    expected = sorted(set(places))
+    assert [expected[unit] for unit in ranges.unit.tolist()] == places
+    assert units.partition.tolist() == [-1 - p if waiting else p for p, waiting in expected]
+    counts = [sum(c for place, c in zip(places, count, strict=True) if place == unit) for unit in expected]
+    assert units.record_count.tolist() == counts
+    left, ends, offsets = ranges.where(np.array(stays)), [10 * unit for unit in range(len(expected))], []
+    given_out = list(ends)
+    for unit, records in zip(left.unit.tolist(), left.record_count.tolist(), strict=True):
+        offsets.append(given_out[unit])
+        given_out[unit] += records
+    assert dense_offsets(left.unit, left.record_count, np.array(ends)).tolist() == offsets

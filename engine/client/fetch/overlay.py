@@ -68,7 +68,7 @@ class Overlay:
 
     def _join(self) -> None:
         """What is newest becomes a piece."""
-        joined = pa.concat_tables(map(looked_at, self._newest_steps)).combine_chunks()
+        joined = looked_at(self._newest_steps).combine_chunks()
         self._newest, self._newest_steps = [], []
         self._note(joined)
         while self._joined and self._joined[-1].num_rows < 2 * joined.num_rows:
@@ -118,7 +118,7 @@ class Overlay:
         return begins
 
     def _all(self) -> pa.Table:
-        return pa.concat_tables([LOOKED_AT.empty_table(), *self._joined, *map(looked_at, self._newest_steps)])
+        return pa.concat_tables([*self._joined, looked_at(self._newest_steps)])
 
 
 def _table(chosen: list[_Newest]) -> pa.Table:

@@ -83,6 +83,11 @@ class RangeColumns:
         return cls(topic_index, partition, file, first_row, record_count, low, high, unit, first_due, last_due)
 
     @property
+    def are_units(self) -> bool:
+        """Whether each is a unit of its own, in their order."""
+        return len(self) == 1 or bool((self.unit == np.arange(len(self))).all())
+
+    @property
     def waits(self) -> Mask:
         """Which of them are not for the log yet."""
         mask: Mask = self.first_due_ms != NOT_DELAYED
@@ -118,9 +123,17 @@ def _are_there(ranges: Ranges, partition_counts: Sequence[int], source: RowSourc
 _ONE: Column = np.zeros(1, np.int64)
 
 
+def _grows(numbers: Column) -> bool:
+    """Whether they are in order, none of them twice: as in most requests, which have one range of each partition."""
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
 def _units(topic_index: Column, partition: Column, waits: Mask, partition_counts: Column) -> Column:
     starts = np.cumsum(partition_counts) - partition_counts
-    unit: Column = np.unique(2 * (starts[topic_index] + partition) + waits, return_inverse=True)[1]
+    key = 2 * (starts[topic_index] + partition) + waits
+    if _grows(key):
+        return np.arange(len(key))
+    unit: Column = np.unique(key, return_inverse=True)[1]
     return unit
 
 
@@ -148,7 +161,7 @@ def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -
 
     high_watermarks: per unit.
     """
-    if len(unit) < 2:
+    if _grows(unit):
         return high_watermarks[unit]
     order = np.argsort(unit, kind="stable")
     counts, grouped = record_count[order], unit[order]

@@ -53,7 +53,7 @@ def units_of(request: Produce, ranges: RangeColumns) -> Units:
     """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
     topic_index, record_count = ranges.topic_index, ranges.record_count
     partition = np.where(ranges.waits, -1 - ranges.partition, ranges.partition)  # as waiting_unit
-    if len(ranges) > 1:
+    if not ranges.are_units:
         first = np.unique(ranges.unit, return_index=True)[1]
         topic_index, partition = topic_index[first], partition[first]
         record_count = np.zeros(len(first), np.int64)

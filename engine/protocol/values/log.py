@@ -95,7 +95,7 @@ class Produce(Request, frozen=True, tag="produce"):
     has_ttl: bool = False
 
 
-class Unit(msgspec.Struct, frozen=True, array_like=True):
+class Unit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one request put into one partition: offsets base_offset .. base_offset + record_count."""
 
     topic: str
@@ -104,7 +104,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     record_count: int
 
 
-class WaitingUnit(msgspec.Struct, frozen=True, array_like=True):
+class WaitingUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rows of a request that wait for their time to come into one partition.
 
     file_id, first_row: where those begin that rode in the letter; else they are where the request says.

@@ -14,7 +14,7 @@ MAX_OFFSETS = 100_000
 """Of one request: as many as a topic may have partitions."""
 
 
-class OffsetCommit(msgspec.Struct, frozen=True, array_like=True):
+class OffsetCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far a group has consumed a partition: `offset` is the next one it wants.
 
     topic_id: of the topic that was read; None: whichever has the name when it is decided. epoch: of the assignment

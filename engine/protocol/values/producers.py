@@ -19,7 +19,7 @@ class InitProducer(Request, frozen=True, tag="init_producer"):
     timeout_ms: int = 60_000
 
 
-class TransactionRef(msgspec.Struct, frozen=True, array_like=True):
+class TransactionRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who asks for something inside a transaction; no transaction begins twice under one (producer_id, epoch)."""
 
     transactional_id: str
@@ -60,7 +60,7 @@ class ProducerDone(Result, frozen=True, tag="producer"):
     batch_id: int = -1
 
 
-class UnitAppended(msgspec.Struct, frozen=True, array_like=True):
+class UnitAppended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a producer's request put into one partition.
 
     Of rows that wait, partition is `waiting_unit` of it, and there is no offset: base_offset is the first row, and

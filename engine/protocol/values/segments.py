@@ -18,7 +18,8 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 Mask = npt.NDArray[np.bool_]
 
-_INDEX = {name: i for i, name in enumerate(SEGMENT_SCHEMA.names)}
+_NAMES = tuple(SEGMENT_SCHEMA.names)
+_INDEX = {name: i for i, name in enumerate(_NAMES)}
 
 
 class Segments:
@@ -57,7 +58,8 @@ NO_SEGMENTS = Segments([[] for _ in SEGMENT_SCHEMA])
 
 def segments(count: int, **columns: list[Any]) -> Segments:
     """Segments of these columns; a column that is not named is null."""
-    return Segments([columns.get(name) or [None] * count for name in SEGMENT_SCHEMA.names])
+    nulls = [None] * count
+    return Segments([columns.get(name, nulls) for name in _NAMES])
 
 
 def marker_segments(
@@ -125,6 +127,8 @@ def goes_on(rows: pa.Table, agree: Iterable[str], run_on: Iterable[str]) -> Mask
     or null in both.
     """
     goes = np.ones(max(0, rows.num_rows - 1), np.bool_)
+    if not len(goes):  # a fetch of what has just come
+        return goes
     counts = rows.column("record_count").to_numpy()
     for name in agree:
         goes &= _follows(rows.column(name), 0)

@@ -72,7 +72,7 @@ class DeleteRecords(Request, frozen=True, tag="delete_records"):
     before: dict[int, int]
 
 
-class TopicRef(msgspec.Struct, frozen=True, array_like=True):
+class TopicRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A topic as the client knew it when it hashed the keys."""
 
     topic: str
