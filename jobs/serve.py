@@ -7,6 +7,7 @@ A second signal ends the process at once. Who leads is told on stderr.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import math
 import os
@@ -72,15 +73,18 @@ def stopping_signals() -> Iterator[threading.Event]:
 
 
 class _Watch:
-    """Tells whom a standby stands by for."""
+    """Tells whom a standby stands by for. Who leads has loaded all there is: no garbage is looked for in that."""
 
     def __init__(self, serving: Serving) -> None:
-        self._serving, self._leader = serving, ""
+        self._serving, self._leader, self._epoch = serving, "", -1
 
     def look(self) -> None:
         sequencer = self._serving.sequencer
-        state = sequencer.state
-        leader = "" if sequencer.leads else state.leader
+        leads, state = sequencer.leads, sequencer.state
+        if leads and state.leader_epoch != self._epoch:
+            self._epoch = state.leader_epoch
+            gc.freeze()  # else each look through it holds up a step: of 100,000 transactional ids, for 0.4 s
+        leader = "" if leads else state.leader
         if leader and leader != self._leader:
             log.info("%s stands by: %s leads with epoch %d", sequencer.name, leader, state.leader_epoch)
         self._leader = leader

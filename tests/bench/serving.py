@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 _SERVE = """
-import json, signal, sys, threading
+import json, sys
 import lakemq
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-mq = lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2]))
-with mq.serving():
+from lakemq.jobs.serve import serve_until_stopped
+with lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2])) as mq:
     print("ready", flush=True)
-    stop.wait()
+    serve_until_stopped(mq)
 """
 
 

@@ -459,3 +459,21 @@ def test_serving_that_comes_while_the_connection_closes_is_ended(
     with pytest.raises(IllegalState):
         mq.serving()
     assert made[0].wait(0)
+
+
+_SERVE_A_WHILE = """
+import gc, sys, lakemq
+from lakemq.jobs.serve import serve_until_stopped
+with lakemq.connect(sys.argv[1], create=True) as mq:
+    before = gc.get_freeze_count()
+    serve_until_stopped(mq, for_ms=1_000)
+    print(before, gc.get_freeze_count())
+"""
+
+
+@pytest.mark.slow
+def test_no_garbage_is_looked_for_in_what_a_leader_has_loaded(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SERVE_A_WHILE, str(tmp_path / "mq")]
+    before, after = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert before == 0
+    assert after > 10_000
