@@ -59,15 +59,17 @@ def ordered(table: pa.Table, order_by: Any) -> pa.Table:
 
 def selected(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """The table with the columns named as a message's; those not named are taken by their own name."""
-    alike = alike_in(columns)
+    alike, there = alike_in(columns), table.column_names
     chosen = {
         name: name if given is None else text(name, given)
         for name, given in columns.items()
-        if name not in alike and (given is not None or name in table.column_names)
+        if name not in alike and (given is not None or name in there)
     }
     if any(columns.get(name) is not None for name in DELAYS):  # what is said in the call is so for all rows
         chosen = {name: given for name, given in chosen.items() if name not in DELAYS or columns[name] is not None}
     _check_columns(table, list(chosen.values()))
+    if not alike and list(chosen) == list(chosen.values()) and set(chosen) == set(there):
+        return table
     picked = {name: table.column(given) for name, given in chosen.items()}
     return pa.table({**picked, **{name: pa.repeat(one, table.num_rows) for name, one in alike.items()}})
 
@@ -95,7 +97,8 @@ def alike_in(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
 
 
 def _check_columns(table: pa.Table, names: list[str]) -> None:
-    if missing := [name for name in names if name not in table.column_names]:
-        raise InvalidRecord("The table lacks columns.", found=table.column_names, expected=", ".join(missing))
-    if twice := [name for name in names if table.column_names.count(name) > 1]:
+    there = table.column_names
+    if missing := [name for name in names if name not in there]:
+        raise InvalidRecord("The table lacks columns.", found=there, expected=", ".join(missing))
+    if twice := [name for name in names if there.count(name) > 1]:
         raise InvalidRecord("The table has a column twice.", found=twice[0])
