@@ -187,8 +187,8 @@ class Harness:
         return targets.computed()
 
     def assign(self) -> None:
-        """Steps until no group wants an assignor any more."""
-        while computed := self.targets():
+        """Steps until no group wants an assignor any more, and all has moved that can."""
+        while (computed := self.targets()) or self.state.moving_on():
             self.see(*computed)
 
     def release(self, due_times: Mapping[tuple[int, int], int] | None = None, most: int = 1000) -> list[str]:

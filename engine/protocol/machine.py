@@ -170,7 +170,7 @@ def release(
 
 
 def settle(state: State, unforeseen: Callable[[str, Exception], None] = _raised_for) -> list[JournalEntry]:
-    """Decide and fold what follows for the groups that this step has touched, at its end.
+    """Decide and fold what follows for the groups that this step has touched, at its end, and what is left to move.
 
     unforeseen: told of an exception nobody foresaw, for which this group stays as it is, and no other does.
     """
@@ -180,6 +180,7 @@ def settle(state: State, unforeseen: Callable[[str, Exception], None] = _raised_
             try:
                 decided = decide(state, state.groups[name])
             except Exception as error:
+                state.touched_groups.discard(name)  # the next step would try again, and each one after it
                 unforeseen(name, error)
                 break
             entries += fold(state, [JournalEntry(record) for record in decided])

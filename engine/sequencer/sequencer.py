@@ -70,8 +70,8 @@ _WHAT = "The sequencer cannot read or write what it must."
 class StepReport:
     """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
     leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it; working: what a
-    group is to have is being computed, or messages that are due are yet to be released; due_in_ms: until members are to
-    be looked at, a delay of a group is over, or a message is due.
+    group is to have is being computed or is yet to move, or messages that are due are yet to be released; due_in_ms:
+    until members are to be looked at, a delay of a group is over, or a message is due.
     """
 
     step: int
@@ -242,7 +242,8 @@ class Sequencer:
         dying = term.dead_letters.found(term.state)
         seen: list[Seen] = [*term.targets.computed(), *term.attendance.silent(term.state), *old, *dying]
         term.slots.read_ahead(term.state.delays, now_ms)
-        is_due = bool(letters.taken or renewal or due or seen) or term.slots.is_due(now_ms)
+        asked = letters.taken or renewal or due or seen or term.state.moving_on()
+        is_due = bool(asked) or term.slots.is_due(now_ms)
         entries = self._decide(term, letters, renewal, due, seen) if is_due else []
         term.targets.ask(term.state)
         self._reply(term, letters, entries)

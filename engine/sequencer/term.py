@@ -64,9 +64,10 @@ class Term:
 
     @property
     def is_working(self) -> bool:
-        """Whether something is computed or looked for beside the steps, of which one is to decide."""
+        """Whether the next step goes on, or is to decide of what is computed or looked for beside the steps."""
         looks = self.retention.is_working or self.dead_letters.is_working(self.state)
-        return self.targets.is_working or looks or self.slots.is_working(self.time.store_ms())
+        is_computing = self.targets.is_working or looks or self.slots.is_working(self.time.store_ms())
+        return is_computing or bool(self.state.moving_on())
 
     def due_in_ms(self) -> float | None:
         """Until there is something to do without a letter; None: nothing is known of."""

@@ -7,7 +7,7 @@ column's type. Only pyarrow is needed here, so that the pure protocol may share 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -90,6 +90,11 @@ class TableSpec:
         # all fields of a row at once: a third of the time that one after the other takes
         columns = list(zip(*map(self._values, rows), strict=True)) or [()] * len(self.stored_schema)
         arrays = [pa.array(values, f.type) for values, f in zip(columns, self.stored_schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=self.stored_schema)
+
+    def of_columns(self, **columns: Sequence[Any]) -> pa.Table:
+        """The same of columns by name: for thousands of rows, a third of the time."""
+        arrays = [pa.array(columns[f.name], f.type) for f in self.stored_schema]
         return pa.Table.from_arrays(arrays, schema=self.stored_schema)
 
     @cached_property

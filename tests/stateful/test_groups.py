@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,6 +17,7 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import Group, GroupStatus, PartitionStatus, Place
 from lakemq.engine.protocol.values.groups import (
     Assigned,
@@ -62,6 +64,8 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.bound = patch.object(reconciling, "MOST_MOVES", 1)
+        self.bound.start()
         self.mq = Harness()
         self.mq.create("t", 3)
         self.mq.create("u", 2)
@@ -307,7 +311,7 @@ class Groups(RuleBasedStateMachine):
         again = restored(mark_of(self.mq.state), tables)
         for what in ("groups", "manned_groups", "waiting_groups"):
             assert plain(again)[what] == plain(self.mq.state)[what]
-        self.mq.state.groups = again.groups
+        self.mq.state.groups, self.mq.state.touched_groups = again.groups, again.touched_groups
 
     # -- what must hold ---------------------------------------------------------------------------------
 
@@ -407,6 +411,7 @@ class Groups(RuleBasedStateMachine):
         state = self.mq.state
         assert state.manned_groups == {name for name, one in state.groups.items() if one.members}
         assert state.waiting_groups == {name for name, one in state.groups.items() if one.is_waiting}
+        assert state.moving_on() == {name for name, one in state.groups.items() if one.is_moving_on}
 
     @invariant()
     def a_stable_group_is_whole_and_even(self) -> None:
@@ -430,6 +435,12 @@ class Groups(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, with members that do as they are told, every group comes to rest."""
+        try:
+            self.come_to_rest()
+        finally:
+            self.bound.stop()
+
+    def come_to_rest(self) -> None:
         group = self.mq.state.groups.get(GROUP)
         self.mq.now_ms += DELAY_MS
         self.mq.expire()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import msgspec
@@ -18,6 +19,7 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import PartitionStatus, Place
 from lakemq.engine.protocol.values.dead_letters import REDRIVE, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import (
@@ -65,6 +67,8 @@ class Message:
 class Queues(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.bound = patch.object(reconciling, "MOST_MOVES", 1)
+        self.bound.start()
         self.mq = Harness()
         self.mq.create("t", 2)
         self.mq.ask(InitProducer("tx", 900_000))
@@ -284,6 +288,10 @@ class Queues(RuleBasedStateMachine):
         for what in ("groups", "offsets", "deliveries", "dying", "topics", "transactions"):
             assert plain(again)[what] == plain(self.mq.state)[what]
             setattr(self.mq.state, what, getattr(again, what))
+        self.mq.state.touched_groups = again.touched_groups
+
+    def teardown(self) -> None:
+        self.bound.stop()
 
     def ask(self, request: Any) -> Any:
         result = self.mq.one(request)

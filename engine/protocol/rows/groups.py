@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -13,8 +13,6 @@ from lakemq.tables.specs.groups import (
     ASSIGNMENTS,
     GROUPS,
     MEMBERS,
-    AssignmentMoveRow,
-    AssignmentRow,
     GroupRow,
     MemberRow,
 )
@@ -120,7 +118,7 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
             changed |= {(record.group, place): "" for place in removed if place in _places_of(state, record.group)}
         elif _concerns_all(record):
             changed |= {(record.subject, place): "" for place in _places_of(state, record.subject)}
-    return ASSIGNMENTS.table(_assignment_row(state, *key, topic) for key, topic in sorted(changed.items()))
+    return _assignment_rows(state, sorted(changed.items()))
 
 
 def _gone(record: PartitionsGone) -> range:
@@ -137,25 +135,26 @@ def _concerns_all(record: Record) -> bool:
     return isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None)
 
 
-def _assignment_row(state: State, group: str, place: Place, topic: str) -> AssignmentRow:
-    known = _places_of(state, group).get(place)
-    one = known or Assignment(topic, None)
-    return AssignmentRow(
-        step=state.step,
-        group=group,
-        topic_id=place[0],
-        topic=one.topic,
-        partition=place[1],
-        state=one.status.value,
-        owner=one.owner,
-        target=one.target,
-        epoch=one.epoch,
-        start_offset=one.start_offset,
-        since_ms=one.since_ms,
-        reason=one.reason,
-        lost_by=one.lost_by,
-        deleted_count=one.deleted_count,
-        removed=known is None,
+def _assignment_rows(state: State, changed: Sequence[tuple[tuple[str, Place], str]]) -> pa.Table:
+    """changed: group and place, and the topic's name, where it is the group's no more. Many, in the step's thread."""
+    known = [_places_of(state, group).get(place) for (group, place), _ in changed]
+    shown = [one or Assignment(topic, None) for one, (_, topic) in zip(known, changed, strict=True)]
+    return ASSIGNMENTS.of_columns(
+        step=[state.step] * len(changed),
+        group=[group for (group, _), _ in changed],
+        topic_id=[place[0] for (_, place), _ in changed],
+        topic=[one.topic for one in shown],
+        partition=[place[1] for (_, place), _ in changed],
+        state=[one.status for one in shown],
+        owner=[one.owner for one in shown],
+        target=[one.target for one in shown],
+        epoch=[one.epoch for one in shown],
+        start_offset=[one.start_offset for one in shown],
+        since_ms=[one.since_ms for one in shown],
+        reason=[one.reason for one in shown],
+        lost_by=[one.lost_by for one in shown],
+        deleted_count=[one.deleted_count for one in shown],
+        removed=[one is None for one in known],
     )
 
 
@@ -164,28 +163,39 @@ def _assignment_row(state: State, group: str, place: Place, topic: str) -> Assig
 
 def _assignment_moves(state: State, steps: Steps) -> pa.Table:
     gone = {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
-    return ASSIGNMENT_MOVES.table(
-        AssignmentMoveRow(
-            step=step.step,
-            position=position,
-            group=group,
-            topic_id=move.topic_id,
-            topic=gone.get(move.topic_id) or state.topics[move.topic_id].topic,
-            partition=move.partition,
-            state=status,
-            owner=move.owner,
-            epoch=(move.epoch or step.step) if move.status is PartitionStatus.READY else None,
-            reason=reason,
-            redelivered_count=redelivered_count,
-            moved_at_ms=step.decided_at_ms,
-        )
-        for step in steps
-        for position, group, move, status, reason, redelivered_count in _moves_of(step)
-    )
+    columns: dict[str, list[Any]] = {name: [] for name in ASSIGNMENT_MOVES.stored_schema.names}
+    for step in steps:
+        for moved in _moves_of(step):
+            count = len(moved.moves)
+            columns["step"] += [step.step] * count
+            columns["position"] += [moved.position] * count
+            columns["group"] += [moved.group] * count
+            columns["topic_id"] += [move.topic_id for move in moved.moves]
+            columns["partition"] += [move.partition for move in moved.moves]
+            columns["state"] += moved.states
+            columns["owner"] += [move.owner for move in moved.moves]
+            columns["epoch"] += [
+                (move.epoch or step.step) if move.status is PartitionStatus.READY else None for move in moved.moves
+            ]
+            columns["reason"] += [moved.reason] * count
+            columns["redelivered_count"] += moved.redelivered_counts
+            columns["moved_at_ms"] += [step.decided_at_ms] * count
+    names = {topic_id: gone.get(topic_id) or state.topics[topic_id].topic for topic_id in set(columns["topic_id"])}
+    columns["topic"] = [names[topic_id] for topic_id in columns["topic_id"]]
+    return ASSIGNMENT_MOVES.of_columns(**columns)
 
 
-_Moved = tuple[int, str, Move, str, str, int]
-"""Position, group, the move, the state it leads to, what for, and how many messages are delivered again for it."""
+class _Moved(NamedTuple):
+    """What a record moves. position: of the record in its step; states: that each move leads to; redelivered_counts:
+    messages that are delivered again for it.
+    """
+
+    position: int
+    group: str
+    moves: Sequence[Move]
+    states: Sequence[str]
+    reason: str
+    redelivered_counts: Sequence[int]
 
 
 def _moves_of(step: Step) -> Iterator[_Moved]:
@@ -194,14 +204,13 @@ def _moves_of(step: Step) -> Iterator[_Moved]:
     redelivered = _redelivered(step) if moved else {}
     for position, record in moved:
         if isinstance(record, PartitionsMoved):
-            for move in record.moves:
-                # told once, of the first move that the step makes of it
-                count = redelivered.pop((record.group, move.place), 0)
-                yield position, record.group, move, move.status.value, record.reason, count
+            # told once, of the first move that the step makes of it
+            counts = [redelivered.pop((record.group, move.place), 0) if redelivered else 0 for move in record.moves]
+            states = [move.status for move in record.moves]
+            yield _Moved(position, record.group, record.moves, states, record.reason, counts)
         else:
-            for partition in _gone(record):
-                none = Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
-                yield position, record.group, none, "gone", "", 0
+            none = [Move(record.topic_id, partition, PartitionStatus.UNASSIGNED) for partition in _gone(record)]
+            yield _Moved(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))
 
 
 def _redelivered(step: Step) -> dict[tuple[str, Place], int]:
@@ -277,6 +286,8 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
         group.add(place, assignment)
     for name in state.groups:
         state.note_group(name)
+    # the last step may have left some of it to the next one
+    state.touched_groups = {name for name, group in state.groups.items() if group.is_moving_on}
 
 
 PROJECT: Project = {

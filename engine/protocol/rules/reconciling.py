@@ -28,6 +28,11 @@ from ..values.transactions import TransactionFailed
 from .giving_back import returned
 from .timers import Time, Timer, Timers
 
+MOST_MOVES = 500
+"""Partitions of a group that one decision moves: everybody waits for the end of its step, and the next one goes on. But
+a classic group moves as a whole, and while a delay runs little can move.
+"""
+
 # -- where a group begins -------------------------------------------------------------------------------
 
 
@@ -169,7 +174,10 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     if group.target_epoch != group.group_epoch:
         return []
     # what is paused waits for its owner: of a large group that may be nearly all, while many steps go by
-    moving = [(p, _move(state, group, p, group.assignments[p])) for p in sorted(group.moving - group.paused)]
+    places = sorted(group.moving - group.paused)
+    if not (group.is_classic or group.not_before_ms):
+        places = places[:MOST_MOVES]
+    moving = [(p, _move(state, group, p, group.assignments[p])) for p in places]
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []

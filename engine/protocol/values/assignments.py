@@ -270,6 +270,12 @@ class Group:
         return self.target_epoch == self.group_epoch and not self.moving
 
     @property
+    def is_moving_on(self) -> bool:
+        """Whether more can move in the next step: of what is to move only that which is paused waits for its owner."""
+        can_move = self.target_epoch == self.group_epoch and not self.not_before_ms
+        return can_move and len(self.moving) > len(self.paused)
+
+    @property
     def wants_target(self) -> bool:
         """Whether an assignor is to say who gets what; of a classic group, once nobody has anything."""
         wants = bool(self.members) and self.target_epoch != self.group_epoch

@@ -32,8 +32,9 @@ class State:
     an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
     groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying, also REDRIVE
     for dead letters that are to go back; touched_groups: those in which, or in a topic of which, something has happened
-    in this step; resumed: (topic_id, partition) -> where it goes on, of those that this step has begun again; lent:
-    topics that a snapshot has as well, to be replaced (`own`) instead of changed.
+    in this step, or of which the one before has left something to move; resumed: (topic_id, partition) -> where it goes
+    on, of those that this step has begun again; lent: topics that a snapshot has as well, to be replaced (`own`) and
+    not changed.
 
     A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
     folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any;
@@ -145,10 +146,14 @@ class State:
         return replace(left, groups={}, manned_groups=set(), waiting_groups=set())
 
     def begin_step(self) -> None:
-        """Nothing has happened in it yet."""
-        self.touched_groups.clear()
+        """Nothing has happened in it yet; but what the one before has left to move goes on."""
+        self.touched_groups = self.moving_on()
         self.resumed.clear()
         self.delays.begin_step()
+
+    def moving_on(self) -> set[str]:
+        """Groups of which the next step moves more than this one could."""
+        return {name for name in self.touched_groups if name in self.groups and self.groups[name].is_moving_on}
 
     def note_group(self, name: str) -> None:
         """Something of this group has changed."""

@@ -1,0 +1,125 @@
+"""A step moves so many partitions of a group, so that nobody waits long for its end; those after it move the rest."""
+
+from __future__ import annotations
+
+import pytest
+from protocol_harness import Harness
+from protocol_tables import Tables, add_pass, mark_of, restored
+from stateful.player import Player
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import GroupStatus
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import AlterTopic
+
+
+@pytest.fixture(autouse=True)
+def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision moves two, and a step decides so twice: what is free then may be what it has just made so."""
+    monkeypatch.setattr(reconciling, "MOST_MOVES", 2)
+
+
+def joining(protocol: str, member: str = "C1") -> JoinGroup:
+    return JoinGroup("g", member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": protocol})
+
+
+def joined(protocol: str, partitions: int = 10) -> Harness:
+    """A member that is alone has joined, and its target is known: the first step of moving."""
+    mq = Harness()
+    mq.create("t", partitions)
+    mq.one(joining(protocol))
+    mq.now_ms += 3_000  # of a classic group, in which others might have come
+    mq.expire()
+    mq.see(*mq.targets())
+    return mq
+
+
+def had(state: State) -> int:
+    return len(state.groups["g"].held.get("C1", ()))
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
+    mq, seen = joined(protocol), []
+    while mq.state.moving_on():
+        assert mq.state.groups["g"].status is GroupStatus.COMPLETING
+        seen.append(had(mq.state))
+        mq.see()
+    assert (seen, had(mq.state)) == ([4, 8], 10)
+    assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
+
+
+def test_whatever_else_is_asked_meanwhile() -> None:
+    mq = joined("cooperative")
+    mq.create("another")
+    assert had(mq.state) == 8
+    mq.one(AlterTopic("t", partitions=11))
+    assert had(mq.state) == 8, "what is new may change who gets the rest"
+    mq.assign()
+    assert had(mq.state) == 11
+
+
+def test_a_classic_group_moves_as_a_whole() -> None:
+    mq = joined("classic")
+    assert (had(mq.state), mq.state.moving_on()) == (10, set())
+
+
+def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
+    """What was lost is waited for; all else would wait with it."""
+    mq = joined("queue", 4)
+    mq.one(joining("queue", "C2"))
+    mq.assign()
+    mq.one(LeaveGroup("g", ["C2"]))
+    assert mq.state.groups["g"].not_before_ms
+    mq.one(AlterTopic("t", partitions=12))
+    mq.see(*mq.targets())
+    assert (had(mq.state), mq.state.moving_on()) == (10, set())
+    mq.now_ms += 5_000
+    mq.expire()
+    mq.assign()
+    assert had(mq.state) == 12
+
+
+@pytest.mark.parametrize("by_tables", [0, 1])
+def test_who_leads_next_goes_on(by_tables: int) -> None:
+    """by_tables: steps that it has not from them, but from the journal."""
+    mq = joined("cooperative")
+    tables: Tables = {}
+    add_pass(tables, mq.state, mq.steps)
+    mark, steps = mark_of(mq.state), len(mq.steps)
+    for _ in range(by_tables):
+        mq.see()
+    mq.state = machine.replay(restored(mark, tables), mq.steps[steps:])
+    assert mq.state.moving_on() == {"g"}
+    while mq.state.moving_on():
+        mq.see()
+    assert mq.state.groups["g"].status is GroupStatus.STABLE
+
+
+def test_what_cannot_be_moved_keeps_no_step_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    mq = joined("cooperative")
+    monkeypatch.setattr(reconciling, "SETTLING", (raises,))
+    machine.begin_step(mq.state, mq.now_ms)
+    told: list[str] = []
+    assert machine.settle(mq.state, lambda name, _: told.append(name)) == []
+    assert (told, mq.state.moving_on()) == (["g"], set())
+
+
+def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
+    player = Player()
+    player.ask(AlterTopic("t", partitions=20))
+    player.ask(joining("cooperative"))
+    player.step()
+    player.background.run()  # the assignor, too
+    seen = []
+    while player.leader.step().working:
+        player.world.remember_steps()
+        seen.append(had(player.leader.state))
+    assert seen == [4, 8, 12, 16]
+    assert had(player.leader.state) == 20
+    player.world.close()
