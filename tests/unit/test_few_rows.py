@@ -33,7 +33,8 @@ payloads = st.none() | st.binary(max_size=40)
 names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", "", "DELAY_MS", "DELIVER_AT"])
 numbers = st.sampled_from([b"0", b"5000", b"-1", b"1.5", b"9" * 18, b"9" * 19, "٣".encode(), b"1700000000124"])
 headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4) | numbers), max_size=3)
-times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from([0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1])
+bounds = [0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1, 2**63 - 1]
+times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from(bounds)
 partitioners = st.sampled_from(["xxhash64", "murmur2"])
 delay_rules = st.builds(
     DelayRule,
@@ -87,8 +88,12 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return pa.table(given)
 
 
+LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME), "delay_ms": pa.array([2**63 - 1])})
+
+
 @examples(300)
 @given(tables(), copies, st.integers(0, 100))
+@example(LAST_MOMENT, [Copy(1, "xxhash64", 60, (0,), DelayRule(1))], 0)
 def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, copies: list[Copy], start: int) -> None:
     few = few_of_table(table, "t", NOW_MS)
     assert few is not None

@@ -42,6 +42,9 @@ MOST_DELAY_MS = MAX_TIMESTAMP_US // 1000 + 1
 FAR_MS = 2 * MOST_DELAY_MS
 """After all times that a row may be due at."""
 
+FAR_US = 1000 * FAR_MS
+"""With any delay added it is still less than 64 bits hold."""
+
 BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE = (-2, -3, -4, -5, -6)
 """Instead of when a row is due: that it cannot be, as `placing` refuses it."""
 
@@ -55,6 +58,7 @@ def due_since(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, since_us: Any) 
     """
     # more than there are years up to 9999: it is refused as what is due then is
     delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
+    since_us = pc.min_element_wise(since_us, FAR_US)
     by_delay = pc.if_else(pc.less(delay_ms, 0), pa.scalar(NEGATIVE), pc.add(since_us, delay_us))
     at_us = pc.if_else(pc.and_(at_us.is_valid(), delay_ms.is_valid()), pa.scalar(BOTH), at_us)
     return pc.coalesce(at_us, by_delay)

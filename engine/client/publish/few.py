@@ -26,6 +26,7 @@ from .delaying import (
     DELAY_HEADERS,
     DUE_BY_CALL,
     FAR_MS,
+    FAR_US,
     MOST_DELAY_MS,
     NEGATIVE,
     NO_DUE,
@@ -154,7 +155,7 @@ def _due_us(deliver_at_us: int | None, delay_ms: int | None, since_us: int) -> i
         return NO_DUE if deliver_at_us is None else deliver_at_us
     if deliver_at_us is not None:
         return BOTH
-    return NEGATIVE if delay_ms < 0 else since_us + 1000 * min(delay_ms, MOST_DELAY_MS)
+    return NEGATIVE if delay_ms < 0 else min(since_us, FAR_US) + 1000 * min(delay_ms, MOST_DELAY_MS)
 
 
 def _key_of(headers: Iterable[Header]) -> bytes | None:
