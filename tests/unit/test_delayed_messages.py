@@ -507,7 +507,7 @@ def test_a_predicate_that_is_none_is_refused(mq: Connection, predicate: str) -> 
 def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None:
     topic, count = quick(mq), 300
     due_ms = now_ms() + 900
-    rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": [due_ms + 5 * i for i in range(count)]})
+    rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": [due_ms + 15 * i for i in range(count)]})
     receipts = mq.publish(topic, rows).receipts()
     seen_at(mq, topic, 1)
     chosen = [*range(0, count, 7)]
