@@ -23,7 +23,7 @@ from ..namespace.bell import LOOK_MS, Bell
 from ..namespace.clock import Clock
 from ..namespace.process import same_process, started_thread
 from ..protocol.codec.few_rows import Rows, joined
-from ..protocol.codec.letter import decode_answer, encode_letter
+from ..protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter
 from ..protocol.codec.request import encode_request
 from ..protocol.errors import (
     ClientEnded,
@@ -37,7 +37,6 @@ from ..protocol.errors import (
 )
 from ..protocol.values.kinds import AnyRequest, AnyResult
 
-MAX_REQUESTS = 5000
 MAX_BYTES = 8 << 20
 """Of requests that share a letter; a larger one travels alone."""
 

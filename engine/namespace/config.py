@@ -33,7 +33,13 @@ ENGINE = Parameters(
             60_000,
         ),
         Parameter("step.max.letters", 2000, "Most letters decided in one step.", 1, 100_000),
-        Parameter("step.max.bytes", 64 << 20, "Bytes of letters after which a step takes no more.", 1 << 20, 1 << 31),
+        Parameter(
+            "step.max.bytes",
+            64 << 20,
+            "Memory for letters after which a step takes no more; of each request a KiB.",
+            1 << 20,
+            1 << 31,
+        ),
         Parameter(
             "step.timeout.ms", 60_000, "Time after which a step is given up, and the lease with it.", 1000, _DAY_MS
         ),

@@ -27,6 +27,9 @@ SHORTEST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 """Between two tries at a letter that cannot be read or deleted: each pause is twice the one before."""
 
+_REQUEST_BYTES = 1 << 10
+"""Of memory, about, that a request takes with what is decided and answered, however short it is."""
+
 
 @dataclass(frozen=True)
 class OpenedLetter:
@@ -144,10 +147,11 @@ class Intake:
             body = b""  # it is refused whatever it says
         if body is None:
             return
-        visit.letters.taken.append(_opened(name, body, visit.namespace_id, in_turn=turn is Turn.DECIDE))
+        opened = _opened(name, body, visit.namespace_id, in_turn=turn is Turn.DECIDE)
+        visit.letters.taken.append(opened)
         if turn is Turn.DECIDE:
             visit.planned[name.client_id] = name.number
-        visit.room -= len(body)
+        visit.room -= _memory_bytes(opened, len(body))
 
 
 class _Visit:
@@ -187,6 +191,12 @@ def _opened(name: LetterName, body: bytes, namespace_id: str, in_turn: bool) -> 
         other = InconsistentClusterId(found=letter.namespace_id, expected=namespace_id)
         return OpenedLetter(name, _nothing(name), refusal=other)
     return OpenedLetter(name, letter, rows)
+
+
+def _memory_bytes(opened: OpenedLetter, size_bytes: int) -> int:
+    """About what a letter takes while it is decided: a few bytes may stand for many requests, rows or headers."""
+    rows_bytes = 0 if opened.rows is None else opened.rows.nbytes
+    return max(size_bytes, rows_bytes) + _REQUEST_BYTES * len(opened.letter.requests)
 
 
 def _nothing(name: LetterName) -> Letter:

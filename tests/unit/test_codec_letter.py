@@ -15,7 +15,13 @@ from protocol_harness import Harness, inline_file, letter_bytes, plain
 from unit.protocol_values import requests, results
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec.letter import decode_answer, decode_letter, encode_answer, encode_letter
+from lakemq.engine.protocol.codec.letter import (
+    MAX_REQUESTS,
+    decode_answer,
+    decode_letter,
+    encode_answer,
+    encode_letter,
+)
 from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
@@ -44,6 +50,15 @@ def test_rows_of_many_requests_come_out_in_order() -> None:
     _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
     assert found is not None
     assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
+
+
+def test_a_letter_has_no_more_requests_than_clients_put_into_one() -> None:
+    most = letter_bytes(Letter("c", 1, [InitProducer()] * MAX_REQUESTS, 0))
+    assert len(decode_letter(most)[0].requests) == MAX_REQUESTS
+    for last in (b'{"request":"init_producer"}', b'{"request":"of a newer version"}'):
+        more = most.replace(b"]]", b"],[0," + last + b"]]", 1)
+        with pytest.raises(ValueError, match="5000"):
+            decode_letter(more[:4] + struct.pack("<I", len(more) - 8) + more[8:])
 
 
 GOOD = letter_bytes(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))

@@ -14,6 +14,7 @@ from protocol_harness import letter_bytes
 
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.errors import ClientEnded, InconsistentClusterId
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
@@ -28,17 +29,19 @@ NAMESPACE_ID = "a-namespace"
 class Office:
     """An intake with its mailbox, state and time; `step` decides and discards as the sequencer does."""
 
-    def __init__(self, folder: Path, most: int = 50, **faults: str | int) -> None:
+    def __init__(self, folder: Path, most: int = 50, most_bytes: int = 64 << 20, **faults: str | int) -> None:
         self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
         self.mailbox, self.clock, self.state = Mailbox(self.files), ManualClock(), State()
-        config = EngineConfig({"step.max.letters": most, "request.gap.ms": GAP_MS})
+        config = EngineConfig({"step.max.letters": most, "step.max.bytes": most_bytes, "request.gap.ms": GAP_MS})
         self.intake = Intake(self.mailbox, config, self.clock)
         self.decided: list[tuple[str, int]] = []
 
     def put(self, client_id: str, number: int, coarse_s: int = 0, namespace_id: str = "") -> LetterName:
-        letter = Letter(client_id, number, [InitProducer()], 0, namespace_id)
-        name = LetterName.of(client_id, number, 1_000 * coarse_s)
-        self.files.put(f"mailbox/{name.name}", letter_bytes(letter), durable=False)
+        return self.put_letter(Letter(client_id, number, [InitProducer()], 0, namespace_id), coarse_s)
+
+    def put_letter(self, letter: Letter, coarse_s: int = 0, rows: FewRows | None = None) -> LetterName:
+        name = LetterName.of(letter.client_id, letter.number, 1_000 * coarse_s)
+        self.files.put(f"mailbox/{name.name}", letter_bytes(letter, rows), durable=False)
         return name
 
     def take(self) -> StepLetters:
@@ -103,6 +106,21 @@ def test_a_full_step_says_that_more_may_wait(tmp_path: Path) -> None:
         office.put(f"c{i}", 1)
     assert (office.step().backlog, office.step().backlog) == (True, False)
     assert len(set(office.decided)) == 30
+
+
+EMPTY_HEADERS = FewRows(["t"], [0], [None], [None], [0], [[(None, None)] * 6_000])
+
+
+@pytest.mark.parametrize(("requests", "rows"), [(100, None), (1, EMPTY_HEADERS)], ids=["requests", "headers"])
+def test_a_step_takes_no_more_than_it_has_memory_for(tmp_path: Path, requests: int, rows: FewRows | None) -> None:
+    """However few bytes the letters have: 20 KiB at most, each of which takes a tenth of a MiB."""
+    office = Office(tmp_path, most_bytes=1 << 20)
+    for i in range(20):
+        office.put_letter(Letter(f"c{i:02}", 1, [InitProducer()] * requests, 0), rows=rows)
+    assert 8 <= len(office.step().taken) <= 12
+    while office.step().backlog:
+        pass
+    assert len(set(office.decided)) == 20
 
 
 def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +22,10 @@ from ..values.log import Produce
 from .few_rows import FewRows, Rows, decode_few_rows, encode_few_rows
 from .letter_rows import decode_rows, encode_rows
 
+MAX_REQUESTS = 5000
+"""Of a letter: each takes a hundred times its bytes, once it is decided and answered."""
+
+_MOST = msgspec.Meta(max_length=MAX_REQUESTS)
 _HEAD = struct.Struct("<4sI")
 _MAGIC, _MAGIC_FEW = b"LMQ1", b"LMQ2"
 _json = msgspec.json.Encoder()
@@ -33,7 +38,7 @@ class _Head(msgspec.Struct, frozen=True):
 
     client_id: str
     number: int
-    requests: Sequence[tuple[Count, msgspec.Raw]]
+    requests: Annotated[Sequence[tuple[Count, msgspec.Raw]], _MOST]
     sent_at_ms: int
     namespace_id: str = ""
 
@@ -43,7 +48,7 @@ class _ReadHead(msgspec.Struct, frozen=True):
 
     client_id: str
     number: int
-    requests: list[tuple[Count, AnyRequest]]
+    requests: Annotated[list[tuple[Count, AnyRequest]], _MOST]
     sent_at_ms: int
     namespace_id: str = ""
 
