@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import pytest
 from protocol_harness import Harness
 
+from lakemq.engine.client.consume import membership
+from lakemq.engine.client.consume.membership import _standing
+from lakemq.engine.client.fetch.plan import Bounds, bounds_of
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules.reconciling import wanting_target
 from lakemq.engine.protocol.rules.timers import Time
@@ -93,3 +97,24 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
     mq.one(ReleasePartitions("g", "C0", given_up))
     assert group.is_settled()
     assert not group.pauses
+
+
+def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so with each poll, and a topic may have thousands that are others'."""
+    mq, looked_at = Harness(), list[Bounds]()
+    mq.create("t", 30)
+    mq.one(mq.produce({partition: 1 + partition for partition in range(30)}))
+    for member in ("C1", "C2", "C3"):
+        mq.one(_join("g", member))
+    mq.assign()
+
+    def noted(*asked: Any) -> list[Bounds]:
+        found = bounds_of(*asked)
+        looked_at.extend(found)
+        return found
+
+    monkeypatch.setattr(membership, "bounds_of", noted)
+    held = _standing("g", "C2", None, "read_committed", mq.state).held
+    assert len(held) == len(looked_at) == 10
+    everything = bounds_of(mq.state.topic("t"), "read_committed")
+    assert all(one.bounds == everything[partition] for (_, partition), one in held.items())

@@ -78,7 +78,7 @@ class Consumers:
         chosen = member_options(topics, config, options)
         isolation: Isolation = options.get("isolation", "read_committed")
         check_isolation(isolation)
-        self._bounds(topics, isolation)  # they are there
+        self._check_there(topics)
         of_groups = self._fetching.of_groups
         membership = Membership(self._requester, self._heart, of_groups, self._new_id, group, isolation, chosen)
         if config["group.protocol"] == "queue":
@@ -109,6 +109,10 @@ class Consumers:
             return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end), kept)
 
         return fetch
+
+    def _check_there(self, topics: Iterable[str]) -> None:
+        self._check_open()
+        self._fetching.look(lambda state: [state.topic(name).topic_id for name in topics])
 
     def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         self._check_open()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from ...protocol.errors import FencedInstanceId, LakeMQError
@@ -246,22 +248,22 @@ def _standing(name: str, member_id: str, instance_id: str | None, isolation: Iso
     terms = QueueTerms.of(group)
     isolation = isolation if terms is None else terms.isolation
     committed = state.offsets.get(name, {})
-    bounds: dict[int, list[Bounds]] = {}
     held = {}
-    for topic_id, partition in group.owned(member_id):
-        topic, one = state.topics.get(topic_id), group.assignments[topic_id, partition]
+    for topic_id, places in groupby(group.owned(member_id), key=itemgetter(0)):
+        topic, partitions = state.topics.get(topic_id), [partition for _, partition in places]
         if topic is None:
             continue
-        if topic_id not in bounds:
-            bounds[topic_id] = bounds_of(topic, isolation)
-        held[topic.topic, partition] = Held(
-            bounds[topic_id][partition],
-            one.epoch,
-            one.start_offset,
-            one.status is PartitionStatus.PAUSED,
-            committed.get((topic_id, partition)),
-            _deliveries(state, group, (topic_id, partition)),
-        )
+        # of its own alone: a topic may have thousands, and each member looks with each poll
+        for partition, bounds in zip(partitions, bounds_of(topic, isolation, partitions), strict=True):
+            one = group.assignments[topic_id, partition]
+            held[topic.topic, partition] = Held(
+                bounds,
+                one.epoch,
+                one.start_offset,
+                one.status is PartitionStatus.PAUSED,
+                committed.get((topic_id, partition)),
+                _deliveries(state, group, (topic_id, partition)),
+            )
     topics = group.members[member_id].topics
     generation = group.generation if group.is_classic else None
     is_stable = group.status is GroupStatus.STABLE

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import numpy as np
 import pyarrow.compute as pc
 
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
-from ...protocol.values.topics import Topic
+from ...protocol.values.topics import Offsets, Topic
 from ..arguments import one_of
 from .fetch_plan import FetchPlan, Isolation
 from .lookup import OffsetRange
@@ -77,9 +78,12 @@ def beginning_offsets(topic: Topic) -> dict[int, int]:
 
 def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
     """Where a fetch of this isolation ends."""
+    return dict(enumerate(_ends(topic, isolation).tolist()))
+
+
+def _ends(topic: Topic, isolation: Isolation) -> Offsets:
     check_isolation(isolation)
-    limit = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
-    return dict(enumerate(limit.tolist()))
+    return topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,12 @@ class Bounds:
     high_watermark: int
 
 
-def bounds_of(topic: Topic, isolation: Isolation) -> list[Bounds]:
-    """By partition; a fetch of this isolation."""
-    firsts, ends = beginning_offsets(topic), end_offsets(topic, isolation)
-    return [Bounds(topic.topic_id, firsts[p], ends[p], last) for p, last in enumerate(topic.high_watermarks.tolist())]
+def bounds_of(topic: Topic, isolation: Isolation, partitions: Sequence[int] | None = None) -> list[Bounds]:
+    """Of these partitions, in their order, else of all; a fetch of this isolation."""
+    chosen = slice(None) if partitions is None else np.array(partitions, np.int64)
+    columns = topic.log_starts, _ends(topic, isolation), topic.high_watermarks
+    rows = zip(*(column[chosen].tolist() for column in columns), strict=True)
+    return [Bounds(topic.topic_id, *row) for row in rows]
 
 
 def checked_offset(offset: int, lowest: int) -> int:
