@@ -186,7 +186,8 @@ class Requester:
                 self._mailbox.withdraw(name)
             self._start_over()
             raise RequestTimedOut(
-                f"No answer in {self._timeout_ms} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
+                f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. "
+                "Is a sequencer running (lakemq serve)?"
             )
         self._used_at_ms = self._clock.steady_ms()
         with suppress(OSError):

@@ -226,7 +226,8 @@ def _journal_bytes(mq: Connection) -> int:
 
 
 def _idle_process(folder: str, first: int, count: int, stop: Event, told: Queue[int]) -> None:
-    with lakemq.connect(folder) as mq:
+    # on few processors they all start for longer than one waits by default
+    with lakemq.connect(folder, config={"request.timeout.ms": 300_000}) as mq:
         consumers = [
             mq.consumer(f"g{(first + i) % 100}", topics=["t"], protocol="cooperative", max_poll_interval_ms=10**9)
             for i in range(count)
