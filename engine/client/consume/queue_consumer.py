@@ -188,8 +188,8 @@ class QueueConsumer(GroupConsumer):
             wait([asked], min(max(ms, 1), _LONGEST_WAIT_MS) / 1000)
 
     def _next(self, max_records: int, moves: dict[TopicPartition, Any], ahead: int) -> QueueBatch | None:
+        self._teller.hear()  # first: the look then shows what answers have brought, and nothing is asked for twice
         known = self._in_turn(self._known())
-        self._teller.hear()
         if self._acks_first and self._terms is not None and self._terms.acks_itself:
             for flow in self._flows.values():
                 flow.say(Outcome.ACCEPT, [(*span, None) for span in flow.open_spans()])

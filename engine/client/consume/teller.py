@@ -48,8 +48,8 @@ class Teller:
 
     @property
     def asked(self) -> Future[Any] | None:
-        """What was asked for and is not answered."""
-        return None if self._asked is None or self._asked.done() else self._asked
+        """What was asked for and whose answer was not heard: what one knew before may not show what it has brought."""
+        return self._asked
 
     def hear_singles(self) -> None:
         """Take what was accepted one by one. Raises InvalidRecordState, when all others are taken."""
