@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import NumberFormatException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
@@ -112,6 +113,13 @@ def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -
         gated.publish("t", orders(spark, 60, bad=1), key="k", value="v", on_error="fail")
     with pytest.raises(InvalidRecord, match="cannot be asked"):
         gated.publish("t", orders(spark, 60).withColumn("amount", F.array("id")), key="k", value="v")
+    with pytest.raises(InvalidRecord, match=r"CAST_INVALID_INPUT in .*amount") as refused:
+        gated.publish("t", orders(spark, 60).withColumn("amount", F.lit("many")), key="k", value="v")
+    assert "'many'" not in str(refused.value)  # what is in rows is in no error
+    with pytest.raises(NumberFormatException, match="'mine'"):  # the DataFrame's own mistakes are told as they are
+        gated.publish(
+            "t", orders(spark, 60).withColumn("amount", F.expr("cast('mine' || id AS INT)")), key="k", value="v"
+        )
     assert gated.fetch("t").record_count == before
 
 

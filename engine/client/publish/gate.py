@@ -95,9 +95,13 @@ class Gate:
             # a thread of DuckDB's takes whole chunks
             rows = connection.from_arrow(pa.Table.from_batches(numbered.to_batches(_CHUNK_ROWS), numbered.schema))
             try:
-                found = rows.aggregate(", ".join(asked)).to_arrow_table()
+                looked_at = rows.aggregate(", ".join(asked))
             except duckdb.Error as error:
                 raise self.unfit(str(error)) from None
+            try:
+                found = looked_at.to_arrow_table()
+            except duckdb.Error as error:
+                raise self.unfit_value(type(error).__name__) from None
         lists = [column.chunk(0).flatten().to_numpy() for column in found.columns[: len(failing)]]
         return lists, [column[0].as_py() for column in found.columns[len(failing) :]]
 
@@ -105,6 +109,10 @@ class Gate:
         """The error of a suite that cannot be asked of these columns, such as a regular expression of a number."""
         line = why.partition("\n")[0]
         return InvalidRecord(f"The suite of {self.destination} cannot be asked of these rows.", found=line)
+
+    def unfit_value(self, error: str) -> InvalidRecord:
+        """The same where a column's values are at fault. error: how the engine calls that; what it says quotes them."""
+        return self.unfit(f"a value of another type than an expectation compares it with ({error})")
 
 
 class Gates:

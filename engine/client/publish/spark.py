@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -169,7 +170,8 @@ class SparkPublisher:
     ) -> Published:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
-        written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
+        with nullcontext() if gate is None else gate.asking():
+            written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
         if gate is not None:
             gate.judge(written)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, QueryContextType
 from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
@@ -28,12 +29,25 @@ class SparkGate:
         binary = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType))
         self._names = Names(SPARK, binary)
         self._observed = Observation() if self._measures else None
-        self.mark: Column = F.lit(FIRST_FAILED) - F.expr(gate.suite.first_failed(self._names))
+        self._first_failed = gate.suite.first_failed(self._names)
+        self.mark: Column = F.lit(FIRST_FAILED) - F.expr(self._first_failed)
         try:
             self.df = df if self._observed is None else df.observe(self._observed, *self._columns)
             self.df.select(self.mark)
         except PySparkException as error:
             raise gate.unfit(str(error)) from None
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around a job that looks at rows. Raises InvalidRecord, without values, where some are of another type."""
+        try:
+            yield
+        except PySparkException as error:
+            contexts = error.getQueryContext() or ()
+            asked = [one.fragment() for one in contexts if one.contextType() == QueryContextType.SQL]
+            if any(sql in mine for sql in asked for mine in (self._first_failed, *self._measures)):
+                raise self._gate.unfit_value(f"{error.getCondition()} in {asked[0]}") from None
+            raise
 
     def judge(self, written: Sequence[Row]) -> None:
         """written: rows of RANGES. Raises ExpectationFailed where all rows are refused.
@@ -51,7 +65,8 @@ class SparkGate:
             return []
         found = self._observed.get
         if found[_ROWS] != rows:
-            (row,) = self._given.agg(*self._columns).collect()
+            with self.asking():
+                (row,) = self._given.agg(*self._columns).collect()
             found = row.asDict()
         return [found[name] for name in self._named]
 
