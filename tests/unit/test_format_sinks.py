@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, NullType, StructType, VariantType, YearMonthIntervalType
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -179,6 +180,15 @@ def test_what_cannot_be_published_is_refused_before_a_row_is(
     given = {"path": mq.namespace.path, **{name: value.replace("TOPIC", topic) for name, value in options.items()}}
     with pytest.raises(error):
         BatchWriter(given, from_arrow_schema(pa.table(columns).schema), False)
+
+
+@pytest.mark.parametrize("odd", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
+def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(mq: Connection, topic: str, odd: Any) -> None:
+    given = {"path": mq.namespace.path, "topic": topic}
+    fits = StructType().add("value", "string").add("more", VariantType()).add("none", NullType())
+    BatchWriter(given, fits, False)
+    with pytest.raises(InvalidRecord, match=r"the column age.*interval year to month"):
+        BatchWriter(given, fits.add("age", odd), False)
 
 
 def test_what_is_published_is_not_overwritten(mq: Connection, topic: str) -> None:

@@ -15,7 +15,13 @@ from unit.served import committed, new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.stream import StreamReader
-from lakemq.errors import LakeMQError, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from lakemq.errors import (
+    LakeMQError,
+    OffsetOutOfRange,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -246,6 +252,25 @@ def test_only_what_is_committed_comes(mq: Connection, topic: str, query: Any) ->
             send(mq, topic, "behind")
             assert stream.batch() == []
         assert stream.batch() == ["a", "behind"]
+
+
+def test_what_is_not_committed_yet_is_waited_for_by_a_batch_that_had_it(mq: Connection, topic: str, query: Any) -> None:
+    """A batch is the same or there is none: what an open transaction holds back is not lost, and not passed over."""
+    checkpoint: list[str] = []
+    options = {"subscribe": topic, "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    txn = mq.transaction(new_name("txn"))
+    with txn:
+        txn.publish(topic, pa.table({"value": ["open"]}))
+        with query(checkpoint, **options, **{"isolation.level": "read_uncommitted"}) as stream:
+            assert stream.batch() == ["open"]
+        with query(checkpoint, **options) as stream:
+            with pytest.raises(UnstableOffsetCommit, match="open transaction"):
+                stream.again()
+            assert stream.batch() is None
+    with query(checkpoint, **options) as stream:
+        assert stream.again() == ["open"]
+        send(mq, topic, "more")
+        assert stream.batch() == ["more"]
 
 
 def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: str, query: Any) -> None:

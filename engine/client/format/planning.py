@@ -6,7 +6,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...protocol.errors import FileTruncated, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from ...protocol.errors import (
+    FileTruncated,
+    OffsetOutOfRange,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+    UnstableOffsetCommit,
+)
 from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.fetch_plan import FetchPlan
@@ -53,7 +59,7 @@ def tasks_of_ranges(
     """Of what the log still has of these ranges of these topics; what it lost is told as failOnDataLoss says.
 
     now_ms: what had expired by then is left out; None: by now.
-    Raises OffsetOutOfRange, UnknownTopicId: data was lost.
+    Raises OffsetOutOfRange, UnknownTopicId: data was lost; UnstableOffsetCommit.
     """
 
     def tasks() -> list[MessagesTask]:
@@ -103,12 +109,21 @@ def _plan(
 
 
 def kept_range(options: ReadOptions, topic: str, partition: int, wanted: Range, bounds: Bounds | None) -> Range:
-    """What of start <= offset < end the partition has; raises OffsetOutOfRange where that is less, if it is to."""
+    """What of start <= offset < end the partition has; raises OffsetOutOfRange where that is less, if it is to.
+
+    Raises UnstableOffsetCommit: it has all, but not committed yet. That is not lost, and failOnDataLoss says nothing.
+    """
     if bounds is None:
         gone = OffsetOutOfRange(f"{topic}-{partition} is not there any more; data may be lost.", found=wanted)
         lost(options, gone)
         return wanted[1], wanted[1]
     start, end = wanted
+    if bounds.end < end <= bounds.high_watermark:
+        raise UnstableOffsetCommit(
+            f"{topic}-{partition} has an open transaction among what is to be read.",
+            found=f"{start} to {end}",
+            expected=f"an end of at most {bounds.end}, or isolation.level=read_uncommitted",
+        )
     first, last = min(max(start, bounds.first), bounds.end), min(end, bounds.end)
     if (start < bounds.first and end > start) or end > bounds.end or start > bounds.end:
         less = OffsetOutOfRange(

@@ -6,21 +6,21 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from lakemq.tables.storage.files import open_files
 
 from ...namespace.clock import SystemClock
-from ...protocol.errors import IllegalState, InvalidConfig
+from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord
 from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
 from ..publish.publication import Publication
-from ..publish.request import COLUMNS
 from ..publish.routing import find_route
 from ..publish.spark import Routes, Written, routes_by_name
-from .written import TOPIC, Routing, WriteOptions, WriteTask, WrittenRows, check_columns
+from .written import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
 
 BY_COLUMN = "by-column"
 """Stands for the destination of a batch whose rows name theirs."""
@@ -31,9 +31,7 @@ _METADATA = "metadata"
 
 def task_of(options: WriteOptions, schema: StructType) -> WriteTask:
     """What tasks do. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not."""
-    names = {*COLUMNS, TOPIC}
-    known = StructType([field for field in schema if field.name.lower() in names])
-    check_columns(to_arrow_schema(known, timezone="UTC") if len(known) else pa.schema([]), options)
+    check_columns(pa.schema([_arrow_field(field) for field in schema]), options)
     with options.place.connect() as mq:
         state = mq.state()
     if options.topic is not None:
@@ -41,6 +39,18 @@ def task_of(options: WriteOptions, schema: StructType) -> WriteTask:
     else:
         routing = Routing(None, state.without_clients(with_groups=False))
     return WriteTask(options, routing, SystemClock().now_ms())
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    """Raises InvalidRecord: such a column does not reach a task, whether it is one of a message or not."""
+    try:
+        return to_arrow_schema(StructType([field]), timezone="UTC").field(0)
+    except PySparkException:
+        raise InvalidRecord(
+            f"Spark cannot hand over the column {field.name}.",
+            found=field.dataType.simpleString(),
+            expected="a select without it, or a cast",
+        ) from None
 
 
 def stream_id(options: WriteOptions) -> str:
