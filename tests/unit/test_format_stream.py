@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from unit.served import committed, new_name, new_topic
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.stream import StreamReader
 from lakemq.errors import (
+    InconsistentClusterId,
     LakeMQError,
     OffsetOutOfRange,
     UnknownTopicId,
@@ -59,7 +62,7 @@ class Query:
 def query(mq: Connection) -> Callable[..., Any]:
     @contextmanager
     def start(checkpoint: list[str] | None = None, **options: str) -> Iterator[Query]:
-        reader = StreamReader({"path": mq.namespace.path, **options})
+        reader = StreamReader({"path": mq.namespace.path} | options)
         try:
             yield Query(reader, [] if checkpoint is None else checkpoint)
         finally:
@@ -175,6 +178,28 @@ def test_a_topic_made_anew_is_another_one(mq: Connection, topic: str, query: Any
         assert stream.again() == []
         assert stream.batch() == ["anew"]
         assert stream.batch() is None
+
+
+def test_the_checkpoint_of_another_namespace_is_refused(mq: Connection, query: Any, tmp_path: Path) -> None:
+    """Ids of topics begin anew in each: one that was made anew at a path may give a topic the id of the one before."""
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as other, other.serving():
+        topic = new_name("t")
+        for connection in (mq, other):
+            connection.topics.create(topic, 1)
+            send(connection, topic, "a")
+        checkpoint: list[str] = []
+        options = {"subscribe": topic, "startingOffsets": "earliest"}
+        with query(checkpoint, **options) as stream:
+            assert stream.batch() == ["a"]
+        send(other, topic, "b")
+        with query(checkpoint, **options, path=other.namespace.path, failOnDataLoss="false") as stream:
+            for ask in (stream.batch, stream.again):
+                with pytest.raises(InconsistentClusterId, match="another namespace"):
+                    ask()
+        without_id = json.loads(checkpoint[0])
+        del without_id["namespace_id"]
+        with query([json.dumps(without_id)], **options) as stream:  # as it was written before ids were
+            assert stream.batch() is None
 
 
 def test_what_was_deleted_under_a_stopped_stream(mq: Connection, topic: str, query: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...protocol.errors import LakeMQError, OffsetOutOfRange, UnknownTopicId
+from ...protocol.errors import InconsistentClusterId, LakeMQError, OffsetOutOfRange, UnknownTopicId
 from ...protocol.values.offsets import CommitOffsets
 from ..offsets import ConsumedOffsets, offset_commits
 from .narrowing import Narrowing
@@ -24,6 +24,7 @@ logger = logging.getLogger("lakemq.format")
 class Coming:
     """What the next batch may have. began: where, if it is the first one; now_ms: the time of the newest step."""
 
+    namespace_id: str
     ranges: Mapping[tuple[str, int], Range]
     topic_ids: Mapping[str, int]
     began: dict[str, dict[int, int]] | None
@@ -36,8 +37,8 @@ class Coming:
     def end(self, start: dict[str, Any], most: int | None) -> dict[str, Any]:
         """Of a batch of at most so many offsets; `start` itself where that is the same."""
         end = StreamOffset(limited(self.ranges, most), self.topic_ids, self.began)
-        is_same = bool(start) and replace(StreamOffset.of(start), began=None, now_ms=None) == end
-        return start if is_same else replace(end, now_ms=self.now_ms).told()
+        is_same = bool(start) and replace(StreamOffset.of(start), began=None, now_ms=None, namespace_id=None) == end
+        return start if is_same else replace(end, now_ms=self.now_ms, namespace_id=self.namespace_id).told()
 
 
 class Following:
@@ -77,15 +78,25 @@ class Following:
         }
 
     def coming(self, told: dict[str, Any]) -> Coming:
-        """After what was told. Raises OffsetOutOfRange, UnknownTopicId: data was lost; and what a batch raises."""
+        """After what was told. Raises OffsetOutOfRange, UnknownTopicId: data was lost; InconsistentClusterId; and what
+        a batch raises.
+        """
         if not told:
             logs = self._look(required=True)
             began = offsets_at(self._mq, self._options.start, logs, "startingOffsets")
             start = StreamOffset(began, ids_of(logs))
         else:
-            logs, start, began = self._look(required=False), StreamOffset.of(told), None
+            logs, start, began = self._look(required=False), self._own(told), None
         self._check(start, logs)
-        return Coming(available(start, logs), ids_of(logs), began, self._now_ms)
+        return Coming(self._mq.namespace.namespace_id, available(start, logs), ids_of(logs), began, self._now_ms)
+
+    def _own(self, told: dict[str, Any]) -> StreamOffset:
+        """As it was told, of this namespace. Raises InconsistentClusterId: its checkpoint is another one's."""
+        offset, mine = StreamOffset.of(told), self._mq.namespace.namespace_id
+        if offset.namespace_id not in (None, mine):
+            what = "The checkpoint is of another namespace, whose offsets say nothing here."
+            raise InconsistentClusterId(what, found=offset.namespace_id, expected=f"{mine}, or a new checkpoint")
+        return offset
 
     def _check(self, start: StreamOffset, logs: Logs) -> None:
         """That what comes next is still there."""
@@ -104,8 +115,8 @@ class Following:
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[MessagesTask]:
         """Of the batch between them."""
-        last = StreamOffset.of(end)
-        first = StreamOffset.of(start) if start else StreamOffset(last.began or {}, last.topic_ids)
+        last = self._own(end)
+        first = self._own(start) if start else StreamOffset(last.began or {}, last.topic_ids)
         ranges = {
             topic: {p: (first.start_of(topic, last.topic_ids[topic], p), at) for p, at in log.items()}
             for topic, log in last.offsets.items()
@@ -117,7 +128,7 @@ class Following:
         """Tells the group that all before this was read and dealt with. A stream does not end when nobody listens."""
         if self._options.group is None or not told or told == self._noted:
             return
-        done = StreamOffset.of(told)
+        done = self._own(told)
         places = {(topic, p): at for topic, log in done.offsets.items() for p, at in log.items()}
         commits = offset_commits(ConsumedOffsets(places, done.topic_ids))
         try:

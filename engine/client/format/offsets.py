@@ -19,12 +19,14 @@ class StreamOffset:
     """The next offsets to read, of the topics of these ids. began: where, if this is the end of the first batch.
 
     now_ms: when the batch was made that ends here, by the newest step: what had expired by then is not in it.
+    namespace_id: whose topics these are, as ids begin anew in each.
     """
 
     offsets: Offsets = field(default_factory=dict)
     topic_ids: Mapping[str, int] = field(default_factory=dict)
     began: Offsets | None = None
     now_ms: int | None = None
+    namespace_id: str | None = None
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> StreamOffset:
@@ -33,7 +35,8 @@ class StreamOffset:
             began, offsets, topic_ids = told.get("began"), _read(told["offsets"]), dict(told["topic_ids"])
             if offsets.keys() != topic_ids.keys():
                 raise ValueError("topics without an id")
-            return cls(offsets, topic_ids, None if began is None else _read(began), told.get("now_ms"))
+            at_ms, namespace_id = told.get("now_ms"), told.get("namespace_id")
+            return cls(offsets, topic_ids, None if began is None else _read(began), at_ms, namespace_id)
         except (LookupError, TypeError, ValueError, AttributeError):
             what = "The checkpoint is not one of the format lakemq."
             raise InvalidConfig(what, found=told, expected="a new checkpoint") from None
@@ -44,6 +47,8 @@ class StreamOffset:
         found: dict[str, Any] = {"offsets": _written(self.offsets), "topic_ids": topic_ids}
         if self.now_ms is not None:
             found["now_ms"] = self.now_ms
+        if self.namespace_id is not None:
+            found["namespace_id"] = self.namespace_id
         return found if self.began is None else {**found, "began": _written(self.began)}
 
     def start_of(self, topic: str, topic_id: int, partition: int) -> int:
