@@ -45,6 +45,7 @@ _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_lo
 
 
 _ATTEMPTS = 3
+"""At opening a table, whose log may be cleaned meanwhile."""
 
 
 class NotATable(Exception):
