@@ -105,12 +105,21 @@ class TableHandle:
             raise NotATable(f"{self.spec.name}: found Delta protocol {found}, expected {PROTOCOL}")
 
     def last_step(self) -> int:
-        """The last step a projection wrote here; 0 before the first."""
-        return self._table.transaction_version(APP_ID) or 0
+        """The last step a projection wrote here; 0 before the first. Raises FileNotFoundError: the log was cleaned."""
+        return self._noted(APP_ID)
 
     def floor(self) -> int:
-        """Steps below this one cannot be read as of then: a merge kept only what keys were at the floor."""
-        return self._table.transaction_version(FLOOR_ID) or 0
+        """Steps below this one cannot be read as of then: a merge kept only what keys were at the floor.
+
+        Raises FileNotFoundError: the log was cleaned.
+        """
+        return self._noted(FLOOR_ID)
+
+    def _noted(self, app_id: str) -> int:
+        try:
+            return self._table.transaction_version(app_id) or 0
+        except DeltaError as error:  # it looks into the log again, which may have been cleaned since
+            raise FileNotFoundError(f"{self.spec.name}: {_first_line(error)}") from error
 
     def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
         """Commit `rows` as version `expected_version` + 1, durably.

@@ -441,6 +441,19 @@ def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
     assert steps_in(store.open(NOTES).read()) == [0, 1, 2, 3]
 
 
+def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
+    store: Store, handle: TableHandle, folder: Path
+) -> None:
+    """Who has just opened it is told as of any file that is gone, and opens it again."""
+    handle.append_at(0, notes(0), last_step=7)
+    stopped = store.open(NOTES)
+    cleaned_beyond(store, folder)
+    for asked in (stopped.last_step, stopped.floor):
+        with pytest.raises(FileNotFoundError, match="notes: "):
+            asked()
+    assert store.open(NOTES).last_step() == 7
+
+
 def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     store: Store, handle: TableHandle, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
