@@ -7,11 +7,24 @@ import signal
 from pathlib import Path
 
 import pytest
-from faults.ageing import HOUR_S, age_data, age_log
+from faults.ageing import HOUR_S, age_data, age_log, newest_version, until_expired
 from faults.checks import assert_whole, check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until, until_it_stands_by
+from faults.processes import (
+    MERGING_POINTS,
+    QUICK,
+    TOPIC,
+    Processes,
+    Publishing,
+    is_stopped,
+    on_the_way_to,
+    terminate,
+    until,
+    until_it_stands_by,
+)
 from faults.shims import ShiftedClock
 
+from lakemq.engine.maintenance.data_files import TABLES_LOOKED_AT
+from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 
 WAIT_S = 60
@@ -66,6 +79,31 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
         for spec in TABLES:
             age_data(Path(family.path, spec.name))
             age_log(Path(family.path, spec.name))
+        os.kill(stopped.pid, signal.SIGCONT)
+        until_it_stands_by(family, stopped.pid, WAIT_S)
+        assert_whole(family.path)
+        publishing.wait_for(20, WAIT_S)
+        terminate(successor)
+        publishing.wait_for(10, WAIT_S)
+    terminate(stopped)
+    check_all(family.path, TOPIC, publishing.acknowledged)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("point", MERGING_POINTS)
+def test_a_leader_stopped_in_the_middle_of_a_merge_goes_on_hours_later(point: str, family: Processes):
+    """Another one has merged and removed files since, and of the log that it commits to next nothing is as it was."""
+    messages = Path(family.path, MESSAGES.name)
+    with Publishing(family.path, "p", QUICK) as publishing:
+        stopped = family.serve(stop_at=point, **on_the_way_to(point))
+        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        begun_at = newest_version(messages)
+        successor = family.serve(**on_the_way_to(point))
+        publishing.wait_for(20, WAIT_S)
+        until_expired(messages, begun_at)
+        for name in TABLES_LOOKED_AT:
+            age_log(Path(family.path, name))
         os.kill(stopped.pid, signal.SIGCONT)
         until_it_stands_by(family, stopped.pid, WAIT_S)
         assert_whole(family.path)
