@@ -17,7 +17,8 @@ LOOK_MS = 250
 
 _MISSES = 3
 """Looks in a row that found what nothing had told of: the folder is deaf, as where others write over a network. Each is
-after a long wait, since what comes in the moment of a look is found before it is told of."""
+after a long wait, since what comes in the moment of a look is found before it is told of; and a busy process is told
+late, so that each is judged by the next look."""
 
 
 class Bell:
@@ -27,7 +28,7 @@ class Bell:
         """watch: a new one of the folder; None: it is not there yet, or not told of."""
         self._new_watch, self._clock = watch, clock
         self._watch: Watch | None = None
-        self._misses, self._waited_long = 0, False
+        self._misses, self._waited_long, self._was_untold = 0, False, False
 
     @property
     def rings(self) -> bool:
@@ -36,8 +37,8 @@ class Bell:
 
     def clear(self) -> None:
         """Before a look: what comes from here on rings."""
-        if self._watch is not None and self._watch.is_over:
-            self.close()
+        if self._watch is not None:
+            self._judge(self._watch)
         if self._watch is None and self._misses < _MISSES:
             self._watch = self._new_watch()
         if self._watch is not None:
@@ -45,11 +46,14 @@ class Bell:
 
     def found(self) -> None:
         """The look found something."""
-        if self._watch is None or not self._waited_long or self._watch.event.is_set():
-            return
+        self._was_untold = self._waited_long
         self._waited_long = False
-        self._misses += 1
-        if self._misses >= _MISSES:
+
+    def _judge(self, watch: Watch) -> None:
+        if self._was_untold and not watch.event.is_set():
+            self._misses += 1
+        self._was_untold = False
+        if watch.is_over or self._misses >= _MISSES:
             self.close()
 
     def wait(self, poll_ms: float, most_ms: float = LOOK_MS) -> None:

@@ -158,6 +158,19 @@ def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) ->
     bell.close()
 
 
+def test_what_is_told_late_makes_it_not_deaf(tmp_path: Path) -> None:
+    """As where threads that compute keep the one that tells from its turn."""
+    watch = new_watch(tmp_path)
+    bell = Bell(lambda: watch, ManualClock())
+    for _ in range(20):
+        bell.clear()
+        bell.wait(7)
+        bell.found()
+        watch.event.set()
+    assert bell.rings
+    bell.close()
+
+
 @pytest.mark.slow
 def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
