@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,26 +99,35 @@ def _member_row(state: State, group: str, member_id: str) -> MemberRow:
 
 
 def _assignments(state: State, steps: Steps) -> pa.Table:
-    changed: dict[tuple[str, Place], str] = {}
+    changed: dict[str, dict[Place, str]] = {}
     for _, record in records(steps):
         if isinstance(record, PartitionsGone):
-            changed |= {(record.group, (record.topic_id, p)): record.topic for p in _gone(record)}
-        elif isinstance(record, PartitionsMoved):
-            changed |= {(record.group, move.place): "" for move in record.moves}
-        elif isinstance(record, TargetSet):
-            targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
-            changed |= {(record.group, place): "" for place in targets if place in _places_of(state, record.group)}
+            changed.setdefault(record.group, {}).update({(record.topic_id, p): record.topic for p in _gone(record)})
         elif isinstance(record, RecordsDeleted):
             deleted = {(record.topic_id, partition) for partition in record.log_starts}
             for name, group in state.groups.items():
-                there = deleted & group.assignments.keys()
-                changed |= {(name, place): "" for place in there if group.assignments[place].deleted_count}
-        elif isinstance(record, OffsetsRemoved):
-            removed = ((record.topic_id, partition) for partition in record.partitions)
-            changed |= {(record.group, place): "" for place in removed if place in _places_of(state, record.group)}
-        elif _concerns_all(record):
-            changed |= {(record.subject, place): "" for place in _places_of(state, record.subject)}
-    return _assignment_rows(state, sorted(changed.items()))
+                there = (
+                    place for place in deleted & group.assignments.keys() if group.assignments[place].deleted_count
+                )
+                changed.setdefault(name, {}).update(dict.fromkeys(there, ""))
+        elif (places := _changed(state, record)) is not None:
+            changed.setdefault(record.subject, {}).update(dict.fromkeys(places, ""))
+    return _assignment_rows(state, changed)
+
+
+def _changed(state: State, record: Record) -> Iterable[Place] | None:
+    """Partitions of the record's group whose rows it changes; None: of none."""
+    if isinstance(record, PartitionsMoved):
+        return [(move.topic_id, move.partition) for move in record.moves]
+    known = _places_of(state, record.subject)
+    if isinstance(record, TargetSet):
+        targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
+        return [place for place in targets if place in known]
+    if isinstance(record, OffsetsRemoved):
+        return [place for partition in record.partitions if (place := (record.topic_id, partition)) in known]
+    if isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None):
+        return list(known)  # some are new, or have another target
+    return None
 
 
 def _gone(record: PartitionsGone) -> range:
@@ -130,21 +139,25 @@ def _places_of(state: State, group: str) -> Mapping[Place, Assignment]:
     return known.assignments if known else {}
 
 
-def _concerns_all(record: Record) -> bool:
-    """Whether it tells of all partitions of the group: some are new, or have another target."""
-    return isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None)
-
-
-def _assignment_rows(state: State, changed: Sequence[tuple[tuple[str, Place], str]]) -> pa.Table:
-    """changed: group and place, and the topic's name, where it is the group's no more. Many, in the step's thread."""
-    known = [_places_of(state, group).get(place) for (group, place), _ in changed]
-    shown = [one or Assignment(topic, None) for one, (_, topic) in zip(known, changed, strict=True)]
+def _assignment_rows(state: State, changed: Mapping[str, Mapping[Place, str]]) -> pa.Table:
+    """changed: group -> place -> the topic's name, where that is the group's no more. Many, in the step's thread."""
+    groups: list[str] = []
+    places: list[Place] = []
+    known: list[Assignment | None] = []
+    shown: list[Assignment] = []
+    for group, topics in sorted(changed.items()):
+        mine, there = sorted(topics), _places_of(state, group)
+        found = [there.get(place) for place in mine]
+        groups += [group] * len(mine)
+        places += mine
+        known += found
+        shown += [one or Assignment(topics[place], None) for one, place in zip(found, mine, strict=True)]
     return ASSIGNMENTS.of_columns(
-        step=[state.step] * len(changed),
-        group=[group for (group, _), _ in changed],
-        topic_id=[place[0] for (_, place), _ in changed],
+        step=[state.step] * len(places),
+        group=groups,
+        topic_id=[topic_id for topic_id, _ in places],
         topic=[one.topic for one in shown],
-        partition=[place[1] for (_, place), _ in changed],
+        partition=[partition for _, partition in places],
         state=[one.status for one in shown],
         owner=[one.owner for one in shown],
         target=[one.target for one in shown],
