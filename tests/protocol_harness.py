@@ -189,7 +189,8 @@ class Harness:
     def assign(self) -> None:
         """Steps until no group wants an assignor any more, and all has moved that can."""
         while (computed := self.targets()) or self.state.moving_on():
-            self.see(*computed)
+            decided = self.see(*computed)
+            assert computed or "partitions_moved" in decided
 
     def release(self, due_times: Mapping[tuple[int, int], int] | None = None, most: int = 1000) -> list[str]:
         """A step in which what is due is released; the kinds of what it decides.

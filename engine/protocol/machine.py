@@ -176,14 +176,22 @@ def settle(state: State, unforeseen: Callable[[str, Exception], None] = _raised_
     """
     entries: list[JournalEntry] = []
     for name in sorted(state.touched_groups):
-        for decide in reconciling.SETTLING:
-            try:
-                decided = decide(state, state.groups[name])
-            except Exception as error:
-                state.touched_groups.discard(name)  # the next step would try again, and each one after it
-                unforeseen(name, error)
-                break
-            entries += fold(state, [JournalEntry(record) for record in decided])
+        decided = _settled(state, name, unforeseen)
+        if not decided:  # nor would the next step find anything to move
+            state.touched_groups.discard(name)
+        entries += decided
+    return entries
+
+
+def _settled(state: State, name: str, unforeseen: Callable[[str, Exception], None]) -> list[JournalEntry]:
+    entries: list[JournalEntry] = []
+    for decide in reconciling.SETTLING:
+        try:
+            decided = decide(state, state.groups[name])
+        except Exception as error:
+            unforeseen(name, error)
+            break
+        entries += fold(state, [JournalEntry(record) for record in decided])
     return entries
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import pytest
 from protocol_harness import Harness
 from protocol_tables import Tables, add_pass, mark_of, restored
@@ -98,16 +100,18 @@ def test_who_leads_next_goes_on(by_tables: int) -> None:
     assert mq.state.groups["g"].status is GroupStatus.STABLE
 
 
-def test_what_cannot_be_moved_keeps_no_step_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(*_: object) -> None:
-        raise RuntimeError("not foreseen")
+def _raises(*_: object) -> NoReturn:
+    raise RuntimeError("not foreseen")
 
+
+@pytest.mark.parametrize("rules", [(), (_raises,)])
+def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mq = joined("cooperative")
-    monkeypatch.setattr(reconciling, "SETTLING", (raises,))
+    monkeypatch.setattr(reconciling, "SETTLING", rules)
     machine.begin_step(mq.state, mq.now_ms)
     told: list[str] = []
     assert machine.settle(mq.state, lambda name, _: told.append(name)) == []
-    assert (told, mq.state.moving_on()) == (["g"], set())
+    assert (told, mq.state.moving_on()) == (["g"] * len(rules), set())
 
 
 def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
