@@ -397,6 +397,8 @@ def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
                 one.ack(nonsense)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
             one.nack(first, delay_ms=-1)
+        with pytest.raises(InvalidRequest, match="Found -1"):
+            one.commit({(topic, 0): -1})
 
 
 def test_a_word_about_an_earlier_delivery_says_nothing_of_a_later_one(mq: Connection) -> None:

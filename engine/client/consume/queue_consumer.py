@@ -307,8 +307,10 @@ class QueueConsumer(GroupConsumer):
         """
         if isinstance(what, Message):
             ends = {(what.topic, what.partition): whole_number("offset", what.offset, 0) + 1}
+        elif isinstance(what, ConsumerBatch):
+            ends = dict(what.offsets)
         else:
-            ends = dict(what.offsets if isinstance(what, ConsumerBatch) else place_offsets("what", what))
+            ends = {place: whole_number("what", end, 0) for place, end in place_offsets("what", what).items()}
         with self._lock.own:
             self._check_mine(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
             self._teller.hear_singles()

@@ -75,9 +75,9 @@ def decide_join(state: State, request: JoinGroup, given: Given) -> Decision:
 
 def _check_joining(request: JoinGroup) -> None:
     check_group(request.group)
-    for what, text in ("member id", request.member_id), ("instance id", request.instance_id):
+    for what, text in ("a member id", request.member_id), ("an instance id", request.instance_id):
         if text is not None and not 1 <= len(text) <= MAX_LENGTH:
-            raise InvalidRequest(f"This is not a {what}.", found=shown(text), expected=f"1 to {MAX_LENGTH} characters")
+            raise InvalidRequest(f"This is not {what}.", found=shown(text), expected=f"1 to {MAX_LENGTH} characters")
     low, high = SESSION_MS
     if not low <= request.session_timeout_ms <= high:
         raise InvalidSessionTimeout(found=request.session_timeout_ms, expected=f"{low} to {high}")
