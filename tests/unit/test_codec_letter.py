@@ -22,6 +22,7 @@ from lakemq.engine.protocol.codec.letter import (
     encode_answer,
     encode_letter,
 )
+from lakemq.engine.protocol.codec.letter_rows import encode_rows
 from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
@@ -50,6 +51,15 @@ def test_rows_of_many_requests_come_out_in_order() -> None:
     _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
     assert found is not None
     assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
+
+
+def test_of_rows_nothing_comes_along_that_is_no_row() -> None:
+    notes = {"note": "x" * 100_000}
+    noted = body([b"a"]).replace_schema_metadata(notes)
+    _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), noted))
+    assert isinstance(found, pa.Table)
+    assert found.equals(body([b"a"]))
+    assert len(encode_rows(found)) < 10_000 < len(encode_rows(noted))
 
 
 def test_a_letter_has_no_more_requests_than_clients_put_into_one() -> None:

@@ -41,7 +41,8 @@ def decode_rows(stream: memoryview) -> pa.Table:
     for name in _NEEDED:
         if rows.column(name).null_count:
             raise ValueError(f"a message body has no {name}")
-    return rows
+    # without what a schema may say besides: it would ride along in the journal, whatever its size
+    return pa.Table.from_arrays(rows.columns, schema=BODY_SCHEMA)
 
 
 def _check_plain(message: pa.Message) -> None:
