@@ -37,6 +37,7 @@ MODULES = (
     "deliveries",
     "giving_back",
     "offsets",
+    "operations",
     "draining",
     "losing",
     "dead_letters",

@@ -11,6 +11,7 @@ from protocol_harness import Harness
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.names import MAX_LENGTH
+from lakemq.engine.protocol.rules import operations
 from lakemq.engine.protocol.rules.offsets import MAX_METADATA
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Outcome
@@ -28,7 +29,10 @@ from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
     FetchOffsets,
     OffsetCommit,
+    OffsetsChanged,
     OffsetsFetched,
+    ResetOffsets,
+    ResetPlace,
 )
 
 
@@ -88,6 +92,13 @@ def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
     assert isinstance(said(MAX_RANGES + 1), Refusal)
 
 
+def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_OFFSETS", 2)
+    assert isinstance(mq.one(ResetOffsets("g", "earliest", 0, [ResetPlace("t")])), OffsetsChanged)
+    refused = mq.refused(ResetOffsets("g", "earliest", 0, [ResetPlace("t"), ResetPlace("s")]))
+    assert (refused.error, refused.found, refused.expected) == ("INVALID_REQUEST", 3, "at most 2")
+
+
 def test_what_is_committed_is_told_with_its_topic(mq: Harness) -> None:
     """By which a consumer knows whether it is of the topic that it reads."""
     mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
@@ -112,3 +123,14 @@ def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, 
     assert due
     mq.one(LeaveGroup("g", ["C1"]))
     assert machine.fold_time(mq.state, due, time) == []
+
+
+def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: Harness) -> None:
+    mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0)]))
+    mq.now_ms += 604_800_001
+    time = Time(mq.now_ms, mq.now_ms, patience=mq.patience)
+    due = [one for one in machine.due(mq.state, time) if one[1] == "g"]
+    assert due
+    mq.one(joining())
+    assert machine.fold_time(mq.state, due, time) == []
+    assert mq.state.offsets["g"][2, 0].offset == 0
