@@ -27,6 +27,7 @@ with needs("spark"):
 __all__ = ["MissingJars", "MissingJava", "spark_session"]
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def spark_session(
@@ -96,6 +97,8 @@ def _local_settings(master: str, scratch: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(cores),
         # Not in the working folder, where Spark would put it.
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
+        # Spark's own choice starts a process, readlink, for every file of a checkpoint that it moves on a disk.
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         # Nobody else talks to a local driver, and the host's name may not resolve.
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",

@@ -63,6 +63,9 @@ def test_the_shipped_defaults_hold(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "50000"
     assert spark.conf.get("spark.databricks.delta.snapshotPartitions") == "1"
+    assert spark.conf.get("spark.sql.streaming.checkpointFileManagerClass").endswith(
+        ".FileSystemBasedCheckpointFileManager"
+    )
     assert spark.sparkContext.uiWebUrl is None
 
 
