@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 from figures import Figure, interleaved, median, percentile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,6 +22,7 @@ from with_spark import PARTITIONS, messages
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register, spark_session
+from lakemq.tables.specs.spec import TIME
 
 VALUE_BYTES = 92
 
@@ -131,18 +134,32 @@ def commit_times_ms(table: Path) -> dict[str, float]:
     return found
 
 
-def latencies(bench: Bench, rate: int, duration_s: float) -> Iterator[Figure]:
-    """From `send` to the commit of the table that has the row."""
-    bench.mq.topics.create("live", partitions=PARTITIONS)
+def append_at(table: str, rate: int, duration_s: float) -> None:
+    """Such rows to a Delta table, ten times a second: what a stream to Delta takes where there is no queue."""
+    begin, done, wanted = time.time(), 0, int(rate * duration_s)
+    while done < wanted:
+        time.sleep(0.1)
+        due = min(int((time.time() - begin) * rate), wanted)
+        stamps = pa.array([int((begin + number / rate) * 1e6) for number in range(done, due)], TIME)
+        write_deltalake(
+            table, pa.table({"value": [b"x" * VALUE_BYTES] * len(stamps), "timestamp": stamps}), mode="append"
+        )
+        done = due
+
+
+Send = Callable[[str, int, float], None]
+
+
+def waited_s(bench: Bench, stream: DataFrame, send: Send, place: str, rate: int, duration_s: float) -> list[float]:
+    """Of each row from when it was sent to the commit of the table that has it, but for the first third."""
     out = tempfile.mkdtemp(dir=bench.folder)
-    writer = bench.stream("live").select("value", "timestamp").writeStream.format("delta")
+    writer = stream.select("value", "timestamp").writeStream.format("delta")
     query = writer.option("checkpointLocation", f"{out}/checkpoint").start(f"{out}/t")
-    send = multiprocessing.get_context("spawn").Process(target=send_at, args=(bench.path, rate, duration_s))
-    send.start()
-    send.join()
-    wanted = int(rate * duration_s)
+    sender = multiprocessing.get_context("spawn").Process(target=send, args=(place, rate, duration_s))
+    sender.start()
+    sender.join()
     deadline = time.monotonic() + 60
-    while sum(progress["numInputRows"] for progress in query.recentProgress) < wanted:
+    while sum(progress["numInputRows"] for progress in query.recentProgress) < int(rate * duration_s):
         assert time.monotonic() < deadline
         time.sleep(0.5)
     query.stop()
@@ -150,10 +167,21 @@ def latencies(bench: Bench, rate: int, duration_s: float) -> Iterator[Figure]:
     sent_at = rows.select(F.unix_millis("timestamp").alias("ms"), F.col("_metadata.file_name").alias("file")).collect()
     committed_ms = commit_times_ms(Path(out, "t"))
     warm_ms = min(row.ms for row in sent_at) + duration_s / 3 * 1000
-    taken = [(committed_ms[row.file] - row.ms) / 1e3 for row in sent_at if row.ms >= warm_ms]
+    return [(committed_ms[row.file] - row.ms) / 1e3 for row in sent_at if row.ms >= warm_ms]
+
+
+def latencies(bench: Bench, rate: int, duration_s: float) -> Iterator[Figure]:
+    """From `send` to the commit of the table that has the row; and the same from a Delta table, in the same run."""
+    bench.mq.topics.create("live", partitions=PARTITIONS)
+    source = f"{bench.folder}/live"
+    DeltaTable.create(source, pa.schema([("value", pa.binary()), ("timestamp", TIME)]))
+    of_delta = bench.spark.readStream.format("delta").load(source)
+    bare = waited_s(bench, of_delta, append_at, source, rate, duration_s)
+    taken = waited_s(bench, bench.stream("live"), send_at, bench.path, rate, duration_s)
     name = f"sent -> a row in a Delta table, {rate:,} messages/s"
-    yield Figure(f"{name}, p50", percentile(taken, 0.5), "s", 0.6, "<=")
-    yield Figure(f"{name}, p99", percentile(taken, 0.99), "s", 1.5, "<=")
+    for what, share, most_s in (("p50", 0.5, 0.6), ("p99", 0.99, 1.5)):
+        note = f"{percentile(bare, share):.2f} s from a Delta table"
+        yield Figure(f"{name}, {what}", percentile(taken, share), "s", most_s, "<=", note)
 
 
 def run(count: int, rounds: int, duration_s: float) -> Iterator[Figure]:
