@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
 import typer
@@ -53,7 +51,9 @@ class Session:
 
     def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
         """The namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
-        with _without_pandas():
+        from lakemq.engine.namespace.extras import without_pandas
+
+        with without_pandas():
             import lakemq
 
             return lakemq.connect(
@@ -63,26 +63,6 @@ class Session:
                 conf=self.conf,
                 storage_options=self.storage_options,
             )
-
-
-@contextmanager
-def _without_pandas() -> Iterator[None]:
-    """pyarrow finds no pandas where it looks for it: once, as it makes its first value, to tell a frame from others.
-
-    To load it takes a third of a short command, and a command has no frames. Who wants pandas later gets it.
-    """
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
-class _NoPandas(MetaPathFinder):
-    @staticmethod
-    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is not looked for", name=fullname)
 
 
 def session_of(ctx: typer.Context) -> Session:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -256,6 +258,21 @@ def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, q
         while found is None:
             found = stream.batch()
         assert found == ["d"]
+
+
+def test_a_stream_begins_without_pandas(mq: Connection, topic: str) -> None:
+    """Spark starts a process for each stream, and to load pandas takes a third of its start."""
+    send(mq, topic, "a")
+    code = f"""
+import sys
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from lakemq.engine.client.format.stream import StreamReader
+reader = StreamReader({{"path": {mq.namespace.path!r}, "subscribe": {topic!r}}})
+print(len(reader.partitions({{}}, reader.latestOffset({{}}, ReadAllAvailable()))), "pandas" in sys.modules)
+reader.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "False"], done.stderr
 
 
 def test_spark_may_ask_for_all(mq: Connection, topic: str, query: Any) -> None:

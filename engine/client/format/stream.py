@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ...namespace.extras import without_pandas
 from .options import stream_options
 from .tasks import MessagesTask, read_task
 
@@ -37,9 +38,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _following(self) -> Following:
-        from .following import Following  # executors have not all that it needs
-
         if self._opened is None:
+            with without_pandas():  # a process of Spark's that runs nothing but this stream
+                from .following import Following  # executors have not all that it needs
+
             self._opened = Following(self._options)
         return self._opened
 
