@@ -45,8 +45,11 @@ class Given:
             raise InvalidConfig("This is an option of Kafka's client, which there is none of.", found=key)
         if plain not in self._names:
             near = difflib.get_close_matches(plain, self._names, n=1, cutoff=0.5)
-            hint = f"did you mean {self._names[near[0]]}?" if near else ", ".join(sorted(self._names.values()))
-            raise InvalidConfig("Unknown option of the format lakemq.", found=key, expected=hint)
+            if near:
+                meant = f"Unknown option of the format lakemq; did you mean {self._names[near[0]]}?"
+                raise InvalidConfig(meant, found=key)
+            expected = ", ".join(sorted(self._names.values()))
+            raise InvalidConfig("Unknown option of the format lakemq.", found=key, expected=expected)
         if plain in self._values:
             raise InvalidConfig("An option is given twice.", found=self._names[plain])
         self._values[plain] = value

@@ -45,8 +45,9 @@ class SparkGate:
         except PySparkException as error:
             contexts = error.getQueryContext() or ()
             asked = [one.fragment() for one in contexts if one.contextType() == QueryContextType.SQL]
-            if any(sql in mine for sql in asked for mine in (self._first_failed, *self._measures)):
-                raise self._gate.unfit_value(f"{error.getCondition()} in {asked[0]}") from None
+            mine = (self._first_failed, *self._measures)
+            if found := [sql for sql in asked if sql and any(sql in one for one in mine)]:
+                raise self._gate.unfit_value(f"{error.getCondition()} in {found[0]}") from None
             raise
 
     def judge(self, written: Sequence[Row]) -> None:
