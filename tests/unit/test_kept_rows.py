@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from examples import examples
 from faulty_files import FaultyFiles
@@ -18,6 +20,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.arrow import fetch_arrow
 from lakemq.engine.client.fetch.kept import KeptRows
+from lakemq.engine.client.publish.executor import FLUSH_BYTES
 from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.files import Files
 
@@ -64,6 +67,30 @@ def test_rows_are_the_same_with_what_is_kept(
         wanted = [(OTHER, first, min(count, 3_000 - first))]
         with_kept = fetch_arrow(files, plan(wanted, [], footer), kept)
         assert with_kept.equals(fetch_arrow(files, plan(wanted, [], footer)))
+
+
+def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, footer = _written(str(tmp_path))
+    kept, read = KeptRows(), list[int]()
+    real = pq.ParquetFile.read_row_group
+
+    def counting(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
+        read.append(group)
+        return real(file, group, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    for first in range(0, 3_000, 500):
+        fetch_arrow(files, plan([(OTHER, first, 500)], [], footer), kept)
+    assert read == [0, 1, 2, 3, 4]
+
+
+def test_two_of_the_largest_row_groups_are_kept() -> None:
+    large = pa.table({"value": pa.array([bytes(1 << 20)] * (FLUSH_BYTES >> 20))})
+    kept = KeptRows()
+    for group in (0, 1):
+        kept.put(1, (0, 64, 128), group, large)
+    assert kept.get(1, 0) is large
+    assert kept.get(1, 1) is large
 
 
 def _written(folder: str) -> tuple[FaultyFiles, int]:

@@ -7,7 +7,8 @@ from collections import OrderedDict
 
 import pyarrow as pa
 
-MOST_BYTES = 64 << 20
+MOST_BYTES = 160 << 20
+"""Two of the largest that publishers write, of 64 MiB of rows: where one ends, a poll lies in it and in the next."""
 
 
 class KeptRows:

@@ -105,9 +105,12 @@ def _read(
     if kept is not None and (known := kept.starts(file_id)) is not None:
         starts = np.array(known)
         needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
-        found = [rows for group in needed if (rows := kept.get(file_id, group)) is not None]
-        if len(found) == len(needed):
-            return _source(file_id, pa.concat_tables(found), starts, needed, ranges, first_rows, ends)
+        groups = {group: rows for group in needed if (rows := kept.get(file_id, group)) is not None}
+        if len(groups) == len(needed):
+            table = pa.concat_tables([groups[group] for group in needed])
+            return _source(file_id, table, starts, needed, ranges, first_rows, ends)
+    else:
+        groups = {}
     with data_file(files, file_id, footer_hash) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
@@ -115,10 +118,11 @@ def _read(
         if kept is None:
             table = file.read_row_groups(needed, columns=["row", *columns])
         else:  # one by one: of a table that is cut all of it stays in memory
-            groups = [file.read_row_group(group, columns=["row", *columns]) for group in needed]
-            table = pa.concat_tables(groups)
-            for group, rows in zip(needed, groups, strict=True):
-                kept.put(file_id, tuple(starts.tolist()), group, rows)
+            for group in needed:
+                if group not in groups:
+                    groups[group] = file.read_row_group(group, columns=["row", *columns])
+                    kept.put(file_id, tuple(starts.tolist()), group, groups[group])
+            table = pa.concat_tables([groups[group] for group in needed])
     return _source(file_id, table, starts, needed, ranges, first_rows, ends)
 
 
