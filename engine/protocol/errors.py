@@ -306,6 +306,10 @@ class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
     """Too many requests wait for the sequencer."""
 
 
+class ThrottlingQuotaExceeded(LakeMQError, name="THROTTLING_QUOTA_EXCEEDED", code=89, retriable=True):
+    """The requests before this one in its letter were told so much that it is to be asked again."""
+
+
 class StorageError(LakeMQError, name="KAFKA_STORAGE_ERROR", code=56, retriable=True):
     """The store could not be read or written, such as for want of space."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from .errors import ClientEnded, LakeMQError, UnknownServerError
+from .errors import ClientEnded, LakeMQError, ThrottlingQuotaExceeded, UnknownServerError
 from .rules import (
     clients,
     dead_letters,
@@ -42,6 +42,9 @@ SUBJECTS = (topics, log, delays, transactions, offsets, groups, deliveries, dead
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}
 TIMERS: Timers = tuple(timer for subject in SUBJECTS for timer in subject.TIMERS)
+
+MOST_TOLD_BYTES = 16 << 20
+"""Of offsets, in the answers of a letter: they are one file, one row of the journal, and wait for one another."""
 
 Due = tuple[Timer, Any]
 """A timer, and the key of what it is due for."""
@@ -86,8 +89,13 @@ def decide_letter(
     request_id = f"{letter.client_id}/{letter.number}"
     entries: list[JournalEntry] = []
     results: list[AnyResult] = []
+    told_bytes = 0
     for request in letter.requests:
-        decision = decide_request(state, request, given, unforeseen)
+        if told_bytes > MOST_TOLD_BYTES and isinstance(request, offsets.TELLING):
+            decision = _refused(state, request, ThrottlingQuotaExceeded(found=f"{told_bytes} bytes"))
+        else:
+            decision = decide_request(state, request, given, unforeseen)
+        told_bytes += offsets.told_bytes(decision.result)
         entries += fold(state, [JournalEntry(one.record, one.segments, request_id) for one in decision.entries])
         results.append(decision.result)
     answer = Answered(letter.client_id, letter.number, results)

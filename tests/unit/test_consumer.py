@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,7 +20,8 @@ from unit.served import CONFIG, committed, new_name, new_topic, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.poll_sizes import poll_sizes
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,
@@ -29,6 +31,7 @@ from lakemq.errors import (
     NoOffsetForPartition,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
+    ThrottlingQuotaExceeded,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
@@ -275,6 +278,20 @@ def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
     with mq.consumer(group, assign=[topic]) as consumer:
         assert not consumer.poll()
         assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
+
+
+@pytest.mark.slow
+def test_who_shares_a_letter_with_one_that_is_told_much_asks_again(
+    mq: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(mq, 1)
+    monkeypatch.setattr(machine, "MOST_TOLD_BYTES", 0)
+    with mq.consumer(group, assign=[topic]) as consumer, ThreadPoolExecutor(8) as threads:
+        consumer.commit({(topic, 0): 1})
+        shared = [one.exception() for one in mq.requester.submit_all([(FetchOffsets(group), None)] * 3)]
+        assert [type(error) for error in shared] == [type(None), ThrottlingQuotaExceeded, ThrottlingQuotaExceeded]
+        told = list(threads.map(lambda _: consumer.committed()[topic, 0].offset, range(100)))
+    assert told == [1] * 100
 
 
 def test_a_group_of_one_does_not_know_the_other(mq: Connection, group: str):

@@ -12,8 +12,9 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.names import MAX_LENGTH
 from lakemq.engine.protocol.rules import operations
-from lakemq.engine.protocol.rules.offsets import MAX_METADATA
+from lakemq.engine.protocol.rules.offsets import MAX_METADATA, told_bytes
 from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Outcome
 from lakemq.engine.protocol.values.groups import (
     MAX_PATTERN,
@@ -134,3 +135,18 @@ def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: 
     mq.one(joining())
     assert machine.fold_time(mq.state, due, time) == []
     assert mq.state.offsets["g"][2, 0].offset == 0
+
+
+def test_a_letter_that_is_told_too_much_is_to_ask_the_rest_again(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = [OffsetCommit("t", 0, 0, "n" * MAX_METADATA)]
+    mq.one(CommitOffsets("g", noted))
+    fetch = FetchOffsets("g")
+    monkeypatch.setattr(machine, "MOST_TOLD_BYTES", told_bytes(mq.one(fetch)))
+    dry = ResetOffsets("g", "earliest", dry_run=True)
+    first, second, third, reset, commit = mq.ask(fetch, fetch, fetch, dry, CommitOffsets("g", noted))
+    assert first == second == mq.one(fetch)
+    assert isinstance(third, Refusal)
+    assert third.error == "THROTTLING_QUOTA_EXCEEDED"
+    assert isinstance(reset, Refusal)
+    assert commit == Done()
+    assert isinstance(mq.one(dry), OffsetsChanged)

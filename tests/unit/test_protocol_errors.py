@@ -56,6 +56,7 @@ def test_kafkas_codes_are_kept() -> None:
         "UNKNOWN_PRODUCER_ID": 59,
         "INVALID_RECORD": 87,
         "UNSTABLE_OFFSET_COMMIT": 88,
+        "THROTTLING_QUOTA_EXCEEDED": 89,
         "PRODUCER_FENCED": 90,
         "TRANSACTIONAL_ID_NOT_FOUND": 105,
         "UNSUPPORTED_ASSIGNOR": 112,
@@ -68,7 +69,8 @@ def test_kafkas_codes_are_kept() -> None:
 def test_of_transactions_only_an_unstable_offset_is_worth_asking_again() -> None:
     """The others end the transaction, or its producer."""
     retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
-    assert retriable == {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT"}
+    of_any_request = {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "THROTTLING_QUOTA_EXCEEDED"}
+    assert retriable == {*of_any_request, "UNSTABLE_OFFSET_COMMIT"}
 
 
 def test_a_refusal_repeats_little_of_what_was_sent() -> None:

@@ -13,6 +13,7 @@ from ...protocol.errors import (
     IllegalState,
     NoOffsetForPartition,
     OffsetOutOfRange,
+    ThrottlingQuotaExceeded,
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
 )
@@ -27,7 +28,7 @@ from .poll_sizes import poll_sizes
 
 Reset = Literal["earliest", "latest", "none"]
 
-_UNSTABLE_WAIT_MS = 20
+_AGAIN_MS = 20
 _PASSING_MS = 1_000
 """How long a poll goes on past offsets that hold nothing to be shown, whatever its timeout."""
 _MOST_AHEAD = 16_384
@@ -348,17 +349,17 @@ class Consumer:
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
         """What the group has committed of the assigned partitions; waits while a transaction holds some back.
 
-        Raises UnstableOffsetCommit when that takes too long.
+        Raises UnstableOffsetCommit when that takes too long, ThrottlingQuotaExceeded while others are told too much.
         """
         request = FetchOffsets(self.group, list(self._positions))
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         while True:
             try:
                 found = self._requester.ask(request)
-            except UnstableOffsetCommit:
+            except (UnstableOffsetCommit, ThrottlingQuotaExceeded):
                 if self._clock.steady_ms() > deadline_ms:
                     raise
-                self._clock.sleep(_UNSTABLE_WAIT_MS)
+                self._clock.sleep(_AGAIN_MS)
                 continue
             assert isinstance(found, OffsetsFetched)
             return {(one.topic, one.partition): one for one in found.offsets}

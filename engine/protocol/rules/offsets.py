@@ -23,6 +23,7 @@ from ..values.assignments import Group, GroupStatus, Place
 from ..values.base import Done
 from ..values.deciding import Decision, Given
 from ..values.journal import JournalEntry
+from ..values.kinds import AnyResult
 from ..values.offsets import (
     MAX_OFFSETS,
     CommitOffsets,
@@ -30,6 +31,7 @@ from ..values.offsets import (
     DeleteOffsets,
     FetchOffsets,
     OffsetCommit,
+    OffsetsChanged,
     OffsetsCommitted,
     OffsetsFetched,
     OffsetsJudged,
@@ -44,6 +46,9 @@ from .timers import Timers
 from .transactions import joined, open_transaction
 
 MAX_METADATA = 4096
+
+_OFFSET_BYTES = 64
+"""Of an answer, about, that an offset takes without its metadata."""
 
 
 def decide_commit(state: State, request: CommitOffsets, given: Given) -> Decision:
@@ -133,6 +138,17 @@ def decide_fetch(state: State, request: FetchOffsets, given: Given) -> Decision:
         raise UnstableOffsetCommit(found=f"{state.topics[topic_id].topic}-{partition}")
     offsets = [_as_told(state, place, committed[place]) for place in wanted if place in committed]
     return Decision(OffsetsFetched(offsets))
+
+
+TELLING = (FetchOffsets, ResetOffsets)
+"""Requests whose answers may be far larger than they are."""
+
+
+def told_bytes(result: AnyResult) -> int:
+    """About what the answer to one of TELLING takes; of others, which are as large as what was asked, nothing."""
+    if isinstance(result, OffsetsFetched):
+        return sum(_OFFSET_BYTES + len(one.metadata or "") for one in result.offsets)
+    return _OFFSET_BYTES * len(result.changes) if isinstance(result, OffsetsChanged) else 0
 
 
 def _as_told(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
