@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,18 +72,23 @@ def to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """What JSON does not have, as text; a decimal is a number where a double is just that number."""
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, Decimal):
-        return float(value)
+        return float(value) if Decimal(repr(float(value))) == value else str(value)
     return str(value)
 
 
 def readable(value: Any) -> Any:
-    """The value with its bytes as text; what is not UTF-8 as `<name>_base64` in an object, else as `base64:...`."""
+    """The value with its bytes as text; what is not UTF-8 as `<name>_base64` in an object, else as `base64:...`.
+
+    Keys of a map are text, too, and so are NaN and Infinity, which no JSON has.
+    """
     if isinstance(value, Mapping):
         record: dict[str, Any] = {}
-        for name, one in value.items():
+        for key, one in value.items():
+            name = _cell(key)
             if isinstance(one, bytes):
                 _put(record, name, one)
             else:
@@ -93,6 +99,8 @@ def readable(value: Any) -> Any:
     if isinstance(value, bytes):
         text = as_text(value)
         return f"base64:{base64.b64encode(value).decode()}" if text is None else text
+    if isinstance(value, float) and not math.isfinite(value):
+        return to_json(value)
     return value
 
 
@@ -107,11 +115,10 @@ def _cell(value: Any) -> str:
     """A value as text in a table or in CSV."""
     if isinstance(value, str):
         return value
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, bytes):
-        return str(readable(value))
-    return to_json(readable(value))
+    told = readable(value)
+    if not isinstance(told, str | int | float | list | dict | None):
+        told = _plain(told)
+    return told if isinstance(told, str) else to_json(told)
 
 
 def _show_table(records: Sequence[Record], columns: Sequence[str]) -> None:

@@ -189,9 +189,10 @@ def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
 def _distinct(columns: list[str]) -> list[str]:
     """The names, those that come again with a number."""
     seen: dict[str, int] = {}
-    distinct = []
     for name in columns:
-        count = seen.get(name, 0)
-        seen[name] = count + 1
-        distinct.append(f"{name}_{count}" if count else name)
-    return distinct
+        number, new = 0, name
+        while new in seen:
+            number = seen[name] = seen[name] + 1
+            new = f"{name}_{number}"
+        seen[new] = 0
+    return list(seen)

@@ -47,7 +47,8 @@ says so, and that the outcome is unknown: what it asked for may still be decided
 `--output table` is for eyes: control characters are shown escaped, and a key or value that is not UTF-8 as
 `base64:...`. `--output json` prints one object a line, `--output csv` a header and a line per record. In both, what is
 not UTF-8 stands in `key_base64` or `value_base64` instead of `key` or `value`, so that nothing is lost, and
-`lakemq publish` reads it back. In CSV nothing at all is null, and `""` is an empty text. A pipe gets no colour."""
+`lakemq publish` reads it back. What JSON has no number for (`NaN`, a decimal with more digits
+than a double) is text in it. In CSV nothing at all is null, and `""` is an empty text. A pipe gets no colour."""
 
 
 def command_page() -> str:

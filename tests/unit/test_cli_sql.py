@@ -121,8 +121,25 @@ def test_output_in_all_formats(mq: Connection) -> None:
     assert line.split()[:2] == ["weather", "base64:/w=="]
 
 
+@pytest.mark.parametrize(
+    ("value", "as_json", "as_csv"),
+    [
+        ("CAST('NaN' AS DOUBLE)", '"NaN"', "NaN"),
+        ("array(-CAST('Infinity' AS DOUBLE))", '["-Infinity"]', '"[""-Infinity""]"'),
+        ("CAST(12345678901234567890.125 AS DECIMAL(38, 3))", '"12345678901234567890.125"', "12345678901234567890.125"),
+        ("DATE '2024-02-29'", '"2024-02-29"', "2024-02-29"),
+        ("map(CAST('k' AS BINARY), X'FF')", '{"k_base64":"/w=="}', '"{""k_base64"":""/w==""}"'),
+        ("map(DATE '2024-02-29', 2)", '{"2024-02-29":2}', '"{""2024-02-29"":2}"'),
+    ],
+)
+def test_any_value_is_json_and_loses_nothing(mq: Connection, value: str, as_json: str, as_csv: str) -> None:
+    assert run(mq, f"SELECT {value} AS x").stdout == f'{{"x":{as_json}}}\n'
+    assert run(mq, f"SELECT {value} AS x", "csv").stdout == f"x\n{as_csv}\n"
+
+
 def test_names_that_come_twice_are_numbered(mq: Connection) -> None:
     assert run(mq, "SELECT 1 AS a, 2 AS a").stdout == '{"a":1,"a_1":2}\n'
+    assert run(mq, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a").stdout == '{"a":1,"a_1":2,"a_1_1":3,"a_2":4}\n'
 
 
 def test_statements_may_come_from_stdin(mq: Connection) -> None:
