@@ -24,10 +24,12 @@ _TURNED: dict[type[exp.Expr], type[exp.Expr]] = {
     exp.LTE: exp.GTE,
 }
 _FIRST, _LAST = "base_offset", "last_offset"
+# More values of an IN are a condition that takes longer than it saves, and deeper than DuckDB allows.
+_MANY = 100
 
 
 class Range(NamedTuple):
-    """A reference to `view`, which is now to `schema`.`view`; condition: DuckDB's SQL over `segments`."""
+    """A reference to `view`, which is now to `schema`.`view`; condition: DuckDB's SQL over `segments`, in brackets."""
 
     schema: str
     view: str
@@ -46,7 +48,8 @@ def narrow(statement: exp.Expr, ranges: list[Range]) -> None:
         if not conditions:
             continue
         schema = f"range {len(ranges) + 1}"
-        ranges.append(Range(schema, table.name.lower(), exp.and_(*conditions).sql("duckdb", identify=True)))
+        condition = exp.paren(exp.and_(*conditions)).sql("duckdb", identify=True)
+        ranges.append(Range(schema, table.name.lower(), condition))
         table.set("db", exp.to_identifier(schema, quoted=True))
 
 
@@ -68,7 +71,7 @@ def _conditions(part: exp.Expr, source: str) -> Iterator[exp.Expr]:
     """What each part of WHERE that compares with literals says of segments."""
     part = part.unnest()
     if isinstance(part, exp.And):
-        for one in (part.this, part.expression):
+        for one in part.flatten():
             yield from _conditions(one, source)
     elif (found := _condition(part, source)) is not None:
         yield found
@@ -81,7 +84,7 @@ def _condition(part: exp.Expr, source: str) -> exp.Expr | None:
         found = [_condition(bound, source) for bound in bounds]
         return exp.and_(*found) if None not in found and not part.args.get("symmetric") else None
     if isinstance(part, exp.In):
-        if not part.expressions:
+        if not 0 < len(part.expressions) <= _MANY:
             return None
         found = [_condition(exp.EQ(this=part.this, expression=one), source) for one in part.expressions]
         return exp.or_(*found) if None not in found else None

@@ -63,6 +63,8 @@ def in_duckdbs(text: str) -> Translated:
         raise NotSparkSql(f"{found.get('description') or 'it cannot be read'}{at}") from None
     except SqlglotError as error:
         raise NotSparkSql(str(error)) from None
+    except RecursionError:
+        raise NotSparkSql("it is nested too deeply") from None
     return Translated(said, tuple(ranges))
 
 

@@ -146,9 +146,18 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
     assert run(mq, "-", stdin=b"CREATE TEMP TABLE x AS SELECT 7 AS n; SELECT n FROM x;").stdout == '{"n":7}\n'
 
 
+def test_where_a_log_begins_is_no_data_file(mq: Connection) -> None:
+    query = "SELECT count(*) AS n FROM log WHERE topic IN ('weather', 'flights')"
+    (deleted,) = map(json.loads, run(mq, "SELECT count(*) AS n FROM segments WHERE kind = 'log_start'").stdout.split())
+    (found,) = map(json.loads, run(mq, query).stdout.split())
+    assert deleted["n"] > 0
+    assert found["n"] == sum(mq.fetch(topic).record_count for topic in ("flights", "weather"))
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
+        (f"SELECT {'(' * 1000}1{')' * 1000}", "SQL_ERROR: It is no SQL of Spark's: it is nested too deeply"),
         ("SELECT bad bad bad FROM log", "SQL_ERROR: It is no SQL of Spark's: "),
         ("SELECT xxhash64(key) FROM log", "SQL_ERROR: Catalog Error: Scalar Function with name xxhash64 does not"),
         ("SELECT CAST('x' AS INT)", "SQL_ERROR: Conversion Error: "),

@@ -77,7 +77,10 @@ READ = [
     ("SELECT count(value) AS n FROM log WHERE topic = 'other'", 1),
     ("SELECT n FROM (SELECT count(value) AS n FROM log WHERE topic IN ('other') AND offset = 0)", 1),
     ("WITH l AS (SELECT * FROM log WHERE offset = 1 AND topic = 't') SELECT l.value FROM l", FILE),
+    ("SELECT value FROM log WHERE offset IN (3, 999)", 2 * FILE),
+    (f"SELECT value FROM log WHERE {' AND '.join(f'offset <> {n}' for n in range(2000))} AND offset = 2000", 0),
     # nothing is known of these
+    (f"SELECT value FROM log WHERE offset IN ({', '.join(map(str, range(2000)))})", ALL),
     ("SELECT value FROM log WHERE topic = 't' OR offset = 3", ALL),
     ("SELECT value FROM log WHERE NOT offset = 3", ALL),
     ("SELECT value FROM log WHERE offset * 2 = 6", ALL),
