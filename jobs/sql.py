@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from lakemq.engine.client import arguments
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidRequest
 from lakemq.jobs.dialects import Dialect
@@ -72,6 +73,7 @@ def run_query(
 
     from lakemq.engine.namespace.snapshot import take_snapshot
 
+    text = arguments.text("query", text)
     text, ranges = _translated(text) if dialect is Dialect.spark else (text, ())
     snapshot = take_snapshot(namespace.store, as_of)
     connection = connected(namespace, allow_files, snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,6 +28,7 @@ Topics = Annotated[
     typer.Option(metavar="TOPIC[:N,N]", help="A topic, or some partitions of it, as orders:0,2; repeatable."),
 ]
 
+_PARTITION = re.compile("[0-9]{1,10}")
 _CHANGES = ("group", "topic", "partition", "before", "after")
 
 Offsets = Mapping[tuple[str, int], int]
@@ -173,7 +175,7 @@ def _places(given: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
             places.append(topic)
             continue
         for number in numbers.split(","):
-            if not (number.isascii() and number.isdigit()):
+            if not _PARTITION.fullmatch(number):
                 raise typer.BadParameter(f"{one!r} is not TOPIC:N,N", param_hint="--topic")
             places.append((topic, int(number)))
     return places or None
@@ -190,7 +192,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Offsets]:
     """Group -> where to. Lines without a group are of the only one that was named."""
     found: dict[str, dict[tuple[str, int], int]] = {name: {} for name in names}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--from-file") from None

@@ -19,6 +19,7 @@ AsOf = Annotated[
     str | None, typer.Option(metavar="STEP|TIME", help="What the tables held at that step, or time (ISO 8601).")
 ]
 
+_STEP_MAX = 2**63 - 1
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
@@ -34,12 +35,13 @@ def parse_time(text: str) -> datetime:
 
 def parse_as_of(given: str | None) -> int | datetime | None:
     """A step, or a time. Ends with a usage message."""
-    if given is None or given.isdecimal():
-        return None if given is None else int(given)
     try:
-        return parse_time(given)
+        as_of = None if given is None else parse_moment(given)
     except ValueError:
-        raise typer.BadParameter(f"{given!r} is no step, and no time in ISO 8601", param_hint="--as-of") from None
+        as_of = _STEP_MAX + 1
+    if isinstance(as_of, int) and as_of > _STEP_MAX:
+        raise typer.BadParameter(f"{given!r} is no step, and no time in ISO 8601", param_hint="--as-of")
+    return as_of
 
 
 def parse_moment(text: str) -> datetime | int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ Subscription = Annotated[
     typer.Option(metavar="DESTINATION", help="A destination it also receives, such as 'flights/>'; repeatable."),
 ]
 
+_NUMBER = re.compile("[0-9]{1,19}")
 _PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "messages", "state")
 _COLUMNS = ("topic", "partitions", "messages", "config", "subscriptions")
 
@@ -146,10 +148,10 @@ def delete_records(
 
 def _partition_limit(pair: tuple[str, str]) -> tuple[int, int]:
     partition, offset = pair
-    try:
-        return int(partition), -1 if offset == "latest" else int(offset)
-    except ValueError:
-        raise typer.BadParameter(f"{partition}={offset} is not PARTITION=OFFSET", param_hint="--before") from None
+    # -1 would be all there are: what a script came to that subtracts must not be taken for it
+    if not _NUMBER.fullmatch(partition) or not (offset == "latest" or _NUMBER.fullmatch(offset)):
+        raise typer.BadParameter(f"{partition}={offset} is not PARTITION=OFFSET", param_hint="--before")
+    return int(partition), -1 if offset == "latest" else int(offset)
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:

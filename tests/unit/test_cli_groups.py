@@ -98,6 +98,7 @@ def test_what_is_exported_is_read_again(mq: Connection, lake: Lakemq, topic: str
     assert (offsets(mq, one), offsets(mq, two)) == ([3, 4], [1])
     file.write_text(lake("reset-offsets", one, "--all-topics", "--to-earliest", "--export").stdout)
     assert file.read_text().splitlines() == [f"{topic},0,0", f"{topic},1,0"]
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # as spreadsheets do
     lake("reset-offsets", one, "--from-file", str(file), "--execute")
     assert offsets(mq, one) == [0, 0]
 
@@ -126,9 +127,10 @@ def test_a_file_that_is_none_is_named(lake: Lakemq, tmp_path: Path, line: str) -
         ["g", "--all-topics", "--by-duration", "P"],
         ["g", "--all-topics", "--to-datetime", "noon"],
         ["g", "--topic", "t:0,x", "--to-latest"],
+        ["g", "--topic", f"t:{'9' * 5000}", "--to-latest"],
         ["g", "--from-file", "no-such-file"],
     ],
-    ids=" ".join,
+    ids=lambda given: " ".join(given)[:60],
 )
 def test_wrong_usage(lake: Lakemq, given: list[str]) -> None:
     lake("reset-offsets", *given, code=2)

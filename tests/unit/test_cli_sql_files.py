@@ -143,6 +143,10 @@ def test_statements_that_are_no_text_are_said(mq: Connection) -> None:
     (line,) = result.stderr.splitlines()
     assert (result.exit_code, result.stdout) == (1, "")
     assert line.startswith("INVALID_REQUEST: The statements are not UTF-8: ")
+    result = sql(mq.namespace.path, "SELECT '\udcff'")  # as a byte that is no UTF-8 comes from the command line
+    (line,) = result.stderr.splitlines()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("INVALID_REQUEST: query is not valid.")
 
 
 def test_the_folder_it_spills_to_goes_with_it(mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
