@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -44,29 +45,50 @@ class _Commands(TyperGroup):
     """The commands, with the global options allowed anywhere on the line, and errors told in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, hoisted(args))
+        with _ending():  # help and the version are printed here
+            return super().parse_args(ctx, hoisted(args))
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            with told_on_stderr():
-                return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, _UsageError):
-            raise
-        except BrokenPipeError:
-            # whoever read our output has enough; what is still buffered must not raise again at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(128 + signal.SIGPIPE) from None
-        except BaseException as error:
-            # whatever a library made of a signal, it is one
-            number = interrupts.received() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-            if number is not None:
-                typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
-                raise typer.Exit(128 + number) from None
-            if not isinstance(error, Exception) or os.environ.get(TRACE_VARIABLE):
+        with _ending():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """What was printed is out at its end. Raises typer.Exit for what went wrong, once that is told."""
+    try:
+        with told_on_stderr():
+            try:
+                yield
+            except typer.Exit:
+                sys.stdout.flush()
                 raise
-            line = one_line(told(error))
-            typer.echo(line, err=True)
-            raise typer.Exit(exit_of(line)) from None
+            sys.stdout.flush()
+    except (typer.Exit, typer.Abort, _UsageError):
+        raise
+    except BrokenPipeError:
+        _drop_what_is_left()
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except BaseException as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_what_is_left()
+        # whatever a library made of a signal, it is one
+        number = interrupts.received() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+        if number is not None:
+            typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
+            raise typer.Exit(128 + number) from None
+        if not isinstance(error, Exception) or os.environ.get(TRACE_VARIABLE):
+            raise
+        line = one_line(told(error))
+        typer.echo(line, err=True)
+        raise typer.Exit(exit_of(line)) from None
+
+
+def _drop_what_is_left() -> None:
+    """Nobody takes our output: what is still buffered must not raise again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def hoisted(args: Sequence[str]) -> list[str]:
@@ -141,8 +163,19 @@ dead_letters.add_to(app)
 groups.add_to(app)
 
 
+def _open_closed() -> None:
+    """Streams that were closed for us fail where they are used; what is for stderr goes nowhere.
+
+    Their numbers are taken: else the next file opened, one of a table, would get what is printed.
+    """
+    for name, flags, mode in (("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs the command and ends the process."""
+    _open_closed()
     # data is UTF-8 wherever it goes, whatever the locale says
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

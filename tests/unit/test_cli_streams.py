@@ -1,0 +1,72 @@
+"""Streams that are closed, full or left: the command ends as the page says, and counts as printed what was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from unit.served import new_name, new_topic, served
+
+import lakemq
+from lakemq.errors import GroupIdNotFound
+
+pytestmark = pytest.mark.slow
+
+# as in a shell, where what is printed waits in a buffer
+_SHELL = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Path and a topic with a message in it; nobody serves."""
+    with served(tmp_path_factory.mktemp("served")) as mq:
+        topic = new_topic(mq)
+        mq.publish(topic, pa.table({"value": ["there"]}))
+    return mq.namespace.path, topic
+
+
+def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`line`: of a shell, in which "$@" is the command."""
+    command = ["bash", "-c", line, "bash", sys.executable, "-m", "lakemq.jobs.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=_SHELL, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["topics", "list"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ('"$@" >&-', 1, "KAFKA_STORAGE_ERROR: Bad file descriptor\n"),
+        ('"$@" >/dev/full', 1, "KAFKA_STORAGE_ERROR: No space left on device\n"),
+        ('"$@" | true; exit ${PIPESTATUS[0]}', 141, ""),
+    ],
+)
+def test_what_cannot_be_printed_is_one_line(
+    at: tuple[str, str], arguments: list[str], line: str, code: int, told: str
+) -> None:
+    done = shell(line, "--path", at[0], *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
+
+
+def test_what_could_not_be_printed_is_not_committed(at: tuple[str, str]) -> None:
+    path, topic = at
+    group = new_name("g")
+    done = shell('"$@" >&-', "--path", path, "consume", topic, "--group", group)
+    assert (done.returncode, done.stderr) == (1, "KAFKA_STORAGE_ERROR: Bad file descriptor\n")
+    with lakemq.connect(path) as mq, suppress(GroupIdNotFound):
+        assert sum(row.committed_offset or 0 for row in mq.groups.lag(group)) == 0
+
+
+@pytest.mark.parametrize("arguments", [["sql", "-"], ["publish", "--topic", "t"]], ids=" ".join)
+def test_a_closed_stdin_is_no_empty_one(at: tuple[str, str], arguments: list[str]) -> None:
+    done = shell('"$@" <&-', "--path", at[0], *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "KAFKA_STORAGE_ERROR: Bad file descriptor\n")
+
+
+def test_what_is_for_stderr_is_not_data(at: tuple[str, str]) -> None:
+    arguments = ["--path", at[0], "groups", "reset-offsets", "g", "--topic", at[1], "--to-latest", "--export"]
+    done = shell('"$@" 2>&-', *arguments)
+    assert (done.returncode, done.stdout) == (0, f"{at[1]},0,1\n")
