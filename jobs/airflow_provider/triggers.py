@@ -39,7 +39,7 @@ class LakeMQMessagesTrigger(BaseEventTrigger):
         remind_s: float = 300.0,
     ) -> None:
         super().__init__()
-        self.group, self.topics, self.lakemq_conn_id = group, list(topics), lakemq_conn_id
+        self.group, self.topics, self.lakemq_conn_id = group, topics, lakemq_conn_id
         self.poll_interval_s, self.remind_s = poll_interval_s, remind_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:

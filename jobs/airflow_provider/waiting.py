@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from lakemq.engine.client import arguments
 from lakemq.errors import GroupIdNotFound
 
 if TYPE_CHECKING:
@@ -17,15 +18,16 @@ Ends = dict[str, dict[int, int]]
 def waiting(mq: Connection, group: str, topics: Iterable[str]) -> Ends:
     """Of all partitions in which there are committed messages that the group is not done with.
 
-    Where it has committed nothing, all that there is. Raises UnknownTopicOrPartition.
+    Where it has committed nothing, all that there is. Raises UnknownTopicOrPartition, InvalidTopic, InvalidRequest.
     """
+    names = arguments.topic_names("topics", topics)
     try:
         lag = {(row.topic, row.partition): row for row in mq.groups.lag(group)}
         is_queue = mq.groups.describe(group).protocol == "queue"
     except GroupIdNotFound:
         lag, is_queue = {}, False
     ends: Ends = {}
-    for topic in topics:
+    for topic in names:
         begins = mq.beginning_offsets(topic)
         for partition, end in mq.end_offsets(topic).items():
             row = lag.get((topic, partition))

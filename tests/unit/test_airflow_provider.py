@@ -12,7 +12,7 @@ import pytest
 from unit.served import new_name, new_topic, served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import MissingExtra, UnknownTopicOrPartition
+from lakemq.errors import InvalidRequest, MissingExtra, UnknownTopicOrPartition
 from lakemq.jobs import airflow_provider
 from lakemq.jobs.airflow_provider.waiting import advanced, waiting
 
@@ -101,6 +101,13 @@ def test_of_a_queue_waits_what_is_not_acknowledged(mq: Connection) -> None:
 def test_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
     with pytest.raises(UnknownTopicOrPartition):
         waiting(mq, "g", ["no-such-topic"])
+
+
+def test_a_text_is_not_taken_for_topics_of_one_letter_each(mq: Connection) -> None:
+    mq.topics.create("o", exist_ok=True)
+    publish(mq, "o", "1")
+    with pytest.raises(InvalidRequest, match="topics is not valid"):
+        waiting(mq, "g", "o")
 
 
 def test_the_file_of_dags_needs_airflow_alone() -> None:
