@@ -8,18 +8,32 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+# On a terminal uv shows on stderr what it fetches, with progress bars; elsewhere it says nothing but errors.
+QUIET := $(shell test -t 2 || echo --quiet)
 AIRFLOW := .venv-airflow
 # Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
-	$$name -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && \
+	{ $$name -m pip --version || $$name -c 'import ensurepip'; } >/dev/null 2>&1 && { echo $$name; break; }; done)
+
+# The lock names every package with its hash, so nothing is resolved. uv itself comes from pip, in the locked version.
+UV_VERSION = $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements.lock)
+GET_UV = install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+UV_INSTALL = $(BIN)/uv pip install $(QUIET) --no-deps
+# Without build isolation the locked setuptools builds the package, and no network is asked.
+EDITABLE := --no-build-isolation --editable .
+# PySpark ships as source. Its jars do not get smaller in a wheel: storing them saves ten seconds of compression.
+STORED := --config-settings-package pyspark:--build-option=--compression=stored
+COMPILE := pip compile setup.cfg --quiet --upgrade --universal --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock'
 
 # Tests start many processes: none of them compiles again what another has, whoever calls make.
 unexport PYTHONDONTWRITEBYTECODE
 
 PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
-# What computes, beside what waits for leases and for processes that were killed: of two processes each begins with its
-# half, and who is done first takes from the end of the other's.
-BESIDE := -n 2 --dist worksteal tests/spark tests/faults
+# What computes, beside what waits for leases and for processes that were killed: one process runs all of Spark, with one
+# session, the other one takes the faults one by one, and who is done helps.
+BESIDE := -n 2 --dist loadgroup tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
@@ -29,33 +43,48 @@ help: ## this list
 .PHONY: setup
 setup: $(READY) ## .venv with everything, and Delta's jars; a second run does nothing
 
-$(READY): setup.cfg pyproject.toml constraints.txt
+$(READY): setup.cfg pyproject.toml requirements.lock
 	@if [ ! -x $(BIN)/python ]; then \
 	  [ -n "$(PYTHON)" ] || { echo "make setup needs Python 3.10 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
-	  $(PYTHON) -m venv $(VENV); fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools
-	@# Without build isolation the build backend is the pinned one too.
-	@# The warning is for folders named `lakemq`, of which there are none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation -c constraints.txt -e '.[all,dev,demo]'
-	$(BIN)/python -m lakemq.jobs.jars
+	  $(PYTHON) -m venv --without-pip $(VENV); fi
+	@# The interpreter's own pip fetches uv where it can install elsewhere: to unpack a second pip takes six seconds.
+	@[ -x $(BIN)/uv ] || $(PYTHON) -m pip --python $(BIN)/python $(GET_UV) 2>/dev/null || \
+	  { $(BIN)/python -m ensurepip >/dev/null && $(BIN)/python -m pip $(GET_UV); }
+	$(UV_INSTALL) --python $(BIN)/python --require-hashes $(STORED) -r requirements.lock
+	@# The jars need no more than pyspark, so they come while the package is built.
+	@$(BIN)/python -I jobs/jars.py & jars=$$!; $(UV_INSTALL) --python $(BIN)/python $(EDITABLE) && wait $$jars
 	@touch $@
+
+.PHONY: lock
+lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their hashes
+	$(BIN)/uv $(COMPILE) --extra all --extra dev --extra demo --python-version 3.10 -o requirements.lock
+	@# setuptools builds the package there, too.
+	echo setuptools | $(BIN)/uv $(COMPILE) - --extra airflow --python-version 3.11 -o requirements-airflow.lock
 
 .PHONY: demo
 demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
 .PHONY: test
-test: $(READY) $(ARCHIVE) ## all tests but the long ones: no JVM first, then Spark beside killed processes
-	$(BIN)/pytest $(PARALLEL) -m "not long"
-	$(BIN)/pytest $(BESIDE) -m "not long"
+test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about eight minutes
+	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not extended and not long"
+	$(BIN)/pytest $(BESIDE) -m "not extended and not long"
+
+# Hypothesis marks its tests: here they run with all their examples.
+.PHONY: test-all
+test-all: test ## make test, then every other case of it, and properties with all their examples: about twenty-five minutes
+	$(BIN)/pytest $(PARALLEL) -m "(extended or hypothesis) and not long"
+	$(BIN)/pytest $(BESIDE) -m "extended and not long"
 
 $(ARCHIVE): $(READY) tests/jvm.py
 	$(BIN)/python tests/jvm.py
 
+# What waits for minutes waits beside Spark; what compares times of its own has the machine for itself.
+ALONE := tests/faults/test_long_run.py
 .PHONY: test-long
 test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped for hours, or killed at random: minutes of leases that must run out
-	$(BIN)/pytest tests/faults tests/spark tests/unit tests/stateful -m long
+	$(BIN)/pytest $(BESIDE) tests/unit tests/golden tests/stateful -m long --ignore=$(ALONE)
+	$(BIN)/pytest $(ALONE) -m long
 
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
@@ -70,11 +99,10 @@ test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real
 	$(BIN)/pytest tests/airflow
 
 # Its provider for Spark brings pyspark-client, which must not meet our pyspark.
-$(AIRFLOW)/ready: setup.cfg constraints-airflow.txt | $(READY)
-	$(BIN)/python -m venv $(AIRFLOW)
-	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-airflow.txt pip setuptools
-	PYTHONWARNINGS='ignore:Editable installation' $(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation -c constraints-airflow.txt -e '.[airflow]'
+$(AIRFLOW)/ready: setup.cfg requirements-airflow.lock | $(READY)
+	$(BIN)/python -m venv --without-pip $(AIRFLOW)
+	$(UV_INSTALL) --python $(AIRFLOW)/bin/python --require-hashes -r requirements-airflow.lock
+	$(UV_INSTALL) --python $(AIRFLOW)/bin/python $(EDITABLE)
 	@touch $@
 
 .PHONY: soak
@@ -86,10 +114,11 @@ mutations: $(READY) ## every comparison and number in the rules of groups change
 	$(BIN)/python tests/mutations/run.py
 
 .PHONY: lint
-lint: $(READY) types ## format, lint, types, layers
+lint: $(READY) types ## format, lint, types, layers, language
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/plain_language.py
 
 .PHONY: types
 types: $(READY) ## mypy; strict for the protocol and the tables
@@ -104,6 +133,10 @@ bench: $(READY) ## the benchmarks, with their table
 .PHONY: docs
 docs: $(READY) ## the generated pages of docs/
 	$(BIN)/python -m lakemq.jobs.docs
+
+.PHONY: pictures
+pictures: $(READY) ## the pictures of the README, from real runs; needs Chromium and the report of make demo
+	$(BIN)/python docs/pictures/make.py data/demo/report.html
 
 .PHONY: dist
 dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files, in dist/

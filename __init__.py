@@ -5,13 +5,13 @@
 
 The layers, each importing only what stands below it:
 
-    jobs      what is started: the `lakemq` command, spark-submit entry points, Airflow DAGs; they parse and call
-    engine    by who runs it: `client` in users' processes, `sequencer` and `maintenance` where it is decided; what all
-              of them share is `namespace`, and under it `protocol`, the pure core, without I/O, clock or chance
+    jobs      entry points: the `lakemq` command, spark-submit scripts, Airflow DAGs. They parse arguments and call
+    engine    by process: `client` runs in users' processes, `sequencer` and `maintenance` run the namespace. They share
+              `namespace`, and under it `protocol`, the pure core without I/O, clock or chance
     tables    what is stored (`specs`), how (`storage`, the only I/O), and how that changes (`migrations`)
 
-For users: `connect`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`; for who writes an assignor,
-`lakemq.assignors`.
+For users: `connect`, `RebalanceListener`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`. For authors
+of assignors: `lakemq.assignors`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.consume.listener import RebalanceListener
 
 __version__ = "0.1.0"
-__all__ = ["connect"]
+__all__ = ["RebalanceListener", "connect"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import RebalanceListener on first use, because executors import lakemq without the client's dependencies."""
+    if name == "RebalanceListener":
+        from lakemq.engine.client.consume.listener import RebalanceListener
+
+        return RebalanceListener
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def connect(
@@ -38,34 +48,46 @@ def connect(
     config: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Connection:
-    """The namespace at a path or URI.
+    """Connect to the namespace at a path or URI.
 
-    spark: adds the DataFrame side, and registers the tables and views. create: make the namespace if it is not there;
-    shared_with_group: and all in it for the group of its folder to read and write, whatever anybody's umask.
-    conf: a settings file (else $LAKEMQ_CONF); config: settings that win over it. storage_options: passed through to
-    the object store. Raises NamespaceError, NewerFormat, InvalidConfig, InvalidRequest; IllegalState in a forked
-    process.
+    Args:
+        path: folder or object-store URI of the namespace.
+        spark: a SparkSession, to publish and fetch DataFrames. Its tables and views are registered.
+        create: create the namespace if it does not exist.
+        shared_with_group: with `create`, let the group of the folder read and write all files, regardless of umasks.
+        conf: a settings file. Default: $LAKEMQ_CONF.
+        config: settings that override the file.
+        storage_options: options for the object store, such as credentials.
+
+    Returns:
+        A connection. Close it, or use it as a context manager.
+
+    Raises:
+        NamespaceError: the namespace does not exist, or cannot be used.
+        NewerFormat: a newer version of LakeMQ has written it.
+        InvalidConfig, InvalidRequest: an argument is not valid.
+        IllegalState: in a forked process.
     """
     # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
-    from lakemq.engine.client.arguments import file_path, flag, mapped, refused
+    from lakemq.engine.client.arguments import invalid_argument, parse_flag, parse_mapping, parse_path
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.config import load_config
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.errors import InvalidConfig
 
-    place = file_path("path", path)
+    place = parse_path("path", path)
     if spark is not None and not (hasattr(spark, "catalog") and hasattr(spark, "sql")):  # pyspark may not be there
-        raise refused("spark", spark, "a SparkSession")
+        raise invalid_argument("spark", spark, "a SparkSession")
     settings = load_config(
-        None if conf is None else file_path("conf", conf, InvalidConfig),
-        None if config is None else mapped("config", config, InvalidConfig),
+        None if conf is None else parse_path("conf", conf, InvalidConfig),
+        None if config is None else parse_mapping("config", config, InvalidConfig),
     )
-    options = {} if storage_options is None else mapped("storage_options", storage_options, InvalidConfig)
+    options = {} if storage_options is None else parse_mapping("storage_options", storage_options, InvalidConfig)
     for key, value in options.items():
         if not isinstance(value, str):  # which may be secret
             raise InvalidConfig(f"storage_options[{key!r}] is not text.", found=type(value).__name__)
     namespace = open_namespace(
-        place, settings, options, flag("create", create), flag("shared_with_group", shared_with_group)
+        place, settings, options, parse_flag("create", create), parse_flag("shared_with_group", shared_with_group)
     )
     connection = Connection(namespace, spark)
     if spark is not None:

@@ -1,4 +1,4 @@
-"""Every refusal, for those who stand above the engine: `except lakemq.errors.UnknownTopicOrPartition`."""
+"""All errors of LakeMQ, for users: `except lakemq.errors.UnknownTopicOrPartition`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from lakemq.engine.protocol.errors import (
     ClientEnded,
     DelayQueueFull,
     DelayTooLong,
+    EndNotReached,
     ExpectationFailed,
     FencedInstanceId,
     FencedMemberEpoch,
@@ -46,11 +47,13 @@ from lakemq.engine.protocol.errors import (
     OffsetOutOfRange,
     OutOfOrderSequenceNumber,
     ProducerFenced,
+    ReadOvertaken,
     RebalanceInProgress,
     RequestTimedOut,
     StaleApplicationVersion,
     StaleTopicMetadata,
     StepTooOld,
+    StorageAccessDenied,
     StorageError,
     TableDamaged,
     ThrottlingQuotaExceeded,
@@ -74,6 +77,7 @@ __all__ = [
     "ClientEnded",
     "DelayQueueFull",
     "DelayTooLong",
+    "EndNotReached",
     "ExpectationFailed",
     "FencedInstanceId",
     "FencedMemberEpoch",
@@ -113,11 +117,13 @@ __all__ = [
     "OffsetOutOfRange",
     "OutOfOrderSequenceNumber",
     "ProducerFenced",
+    "ReadOvertaken",
     "RebalanceInProgress",
     "RequestTimedOut",
     "StaleApplicationVersion",
     "StaleTopicMetadata",
     "StepTooOld",
+    "StorageAccessDenied",
     "StorageError",
     "TableDamaged",
     "ThrottlingQuotaExceeded",

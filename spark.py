@@ -1,4 +1,4 @@
-"""Spark: a session that knows Delta and the format `lakemq`, and the format for sessions that others made."""
+"""Spark: `spark_session` makes a session with Delta and the format `lakemq`; `register` adds it to your own session."""
 
 from __future__ import annotations
 

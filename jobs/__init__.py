@@ -1,5 +1,4 @@
-"""Thin entry points: for spark-submit, for the `lakemq` command, for schedulers (`dags/`).
+"""Thin entry points: jobs for spark-submit, the `lakemq` command, and DAGs for schedulers (`dags/`).
 
-No file here may be named like a module of the standard library: spark-submit puts this folder first on the
-path.
+Do not name a file here like a module of the standard library. spark-submit puts this folder first on the path.
 """

@@ -1,8 +1,8 @@
 """Audit a namespace: `lakemq audit`, or `spark-submit jobs/audit.py --path ...` (no Spark is started).
 
-Does it hold what it must? What is measured are a few small tables (`measures`), one row per partition, file, topic or
-table; what must hold of them are expectations of Great Expectations, which also writes their Data Docs. It is loaded
-here and nowhere else.
+An audit checks that no message is lost, duplicated or out of place. Each invariant (`invariants`) is an expectation of
+Great Expectations: a query over tables and views, which runs in DuckDB (`audit_relations`). Data Docs show each query
+and the rows that break it. Great Expectations is loaded here and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,80 +10,34 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from lakemq.errors import TableDamaged
-from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
-from lakemq.jobs.great import context_in_memory, great_expectations
-from lakemq.jobs.measures import Measures, measure
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from typing import Any
 
 from lakemq.engine.namespace.namespace import Namespace
+from lakemq.errors import TableDamaged
+from lakemq.jobs.audit_relations import PreparedAudit, prepare
+from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+from lakemq.jobs.gx_context import create_ephemeral_context, import_great_expectations
+from lakemq.jobs.invariants import INVARIANTS, SUBJECTS, Invariant
 
 log = logging.getLogger("lakemq.audit")
 
 _SOME = 5
+"""Rows that the log names per broken invariant."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What must hold in every row of a table: the column is 0, or empty text. A warning may have a good reason."""
+class InvariantResult:
+    """The result of one invariant.
 
-    table: str
-    column: str
-    says: str
-    is_warning: bool = False
+    rows: how many subjects it has, such as partitions; broken: how many rows break it; where: the first of these, with
+    the figure.
+    """
 
-
-RULES = (
-    Rule("tables", "files_gone", "Every file of the tables is there."),
-    Rule("tables", "foreign_commits", "Nobody but LakeMQ has changed rows of a table, as far back as its log goes."),
-    Rule("tables", "rows_unlike_the_journal", "The tables hold what a replay of the journal's decisions says."),
-    Rule("data_files", "flaw", "Every data file is there, registered in messages, and as it was written."),
-    Rule("partitions", "offsets_missing", "Offsets are dense from the log start to the high watermark."),
-    Rule("partitions", "offsets_twice", "No offset was given out twice."),
-    Rule("partitions", "offsets_beyond_the_end", "No offset lies at or above the high watermark."),
-    Rule("partitions", "rows_missing", "Every offset has its row, in the file and partition that its segment names."),
-    Rule("partitions", "rows_twice", "No row of a file was published twice to a topic."),
-    Rule("partitions", "stable_out_of_bounds", "Log start <= last stable offset <= high watermark."),
-    Rule(
-        "partitions",
-        "stable_off_by",
-        "The last stable offset is where the first open transaction begins, else the high watermark.",
-    ),
-    Rule("partitions", "aborted_shown", "No aborted message is in log_committed."),
-    Rule("partitions", "open_shown", "No message of an open transaction is in log_committed."),
-    Rule("partitions", "shown_too_many", "log_committed has as many messages as were committed below that offset."),
-    Rule(
-        "partitions",
-        "messages_too_many",
-        "From the log start to the high watermark there are messages, each once, and markers.",
-    ),
-    Rule(
-        "partitions",
-        "rows_elsewhere",
-        "Keys are where their hash says, by the number of partitions now. Publishing to an explicit partition, or a"
-        " change of that number, explains others.",
-        is_warning=True,
-    ),
-    Rule("delays", "unaccounted", "Delayed messages are released, cancelled, rescheduled, aborted, or wait."),
-    Rule("delays", "released_not_in_log", "What was released is in the log."),
-    Rule("delays", "rows_missing", "Every message that waits has its row."),
-    Rule("dead_letters", "rows_missing", "Every row that was refused is there."),
-)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one rule. rows: of how many; broken: in how many of them it does not hold, and where, of the first few."""
-
-    rule: Rule
+    rule: Invariant
     rows: int
     broken: int
     where: tuple[str, ...]
@@ -91,88 +45,92 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Audit:
-    """step: of the watermark; after_step: what was decided since then was replayed, None where it was not."""
+    """The results of all invariants.
+
+    step: the watermark's step at the time of the audit. after_step: the replay covered the journal after this step;
+    None: there was no replay.
+    """
 
     step: int
     after_step: int | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[InvariantResult, ...]
 
     def holds(self, strict: bool = False) -> bool:
-        """strict: warnings count, too."""
-        return not any(one.broken for one in self.outcomes if strict or not one.rule.is_warning)
+        """Return whether no invariant is broken. strict: warnings count, too."""
+        return not any(outcome.broken for outcome in self.outcomes if strict or not outcome.rule.is_warning)
 
 
 def audit(namespace: Namespace, docs: Path | None = None) -> Audit:
-    """The namespace as of its watermark. docs: a folder for Data Docs. Raises StepTooOld, TableDamaged, OSError."""
-    measured = measure(namespace)
-    outcomes = tuple(validate(measured, docs))
-    after = measured.replayed.after_step if measured.replayed else None
-    return Audit(measured.step, after, outcomes)
+    """Audit the namespace as of its watermark.
+
+    docs: a folder for Data Docs. Raises StepTooOld, TableDamaged, OSError.
+    """
+    prepared = prepare(namespace)
+    with prepared.database:
+        outcomes = tuple(examine(prepared, docs))
+    after = prepared.replayed.after_step if prepared.replayed else None
+    return Audit(prepared.step, after, outcomes)
 
 
-def validate(measured: Measures, docs: Path | None = None) -> Iterator[Outcome]:
-    """The rules of what was measured, in their order."""
-    with _quiet():
-        gx = great_expectations()
-        from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
+def examine(prepared: PreparedAudit, docs: Path | None = None) -> Iterator[InvariantResult]:
+    """Ask Great Expectations whether each invariant of the subjects holds, in their order."""
+    with _without_usage_statistics():
+        import_great_expectations()
+        from lakemq.jobs.gx_expectations import run_queries_in
 
-        context = context_in_memory()
-        actions: list[ValidationAction] = []
-        if docs is not None:
-            context.add_data_docs_site("audit", _site(docs))
-            actions.append(UpdateDataDocsAction(name="docs", site_names=["audit"]))
-        source = context.data_sources.add_pandas("namespace")
-        for name, table in measured.tables.items():
-            rules = [rule for rule in RULES if rule.table == name]
-            suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=[_expectation(r) for r in rules]))
-            batches = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
-            of_all = gx.ValidationDefinition(name=name, data=batches, suite=suite)
-            checkpoint = gx.Checkpoint(
-                name=name,
-                validation_definitions=[context.validation_definitions.add(of_all)],
-                actions=actions,
-                result_format={"result_format": "COMPLETE", "unexpected_index_column_names": _names(table)},
-            )
-            result = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": _frame(table)})
-            (run,) = result.run_results.values()
-            for rule, found in zip(rules, run.results, strict=True):
-                yield _outcome(rule, table.num_rows, found)
+        with run_queries_in(prepared.database):
+            yield from _run_checkpoints(prepared, docs)
 
 
-def _expectation(rule: Rule) -> Any:
-    from great_expectations import expectations
-    from great_expectations.expectations.metadata_types import FailureSeverity
-
-    return expectations.ExpectColumnValuesToBeInSet(
-        column=rule.column,
-        value_set=[""] if rule.column == "flaw" else [0],
-        description=rule.says,
-        severity=FailureSeverity.WARNING if rule.is_warning else FailureSeverity.CRITICAL,
-    )
-
-
-def _outcome(rule: Rule, rows: int, found: Any) -> Outcome:
-    if found.exception_info.get("raised_exception"):
-        raise RuntimeError(f"{rule.table}.{rule.column}: {found.exception_info.get('exception_message')}")
-    broken = int(found.result.get("unexpected_count") or 0)
-    indexes = found.result.get("unexpected_index_list") or []
-    return Outcome(rule, rows, broken, tuple(_where(rule, index) for index in indexes[:_SOME]))
-
-
-def _where(rule: Rule, index: dict[str, Any]) -> str:
-    place = "-".join(str(value) for name, value in index.items() if name != rule.column)
-    return f"{place}: {index[rule.column]}"
-
-
-def _names(table: pa.Table) -> list[str]:
-    """The columns by which a row is told."""
-    return [name for name in ("table", "file", "topic", "source", "partition") if name in table.column_names]
-
-
-def _frame(table: pa.Table) -> Any:
+def _run_checkpoints(prepared: PreparedAudit, docs: Path | None) -> Iterator[InvariantResult]:
     import pandas as pd
+    from great_expectations import Checkpoint, ExpectationSuite, ValidationDefinition
+    from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
 
-    return pd.DataFrame({name: table.column(name).to_pylist() for name in table.column_names})
+    from lakemq.jobs.gx_expectations import SUBJECT, make_expectation
+
+    context = create_ephemeral_context()
+    actions: list[ValidationAction] = []
+    if docs is not None:
+        context.add_data_docs_site("audit", _site(docs))
+        actions.append(UpdateDataDocsAction(name="docs", site_names=["audit"]))
+    source = context.data_sources.add_pandas("namespace")
+    for subject in prepared.subjects:
+        invariants = [invariant for invariant in INVARIANTS if invariant.table == subject]
+        expectations = [make_expectation(invariant) for invariant in invariants]
+        suite = context.suites.add(ExpectationSuite(name=subject, expectations=expectations))
+        batches = source.add_dataframe_asset(subject).add_batch_definition_whole_dataframe("all")
+        definition = ValidationDefinition(name=subject, data=batches, suite=suite)
+        checkpoint = Checkpoint(
+            name=subject,
+            validation_definitions=[context.validation_definitions.add(definition)],
+            actions=actions,
+            result_format={"result_format": "COMPLETE"},
+        )
+        batch = {"dataframe": pd.DataFrame({SUBJECT: [subject]})}
+        (run,) = context.checkpoints.add(checkpoint).run(batch_parameters=batch).run_results.values()
+        count = _count(prepared, subject)
+        for invariant, result in zip(invariants, run.results, strict=True):
+            yield _outcome(invariant, count, result)
+
+
+def _count(prepared: PreparedAudit, subject: str) -> int:
+    (count,) = prepared.database.execute(f"SELECT count(*) FROM {SUBJECTS[subject]}").fetchone() or (0,)
+    return int(count)
+
+
+def _outcome(invariant: Invariant, count: int, result: Any) -> InvariantResult:
+    if result.exception_info.get("raised_exception"):
+        message = result.exception_info.get("exception_message")
+        raise RuntimeError(f"{invariant.table}.{invariant.column}: {message}")
+    broken = int(result.result["observed_value"])
+    rows = result.result["details"]["unexpected_rows"][:_SOME]
+    return InvariantResult(invariant, count, broken, tuple(map(_where, rows)))
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    *place, figure = map(str, row.values())
+    return f"{'-'.join(place)}: {figure}"
 
 
 def _site(docs: Path) -> Any:
@@ -185,8 +143,8 @@ def _site(docs: Path) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Great Expectations tells nobody of its use, and prints nothing."""
+def _without_usage_statistics() -> Iterator[None]:
+    """Keep Great Expectations from sending usage statistics."""
     before = os.environ.get("GX_ANALYTICS_ENABLED")
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     try:
@@ -200,32 +158,33 @@ def _quiet() -> Iterator[None]:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --docs audit-docs --strict"
-    parser = arguments_of("audit", "Check that a namespace holds what it must.", examples)
+    parser = make_job_parser("audit", "Check the invariants of a namespace.", examples)
     parser.add_argument("--docs", metavar="FOLDER", type=Path, help="write Great Expectations' Data Docs (HTML) there")
-    parser.add_argument("--strict", action="store_true", help="what is only a warning counts, too")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as failures")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parsed(parser(), arguments)
+    options = parse_arguments(parser(), arguments)
 
     def work() -> Counts:
-        with connected(given) as mq:
-            found = audit(mq.namespace, given.docs)
-        broken = [one for one in found.outcomes if one.broken]
-        for one in broken:
+        with connect_namespace(options) as mq:
+            result = audit(mq.namespace, options.docs)
+        broken = [outcome for outcome in result.outcomes if outcome.broken]
+        for outcome in broken:
             log.log(
-                logging.WARNING if one.rule.is_warning else logging.ERROR,
+                logging.WARNING if outcome.rule.is_warning else logging.ERROR,
                 "%s.%s, in %d of %d: %s (%s)",
-                *(one.rule.table, one.rule.column, one.broken, one.rows, one.rule.says, ", ".join(one.where)),
+                *(outcome.rule.table, outcome.rule.column, outcome.broken, outcome.rows, outcome.rule.says),
+                ", ".join(outcome.where),
             )
-        if not found.holds(given.strict):
-            names = ", ".join(f"{one.rule.table}.{one.rule.column}" for one in broken)
-            raise TableDamaged("The namespace does not hold what it must.", found=names)
-        return {"step": found.step, "rules": len(found.outcomes), "warnings": len(broken)}
+        if not result.holds(options.strict):
+            names = ", ".join(f"{outcome.rule.table}.{outcome.rule.column}" for outcome in broken)
+            raise TableDamaged("The audit found broken invariants.", found=names)
+        return {"step": result.step, "rules": len(result.outcomes), "warnings": len(broken)}
 
-    return run("audit", given, work)
+    return run("audit", options, work)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_as_script(main)

@@ -1,7 +1,6 @@
-"""`lakemq`, the command: global options, groups of commands, and what becomes of an error.
+"""The `lakemq` command: global options, groups of commands, and how errors are reported.
 
-Exit codes are those of `exits`; what is refused or fails is one line `NAME: message` on stderr. A stack trace is shown
-only with LAKEMQ_TRACE=1.
+`exits` lists the exit codes. An error is one line `NAME: message` on stderr; LAKEMQ_TRACE=1 adds the stack trace.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from lakemq.jobs.commands import (
 )
 from lakemq.jobs.commands.context import Session
 from lakemq.jobs.entry import PATH_VARIABLE, storage_options
-from lakemq.jobs.exits import all_codes, exit_of, told
-from lakemq.jobs.logs import TRACE_VARIABLE, told_on_stderr
+from lakemq.jobs.exits import all_codes, describe_error, exit_code_of
+from lakemq.jobs.logs import TRACE_VARIABLE, log_to_stderr
 from lakemq.jobs.output import Output, one_line
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 
 _UsageError: Any = typer.BadParameter.__base__
-"""What wrong usage is raised as; typer has no public name for it."""
+"""The exception for wrong usage, for which typer has no public name."""
 
 
 class _Commands(TyperGroup):
-    """The commands, with the global options allowed anywhere on the line, and errors told in one line."""
+    """The commands. Global options may stand anywhere on the line, and an error is reported in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _ending():  # help and the version are printed here
-            return super().parse_args(ctx, hoisted(args))
+        with _report_errors():  # help and the version are printed here
+            return super().parse_args(ctx, move_global_options_first(args))
 
     def invoke(self, ctx: Any) -> Any:
-        with _ending():
+        with _report_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _ending() -> Iterator[None]:
-    """What was printed is out at its end. Raises typer.Exit for what went wrong, once that is told."""
+def _report_errors() -> Iterator[None]:
+    """Flush the output at the end. Report an error in one line and raise typer.Exit with its exit code."""
     try:
-        with told_on_stderr():
+        with log_to_stderr():
             try:
                 yield
             except typer.Exit:
@@ -67,46 +66,46 @@ def _ending() -> Iterator[None]:
     except (typer.Exit, typer.Abort, _UsageError):
         raise
     except BrokenPipeError:
-        _drop_what_is_left()
+        _discard_buffered_output()
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except BaseException as error:
         try:
             sys.stdout.flush()
         except OSError:
-            _drop_what_is_left()
-        # whatever a library made of a signal, it is one
-        number = interrupts.received() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+            _discard_buffered_output()
+        # a library may turn a signal into an error of its own: report the signal
+        number = interrupts.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
         if number is not None:
             typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
             raise typer.Exit(128 + number) from None
         if not isinstance(error, Exception) or os.environ.get(TRACE_VARIABLE):
             raise
-        line = one_line(told(error))
+        line = one_line(describe_error(error))
         typer.echo(line, err=True)
-        raise typer.Exit(exit_of(line)) from None
+        raise typer.Exit(exit_code_of(line)) from None
 
 
-def _drop_what_is_left() -> None:
-    """Nobody takes our output: what is still buffered must not raise again when the process ends."""
+def _discard_buffered_output() -> None:
+    """Send buffered output nowhere: the reader has closed the pipe, and Python would raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def hoisted(args: Sequence[str]) -> list[str]:
-    """The arguments with the global options first, so that they may stand behind the command too."""
+def move_global_options_first(args: Sequence[str]) -> list[str]:
+    """Return the arguments with the global options first, so that they may also follow the command."""
     front: list[str] = []
     rest: list[str] = []
-    left = list(args)
-    while left:
-        one = left.pop(0)
-        if one == "--":
-            return [*front, *rest, one, *left]
-        name, equals, _ = one.partition("=")
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument == "--":
+            return [*front, *rest, argument, *remaining]
+        name, equals, _ = argument.partition("=")
         if name not in _GLOBAL:
-            rest.append(one)
-        elif equals or not left:
-            front.append(one)
+            rest.append(argument)
+        elif equals or not remaining:
+            front.append(argument)
         else:
-            front += [one, left.pop(0)]
+            front += [argument, remaining.pop(0)]
     return [*front, *rest]
 
 
@@ -114,7 +113,6 @@ app = typer.Typer(
     cls=_Commands,
     name="lakemq",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=f"Global options may also stand behind the command. Exit codes: {all_codes()}.",
@@ -134,20 +132,20 @@ def lakemq(
     ctx: typer.Context,
     path: Annotated[
         str | None,
-        typer.Option(envvar=PATH_VARIABLE, metavar="PATH", help="The namespace: a folder or object-store URI."),
+        typer.Option(envvar=PATH_VARIABLE, metavar="PATH", help="The namespace: a folder or an object store URI."),
     ] = None,
     conf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A settings file, else $LAKEMQ_CONF, else defaults.")
+        str | None, typer.Option(metavar="FILE", help="A settings file. Without it: $LAKEMQ_CONF, else the defaults.")
     ] = None,
     storage_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the object store; repeatable.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option for the object store; repeatable.")
     ] = None,
-    output: Annotated[Output, typer.Option(help="How data is printed: json is one object a line.")] = Output.table,
+    output: Annotated[Output, typer.Option(help="Output format; json prints one object per line.")] = Output.table,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A partitioned, transactional message queue whose every bit of state is a Delta table."""
+    """A partitioned, transactional message queue whose state is Delta tables."""
     ctx.obj = Session(path, conf, storage_options(storage_option or []), output)
 
 
@@ -163,10 +161,11 @@ dead_letters.add_to(app)
 groups.add_to(app)
 
 
-def _open_closed() -> None:
-    """Streams that were closed for us fail where they are used; what is for stderr goes nowhere.
+def _reopen_closed_streams() -> None:
+    """Open the standard streams that the parent process closed, so that their descriptors stay taken.
 
-    Their numbers are taken: else the next file opened, one of a table, would get what is printed.
+    Otherwise the next file that is opened, perhaps a table's, would get what is printed. Reading a closed stdin or
+    writing a closed stdout fails; what is written to a closed stderr is dropped.
     """
     for name, flags, mode in (("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
         if getattr(sys, name) is None:
@@ -174,9 +173,9 @@ def _open_closed() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: runs the command and ends the process."""
-    _open_closed()
-    # data is UTF-8 wherever it goes, whatever the locale says
+    """Run the command and end the process (the console script)."""
+    _reopen_closed_streams()
+    # data is UTF-8 everywhere, independent of the locale
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -3,9 +3,9 @@
     spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip jobs/copy_topic.py \\
         --path data/mq --from flights --to alerts --where "get_json_object(cast(value AS string), '$.arr_delay') > 60"
 
-Each micro-batch is one transaction: what it publishes and how far the group has read are committed together. Killed
-anywhere, the next run goes on where the last commit was; of two that run at once, the older one is fenced. With --group
-as many as name the group share the partitions instead, and what one of them leaves the others take over.
+Each micro-batch is one transaction, which commits the copies and the offsets of the group together. After a kill, the
+next run continues after the last commit. If two run at once, the older one is fenced. With --group, all copies that
+name the same group share the partitions, and take over from each other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import uuid
 from contextlib import suppress
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
@@ -22,13 +23,19 @@ from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest
-from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
-from lakemq.jobs.serve import stopping_signals
-from lakemq.jobs.session import spark_session
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.serve import catch_stop_signals
 
-with needs("spark"):
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
 
 log = logging.getLogger("lakemq.copy")
 
@@ -43,52 +50,56 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = arguments_of("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES)
-    parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
+    parser = make_job_parser("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES)
+    parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     parser.add_argument("--from", dest="source", required=True, metavar="TOPIC", help="topic to read")
     parser.add_argument("--to", dest="target", required=True, metavar="TOPIC", help="topic to write")
-    parser.add_argument("--where", metavar="CONDITION", default="true", help="SQL: which messages are copied")
+    parser.add_argument("--where", metavar="CONDITION", default="true", help="SQL: copy messages for which it holds")
     parser.add_argument("--key", metavar="EXPRESSION", default="key", help="SQL: the key of a copy")
     parser.add_argument("--value", metavar="EXPRESSION", default="value", help="SQL: the value of a copy")
     parser.add_argument("--id", metavar="NAME", help="transactional id and group (copy-FROM-TO)")
-    parser.add_argument("--group", metavar="NAME", help="share the work with all copies that name the same group")
-    parser.add_argument("--max-records", type=whole, default=1_000_000, metavar="N", help="most messages of a batch")
+    parser.add_argument("--group", metavar="NAME", help="share the work with all copies of the same group")
+    parser.add_argument(
+        "--max-records", type=whole_number, default=1_000_000, metavar="N", help="most messages of a batch"
+    )
     parser.add_argument("--follow", action="store_true", help="wait for more messages instead of ending")
     return parser
 
 
-def copy(mq: Connection, given: argparse.Namespace, stop: Event) -> int:
-    """Copy batch after batch, until all is or it is told to stop; returns the number of messages read.
+def copy(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
+    """Copy batch after batch until all messages are copied or `stop` is set. Returns the number of messages read.
 
     Raises ProducerFenced: another copy has started.
     """
-    if given.group:
-        return share(mq, given, stop)
-    name, read, number = given.id or f"copy-{given.source}-{given.target}", 0, 1
-    mq.transaction(name)  # takes the id before the offsets are looked up: no predecessor may commit any more
+    if options.group:
+        return share(mq, options, stop)
+    name, read, number = options.id or f"copy-{options.source}-{options.target}", 0, 1
+    mq.transaction(name)  # takes the id before it reads the offsets, so that an older copy can no longer commit
     _keep_offsets(mq, name)
-    with mq.consumer(name, assign=[given.source]) as consumer:
-        while not stop.is_set() and (batch := _next(consumer, given, stop)):
+    with mq.consumer(name, assign=[options.source]) as consumer:
+        while not stop.is_set() and (batch := _next(consumer, options, stop)):
             with mq.transaction(name) as txn:
-                publish_copy(txn, batch.to_spark(), given)
+                publish_copy(txn, batch.to_spark(), options)
                 txn.send_offsets(batch)
             read += batch.record_count
-            told = {"batch": number, "records": batch.record_count, "step": mq.state().step}
-            log.info("%d read, %d to go", batch.record_count, sum(consumer.lag().values()), extra=told)
+            context = {"batch": number, "records": batch.record_count, "step": mq.state().step}
+            log.info("%d read, %d to go", batch.record_count, sum(consumer.lag().values()), extra=context)
             number += 1
     return read
 
 
-def share(mq: Connection, given: argparse.Namespace, stop: Event) -> int:
-    """Copy what the group gives to this process; returns the number of messages read.
+def share(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
+    """Copy the partitions that the group assigns to this process. Returns the number of messages read.
 
-    Its transactional id is its own: what fences a copy that has lost its partitions is the group.
+    Each process has its own transactional id. The group's generation fences a copy that has lost its partitions.
     """
-    _keep_offsets(mq, given.group)
-    stream = mq.stream(given.group, topics=[given.source], auto_offset_reset="earliest", max_poll_interval_ms=HOUR_MS)
+    _keep_offsets(mq, options.group)
+    stream = mq.stream(
+        options.group, topics=[options.source], auto_offset_reset="earliest", max_poll_interval_ms=HOUR_MS
+    )
 
-    def copied(rows: DataFrame, txn: TransactionScope) -> None:
-        publish_copy(txn, rows, given)
+    def copy_rows(rows: DataFrame, txn: TransactionScope) -> None:
+        publish_copy(txn, rows, options)
 
     def follow_stop() -> None:
         stop.wait()
@@ -96,62 +107,66 @@ def share(mq: Connection, given: argparse.Namespace, stop: Event) -> int:
 
     Thread(target=follow_stop, name="lakemq-stop", daemon=True).start()
     return stream.foreach_batch(
-        copied,
-        transactional_id=f"{given.id or given.group}-{uuid.uuid4().hex}",
-        max_records=given.max_records,
-        available_now=not given.follow,
+        copy_rows,
+        transactional_id=f"{options.id or options.group}-{uuid.uuid4().hex}",
+        max_records=options.max_records,
+        available_now=not options.follow,
     )
 
 
-def publish_copy(txn: TransactionScope, rows: DataFrame, given: argparse.Namespace) -> None:
-    """As a part of the transaction, in order."""
+def publish_copy(txn: TransactionScope, rows: DataFrame, options: argparse.Namespace) -> None:
+    """Publish the copies of the rows in order, as part of the transaction."""
+    from pyspark.sql import functions as F
+
     txn.publish(
-        given.target,
-        transformed(rows, given.where),
-        key=F.expr(given.key),
-        value=F.expr(given.value),
+        options.target,
+        select_messages(rows, options.where),
+        key=F.expr(options.key),
+        value=F.expr(options.value),
         order_by=["source_partition", "offset"],
     )
 
 
 def _keep_offsets(mq: Connection, group: str) -> None:
-    """However seldom the job runs, it goes on where it was: what is forgotten would be copied again."""
+    """Keep the group's offsets forever: a job that runs rarely would copy messages again if they expired."""
     keeps = {"offsets.retention.ms": -1}
     try:
         mq.groups.alter(group, keeps)
     except GroupIdNotFound:
-        with suppress(InvalidRequest):  # another copy has just made it
-            # a batch is one thing, done with or not
+        with suppress(InvalidRequest):  # another copy has just created it
+            # not a queue group: a batch is acknowledged as a whole
             mq.groups.create(group, {**keeps, "group.protocol": "cooperative"})
 
 
-def _next(consumer: Consumer, given: argparse.Namespace, stop: Event) -> ConsumerBatch | None:
-    """The next batch that is not empty; None when there is none and nobody wants to wait."""
+def _next(consumer: Consumer, options: argparse.Namespace, stop: Event) -> ConsumerBatch | None:
+    """Return the next batch that is not empty; None if all is read and --follow is not given."""
     while not stop.is_set():
-        batch = consumer.poll(given.max_records, FOLLOW_WAIT_MS if given.follow else 0)
+        batch = consumer.poll(options.max_records, FOLLOW_WAIT_MS if options.follow else 0)
         if batch:
             return batch
-        if not given.follow and not any(consumer.lag().values()):
+        if not options.follow and not any(consumer.lag().values()):
             break
     return None
 
 
-def transformed(rows: DataFrame, where: str) -> DataFrame:
-    """The messages to copy: key, value, headers, timestamp; source_partition and offset to keep their order."""
-    # a column `partition` would ask for the same partition of the target
+def select_messages(rows: DataFrame, where: str) -> DataFrame:
+    """Return the messages to copy, with source_partition and offset, which keep their order."""
+    # publishing would use a column `partition` as the target's partition
     return rows.withColumnRenamed("partition", "source_partition").where(where)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parsed(parser(), arguments)
+    options = parse_arguments(parser(), arguments)
 
     def job() -> Counts:
-        spark = spark_session("lakemq copy_topic", given.master)
-        with stopping_signals() as stop, connected(given, spark) as mq, mq.serving():
-            return {"records": copy(mq, given, stop), "step": mq.state().step}
+        with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
+            from lakemq.jobs.session import spark_session
+        spark = spark_session("lakemq copy_topic", options.master)
+        with catch_stop_signals() as stop, connect_namespace(options, spark) as mq, mq.serving():
+            return {"records": copy(mq, options, stop), "step": mq.state().step}
 
-    return run("copy_topic", given, job)
+    return run("copy_topic", options, job)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_as_script(main)

@@ -1,10 +1,10 @@
-"""Whose SQL a text is. Apart from what runs it, so that the command's help loads nothing for it."""
+"""The SQL dialects of queries. A module of its own, so that `lakemq --help` need not load what runs them."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 
-class Dialect(str, Enum):
+class SqlDialect(str, Enum):
     spark = "spark"
     duckdb = "duckdb"

@@ -1,9 +1,9 @@
-"""The pages of docs/ that follow from the code: the command, tables, settings, errors, states.
+"""Generate the pages of docs/ that follow from the code: the command, tables, settings, errors, states.
 
     python -m lakemq.jobs.docs            write them
-    python -m lakemq.jobs.docs --check    exit with 1 when one is stale
+    python -m lakemq.jobs.docs --check    exit with 1 if one is stale
 
-A page is a function without arguments to its text; tests/unit/test_docs.py fails when a stored page is another text.
+Each page is a function that returns its text. tests/unit/test_docs.py fails if a stored page differs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lakemq.engine.client.consume.groups import DELIVERY_TRANSITIONS, GROUP, PARTITION_TRANSITIONS
+from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.topics import LOG_TRANSITIONS, TOPIC
-from lakemq.engine.client.transactions.operations import TRANSITIONS, Transitions
-from lakemq.engine.namespace.config import ENGINE, NOT_OURS, Parameter
+from lakemq.engine.client.transactions.operations import TRANSACTION_TRANSITIONS, Transitions
+from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
 from lakemq.tables.specs.registry import TABLES
@@ -30,7 +31,7 @@ from lakemq.tables.views import VIEWS
 
 FOLDER = Path(__file__).parents[1] / "docs"
 
-_GENERATED = "<!-- Written by `make docs` from {source}; changes belong there. -->"
+_GENERATED = "<!-- Written by `make docs` from {source}; change it there. -->"
 
 _SHAPES = {
     "log": "log: each row is a fact, written once",
@@ -40,23 +41,23 @@ _SHAPES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the pages, or check them; the exit code."""
+    """Write or check the pages, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.docs", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 when a page is stale")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pages are (%(default)s)")
-    asked = parser.parse_args(arguments)
-    if not asked.folder.is_dir():
-        parser.error(f"{asked.folder} is no folder: run this in a checkout, or name one with --folder")
-    stale = stale_pages(asked.folder)
+    parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if a page is stale")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the pages (%(default)s)")
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        parser.error(f"{options.folder} is not a folder: run this in a checkout, or give --folder")
+    stale = stale_pages(options.folder)
     for name in stale:
-        if not asked.check:
-            (asked.folder / name).write_text(PAGES[name](), encoding="utf-8")
-        print(f"{asked.folder / name}: {'stale, run: make docs' if asked.check else 'written'}")
-    return 1 if asked.check and stale else 0
+        if not options.check:
+            (options.folder / name).write_text(PAGES[name](), encoding="utf-8")
+        print(f"{options.folder / name}: {'stale, run: make docs' if options.check else 'written'}")
+    return 1 if options.check and stale else 0
 
 
 def stale_pages(folder: Path) -> list[str]:
-    """Names of the pages in `folder` that are not what the code says, or are not there."""
+    """Return the names of the pages in `folder` that are missing or differ from the code."""
     stored = {name: folder / name for name in PAGES}
     return [
         name for name, path in stored.items() if not path.exists() or path.read_text(encoding="utf-8") != PAGES[name]()
@@ -64,14 +65,14 @@ def stale_pages(folder: Path) -> list[str]:
 
 
 def tables_page() -> str:
-    """All tables with their columns, and the views."""
+    """Return the page of all tables with their columns, and of the views."""
     lines = [
         "# Tables",
         _GENERATED.format(source="tables/"),
-        "Every table is a Delta table in a folder of its name under the namespace. Times are UTC; a column that ends "
-        "in `_ms` holds milliseconds since 1970. `step` is the sequencer's step that decided the row.",
-        "In a *changelog* the row of a key with the highest `step` is its state. Things are decided in `journal`; the "
-        "other tables follow from it about a second later. Only the sequencer writes them; `inbox` is yours.",
+        "Each table is a Delta table in a folder of its name under the namespace. Times are UTC. A column that ends in "
+        "`_ms` holds milliseconds since 1970. `step` is the sequencer's step that decided the row.",
+        "In a *changelog*, the row of a key with the highest `step` is its state. The sequencer decides in `journal`; "
+        "the other tables follow about a second later. Only the sequencer writes tables; only `inbox` is yours.",
         "\n".join(f"- [`{spec.name}`](#{spec.name}): {spec.comment}" for spec in TABLES),
     ]
     for spec in TABLES:
@@ -79,7 +80,7 @@ def tables_page() -> str:
     lines += ["## Views", "In Spark's catalog and in `lakemq sql`. `{database}` is the namespace's database."]
     for name, query in VIEWS.items():
         lines += [f"### `{name}`", f"```sql\n{query}\n```"]
-    return _joined(lines)
+    return _join_blocks(lines)
 
 
 def _table_section(spec: TableSpec) -> list[str]:
@@ -90,59 +91,108 @@ def _table_section(spec: TableSpec) -> list[str]:
         (f"`{f.name}`", f"`{ddl_type(f.type)}`", "yes" if f.nullable else "", f.metadata[b"comment"].decode())
         for f in spec.schema
     ]
-    return [f"## {spec.name}", spec.comment, "; ".join(about) + ".", _table(("column", "type", "null", "what"), rows)]
+    return [
+        f"## {spec.name}",
+        spec.comment,
+        "; ".join(about) + ".",
+        _table(("column", "type", "null", "meaning"), rows),
+    ]
 
 
 def settings_page() -> str:
-    """All settings with defaults and ranges, and a producer's options."""
-    return _joined(
+    """Return the page of all settings with defaults and ranges, and of the options of producers and consumers."""
+    return _join_blocks(
         [
             "# Settings",
             _GENERATED.format(
-                source="engine/namespace/config.py, engine/protocol/parameters.py and engine/client/publish/options.py"
+                source="engine/namespace/config.py, engine/protocol/parameters.py, engine/client/publish/options.py "
+                "and engine/client/consume/options.py"
             ),
-            "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, and named. "
-            "So is a key that stands twice in a file.",
+            "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, which "
+            "names it. A key that occurs twice in a file is refused, too.",
             "## Engine",
             "From the YAML file named by `lakemq --conf FILE`, `lakemq.connect(path, conf=FILE)` or `$LAKEMQ_CONF`; "
             "`lakemq.connect(path, config={...})` wins over it. `conf/lakemq.yaml` lists the defaults. Each process "
-            "goes by its own settings: those of the sequencer are what the process that leads was given.",
+            "uses its own settings; for settings of the sequencer, those of the process that leads count.",
             _settings(ENGINE.declared),
+            "## Defaults of a namespace",
+            "The same file may set every setting of [topics](#topics) and [groups](#groups), and these options of "
+            "[consumers](#consumers). They are the defaults of your namespace.",
+            _settings(MEMBER.declared),
+            "The sequencer that leads stores these defaults with a topic or group when it is created. A later change "
+            "of the defaults does not affect existing topics and groups. A setting that you reset takes the default of "
+            "the sequencer that leads at that time. `describe` shows a stored default as set. Dead-letter topics that "
+            "LakeMQ creates have the built-in defaults. Defaults of consumers come from the settings of the process "
+            "that creates the consumer; so does `group.protocol` if the first member creates the group. "
+            "[Decision 36](adr/0036-defaults-are-stored.md).",
             "## Topics",
             "Per topic: `mq.topics.create(topic, config={...})`, `mq.topics.alter(topic, config={...})`, where `None` "
             "resets one.",
             _settings(TOPIC.declared),
             "## Groups",
             "Per group: `mq.groups.create(group, config={...})`, `mq.groups.alter(group, config={...})`, where `None` "
-            "resets one; a [consumer](groups.md) sets those that are its keywords when it is the group's first.",
+            "resets one. The first [consumer](groups.md) of a group sets those that are its keywords.",
             _settings(GROUP.declared),
-            "## Kafka's that are refused",
-            "These have no meaning here; whoever sets one for the engine or a topic is told why.",
+            "## Kafka's settings that are refused",
+            "These have no meaning here. Setting one for the engine or a topic is refused, with the reason.",
             _table(("settings", "why"), _not_ours()),
+            "## Settings of Kafka and Solace under other names",
+            "These are refused, too. The error names what LakeMQ has instead. Options of `mq.producer` and "
+            "`mq.consumer` may be spelled as in Kafka: `linger.ms` is `linger_ms`.",
+            _table(("setting", "here"), [(f"`{name}`", what) for name, what in REPLACEMENTS.items()]),
             "## Producers",
             inspect.cleandoc(Producer.__doc__ or ""),
             "Options of `mq.producer(...)`, in Kafka's words:",
             _settings(PRODUCER.declared),
-            "`idempotent`, or `enable_idempotence`, is `True`: a lost answer is asked for again, and nothing is "
-            "published twice. `False` is refused for a producer with a transactional id.",
+            "`idempotent`, or `enable_idempotence`, is `True` by default: a producer repeats a request whose answer "
+            "was lost, and nothing is published twice. `False` is refused for a producer with a transactional id.",
+            "## Consumers",
+            "Keywords of `mq.consumer(group, ...)`. Give one of `topics`, `pattern` and `assign`. *For* lists the "
+            "[protocols](groups.md) that take an option; `assign` stands for a consumer whose partitions you assign. "
+            "How long the partitions of a killed consumer stand still is [explained here]"
+            "(groups.md#when-a-consumer-is-killed).",
+            _table(("option", "default", "values", "for", "meaning"), _consumer_options()),
         ]
     )
 
 
+def _consumer_options() -> list[tuple[str, ...]]:
+    return [
+        (
+            f"`{option.name}`",
+            "" if option.default is None else f"`{option.default}`",
+            option.expected,
+            _applies(option),
+            option.meaning,
+        )
+        for option in CONSUMER.values()
+    ]
+
+
+def _applies(option: ConsumerOption) -> str:
+    if set(option.applies) == {*PROTOCOLS, "assign"}:
+        return "all"
+    return "members" if option.applies == PROTOCOLS else ", ".join(option.applies)
+
+
 def _not_ours() -> list[tuple[str, str]]:
     by_reason: dict[str, list[str]] = {}
-    for name, reason in NOT_OURS.items():
+    for name, reason in UNSUPPORTED.items():
         by_reason.setdefault(reason, []).append(f"`{name}`")
     return [(", ".join(names), reason) for reason, names in by_reason.items()]
 
 
 def _settings(declared: Mapping[str, Parameter]) -> str:
-    rows = [(f"`{p.name}`", f"`{_default(p)}`", _range(p), p.meaning) for p in declared.values()]
+    rows = [(f"`{p.name}`", _code(_default(p)), _range(p), p.meaning) for p in declared.values()]
     return _table(("setting", "default", "range", "what"), rows)
 
 
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
 def _default(parameter: Parameter) -> str:
-    """As it may be given."""
+    """Return the range or the kind of values that a parameter takes."""
     default = parameter.default
     if isinstance(default, bool):
         return str(default).lower()
@@ -152,40 +202,39 @@ def _default(parameter: Parameter) -> str:
 def _range(parameter: Parameter) -> str:
     if parameter.choices:
         return ", ".join(f"`{choice}`" for choice in parameter.choices)
-    if isinstance(parameter.default, bool):
+    if isinstance(parameter.default, bool | str):
         return parameter.expected
     return f"{parameter.low} to {parameter.high}"
 
 
 def errors_page() -> str:
-    """All errors, by name."""
+    """Return the page of all errors by name."""
     rows = [
         (f"`{e.name}`", "" if e.code is None else str(e.code), f"`{e.__name__}`", *_meaning(e)) for e in all_errors()
     ]
-    return _joined(
+    return _join_blocks(
         [
             "# Errors",
             _GENERATED.format(source="engine/protocol/errors.py"),
-            "Every refusal is a class of `lakemq.errors`, below `LakeMQError`. Names and codes are Kafka's "
-            "where Kafka has it. The text says what was found and what was expected. A refused request changes "
+            "Each error is a class of `lakemq.errors`, a subclass of `LakeMQError`. Names and codes are Kafka's where "
+            "Kafka has the error. The text says what was found and what was expected. A refused request changes "
             "nothing. *Retry*: the same call may succeed later.",
-            "At the command line an error is one line `NAME: message` on stderr, and an [exit code](command.md) that "
-            "says its kind.",
+            "On the command line an error is one line `NAME: message` on stderr, and an [exit code](command.md).",
             _table(("name", "code", "class", "meaning", "retry"), rows),
         ]
     )
 
 
 def states_page() -> str:
-    """Which states follow which."""
-    return _joined(
+    """Return the page of states and their transitions."""
+    return _join_blocks(
         [
             "# States",
             _GENERATED.format(source="engine/protocol/values"),
             *_states(
-                TRANSITIONS,
-                " Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that is not "
-                "known: never asked for, or expired.",
+                TRANSACTION_TRANSITIONS,
+                " Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that does "
+                "not exist: never used, or expired.",
             ),
             *_states(LOG_TRANSITIONS, " They are in [`partitions`](tables.md#partitions)."),
             *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
@@ -197,10 +246,13 @@ def states_page() -> str:
 def _states(transitions: Transitions[Any], more: str) -> list[str]:
     states = list(transitions.table)
     arrows = [
-        f"    {one.value} --> {after.value}" for one in states for after in states if after in transitions.table[one]
+        f"    {state.value} --> {after.value}"
+        for state in states
+        for after in states
+        if after in transitions.table[state]
     ]
     return [
-        f"## {transitions.what}",
+        f"## {transitions.subject}",
         (inspect.getdoc(type(states[0])) or "") + more,
         "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"]),
     ]
@@ -215,7 +267,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _joined(blocks: Iterable[str]) -> str:
+def _join_blocks(blocks: Iterable[str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 

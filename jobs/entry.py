@@ -1,8 +1,8 @@
-"""How every job of spark-submit begins and ends: options that all have, its log, its exit code, its last line.
+"""The frame of every spark-submit job: common options, the log, the exit code and the last line.
 
-What is logged is JSON, a line each, on stderr: time, level, logger, message, job, and where there is one the step, the
-batch, the requests; never a key or a value of a message. The last line on stdout is JSON, too: the job, its exit code,
-the counts or the error. (spark-submit itself sends both streams of a job to its own stdout.)
+The log goes to stderr, one JSON object per line: time, level, logger, message, job and, where known, step, batch and
+requests. It never holds a key or a value of a message. The last line on stdout is JSON, too: the job, its exit code,
+and its counts or its error. (spark-submit sends both streams of a job to its own stdout.)
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakemq.jobs import interrupts
-from lakemq.jobs.exits import Exit, all_codes, exit_of, told
-from lakemq.jobs.logs import TRACE_VARIABLE, JsonLines, told_on_stderr
+from lakemq.jobs.exits import Exit, all_codes, describe_error, exit_code_of
+from lakemq.jobs.logs import TRACE_VARIABLE, JsonLines, log_to_stderr
 from lakemq.jobs.output import one_line, to_json
 
 if TYPE_CHECKING:
@@ -33,57 +33,61 @@ PATH_VARIABLE = "LAKEMQ_PATH"
 log = logging.getLogger("lakemq.job")
 
 
-def arguments_of(name: str, does: str, examples: str) -> argparse.ArgumentParser:
-    """A parser with what every job takes. examples: arguments, a line for each."""
+def make_job_parser(name: str, does: str, examples: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all jobs share. examples: arguments, one line per example."""
     indented = "\n".join(f"  spark-submit ... jobs/{name}.py {line}" for line in examples.strip().splitlines())
     parser = argparse.ArgumentParser(
         prog=name,
         description=does,
-        epilog=f"examples:\n{indented}\n\nexit codes: {all_codes()}; 128 + n ended by signal n",
+        epilog=f"examples:\n{indented}\n\nexit codes: {all_codes()}; 128 + n if ended by signal n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--path", default=os.environ.get(PATH_VARIABLE), help=f"the namespace (else ${PATH_VARIABLE})")
-    parser.add_argument("--conf", metavar="FILE", help="a settings file (else $LAKEMQ_CONF)")
+    parser.add_argument(
+        "--path", default=os.environ.get(PATH_VARIABLE), help=f"the namespace (default: ${PATH_VARIABLE})"
+    )
+    parser.add_argument("--conf", metavar="FILE", help="a settings file (default: $LAKEMQ_CONF)")
     parser.add_argument(
         "--storage-option",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="passed to the object store; secrets belong in the environment, as everybody sees arguments",
+        help="option for the object store; put secrets into the environment, since other users can see arguments",
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
 
 
-def whole(text: str) -> int:
-    """A number of milliseconds or of things, for `type=`."""
+def whole_number(text: str) -> int:
+    """Parse a whole number, for `type=`."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number, 0 or more, is expected, found {text!r}")
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
     return int(text)
 
 
-def parsed(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The arguments; ends with a usage message where there is no namespace among them."""
-    given = parser.parse_args(arguments)
-    if not given.path:
+def parse_arguments(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the arguments. Exits with a usage message if they name no namespace."""
+    options = parser.parse_args(arguments)
+    if not options.path:
         parser.error(f"give --path, or set {PATH_VARIABLE}")
-    return given
+    return options
 
 
-def connected(given: argparse.Namespace, spark: SparkSession | None = None, create: bool = False) -> Connection:
-    """The namespace that the arguments name."""
+def connect_namespace(
+    options: argparse.Namespace, spark: SparkSession | None = None, create: bool = False
+) -> Connection:
+    """Connect to the namespace that the arguments name."""
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.config import load_config
     from lakemq.engine.namespace.namespace import open_namespace
 
-    # not lakemq.connect: registering tables and views takes longer than many a micro-batch, and nobody asks here
-    options = storage_options(given.storage_option)
-    return Connection(open_namespace(given.path, load_config(given.conf), options, create=create), spark)
+    # not lakemq.connect: registering tables and views takes longer than a micro-batch, and jobs need no SQL
+    storage = storage_options(options.storage_option)
+    return Connection(open_namespace(options.path, load_config(options.conf), storage, create=create), spark)
 
 
 def storage_options(pairs: list[str]) -> dict[str, str]:
-    """Their values may be secrets, so that none is ever shown. Raises InvalidConfig."""
-    from lakemq.errors import InvalidConfig  # the command's help does without what that loads
+    """Parse KEY=VALUE pairs. Values may be secrets, so no error shows them. Raises InvalidConfig."""
+    from lakemq.errors import InvalidConfig  # imported late, because `lakemq --help` must stay fast
 
     options: dict[str, str] = {}
     for pair in pairs:
@@ -91,21 +95,21 @@ def storage_options(pairs: list[str]) -> dict[str, str]:
         if not equals:
             raise InvalidConfig("A storage option is written KEY=VALUE.")
         if key in options:
-            raise InvalidConfig("A storage option stands twice.", found=key)
+            raise InvalidConfig("A storage option occurs twice.", found=key)
         options[key] = value
     return options
 
 
-def run(name: str, given: argparse.Namespace, work: Callable[[], Counts]) -> int:
-    """Do the work; returns the exit code. What goes wrong is told in one line, and in the last one.
+def run(name: str, options: argparse.Namespace, work: Callable[[], Counts]) -> int:
+    """Do the work and return the exit code. An error is logged as one line and reported in the last line.
 
-    The work ends by itself when the first SIGTERM or SIGINT comes, or raises; so it does when the JVM is gone that
-    started this process, as nobody would stop it any more.
+    The first SIGTERM or SIGINT raises in the work, or the work handles it and ends. The same happens when the JVM that
+    started this process is gone, since nothing would stop the process any more.
     """
-    level, begun_s = logging.getLevelName(given.log_level.upper()), time.monotonic()
+    level, begun_s = logging.getLevelName(options.log_level.upper()), time.monotonic()
     end: dict[str, Any] = {"job": name}
-    with interrupts.installed(), told_on_stderr(level, JsonLines(name)):
-        interrupts.follow_jvm()
+    with interrupts.handle_signals(), log_to_stderr(level, JsonLines(name)):
+        interrupts.end_with_jvm()
         try:
             code, more = Exit.OK.value, work()
         except BaseException as error:
@@ -116,13 +120,13 @@ def run(name: str, given: argparse.Namespace, work: Callable[[], Counts]) -> int
 
 
 def _ended_by(error: BaseException) -> tuple[int, Counts]:
-    # whatever a library made of a signal, it is one
-    number = interrupts.received() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    # a library may turn a signal into an error of its own: report the signal
+    number = interrupts.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
     if number is not None:
         line, code = f"INTERRUPTED: by {signal.Signals(number).name}", 128 + number
     elif isinstance(error, Exception):
-        line = one_line(told(error))
-        code = exit_of(line).value
+        line = one_line(describe_error(error))
+        code = exit_code_of(line).value
     else:
         raise error
     log.error(line, exc_info=error if os.environ.get(TRACE_VARIABLE) else None)
@@ -130,6 +134,6 @@ def _ended_by(error: BaseException) -> tuple[int, Counts]:
     return code, {"error": refusal, "message": message}
 
 
-def started(job: Callable[[list[str]], int]) -> None:
-    """The end of a job's file."""
+def run_as_script(job: Callable[[list[str]], int]) -> None:
+    """Run a job with the process's arguments and exit with its code."""
     sys.exit(job(sys.argv[1:]))

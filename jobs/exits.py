@@ -1,4 +1,4 @@
-"""The exit codes of the command and of jobs, which error ends in which, and how an error is told."""
+"""The exit codes of the command and of jobs, and the line that reports an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lakemq.jobs.logs import TRACE_VARIABLE
 
 
 class Exit(IntEnum):
-    """How a command ended, for whoever started it."""
+    """The exit codes."""
 
     OK = 0
     FAILED = 1
@@ -44,23 +44,23 @@ _BY_NAME = {
 }
 
 
-def exit_of(told: str) -> Exit:
-    """For an error as it is told: `NAME: message`."""
-    return _BY_NAME.get(told.partition(":")[0], Exit.FAILED)
+def exit_code_of(line: str) -> Exit:
+    """Return the exit code for an error line `NAME: message`."""
+    return _BY_NAME.get(line.partition(":")[0], Exit.FAILED)
 
 
 def all_codes() -> str:
-    """All of them in a sentence."""
+    """Return all codes and their meanings in one sentence."""
     return "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items())
 
 
-def told(error: Exception) -> str:
-    """An error as `NAME: message`."""
-    # delta-rs quotes Rust's way of saying it
-    return re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", _told(error))
+def describe_error(error: Exception) -> str:
+    """Return an error as `NAME: message`."""
+    # delta-rs quotes Rust's representation of an OS error
+    return re.sub(r'Os \{ code: \d+, kind: \w+, message: "(.*?)" \}', r"\1", _describe_error(error))
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
     from lakemq.tables.storage.store import NewerTable, NotATable
 
@@ -84,11 +84,11 @@ def _told(error: Exception) -> str:
         return f"{StorageError.name}: {text}"
     if origin in ("duckdb", "_duckdb"):
         return f"SQL_ERROR: {text}"
-    return f"INTERNAL_ERROR: {type(error).__name__}: {text} (with {TRACE_VARIABLE}=1 you see where)"
+    return f"INTERNAL_ERROR: {type(error).__name__}: {text} ({TRACE_VARIABLE}=1 shows the stack trace)"
 
 
 def _first_line_of_spark(error: Exception) -> str:
-    """Behind it stand the plan, or the stack of a JVM."""
+    """Return the first line of Spark's message; the others are a plan, or a JVM's stack trace."""
     java = getattr(error, "java_exception", None)
     lines = str(error if java is None else java.getMessage()).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM: a command that gets one ends by itself, and if that takes long, without waiting any longer.
+"""SIGINT and SIGTERM: a command that gets one ends in good order, or after a grace period at once.
 
-A lease that it holds is handed over if there is time; else a standby takes over when it has run out.
+If there is time, it hands over its lease. Otherwise a standby takes over when the lease expires.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _interruptible: WeakSet[Interruptible] = WeakSet()
 
 
 class Interruptible(Protocol):
-    """Something that may be at work in native code, which a Python exception does not reach."""
+    """An object that may run native code, which a Python exception does not reach."""
 
     def interrupt(self) -> None: ...
 
 
-def interrupts(one: Interruptible) -> None:
-    """A signal interrupts this, too, for as long as it is there."""
-    _interruptible.add(one)
+def interrupt_on_signal(target: Interruptible) -> None:
+    """Let signals interrupt this object, too, as long as it exists."""
+    _interruptible.add(target)
 
 
 def install() -> None:
-    """From here on the two signals end this process; to be called in its main thread."""
+    """Let the two signals end this process. Call it in the main thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
 
 
 @contextmanager
-def installed() -> Iterator[None]:
-    """Within this, the two signals end what is at work."""
+def handle_signals() -> Iterator[None]:
+    """Let the two signals end the work inside the block."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     install()
     try:
@@ -54,20 +54,20 @@ def installed() -> Iterator[None]:
 
 
 def on_signal(number: int, _: FrameType | None) -> None:
-    """Raises KeyboardInterrupt or SystemExit where the process is; whatever that meets, the end comes."""
+    """Raise KeyboardInterrupt or SystemExit in the main thread, and end the process after a grace period."""
     _received.append(number)
     end = threading.Timer(GRACE_S, _give_up, [number])
     end.daemon = True
     end.start()
-    for one in list(_interruptible):
-        one.interrupt()
+    for target in list(_interruptible):
+        target.interrupt()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 
-def follow_jvm() -> None:
-    """From here on this process is told to end, by SIGTERM, when the JVM of spark-submit that started it is gone."""
+def end_with_jvm() -> None:
+    """Send this process SIGTERM when the JVM of spark-submit, which started it, is gone."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         threading.Thread(target=_end_with, args=[os.getppid()], name="lakemq-jvm", daemon=True).start()
 
@@ -78,13 +78,13 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def received() -> int | None:
-    """The signal that told this process to end; None: none did."""
+def received_signal() -> int | None:
+    """Return the first signal that asked this process to end; None if there was none."""
     return _received[0] if _received else None
 
 
 def _give_up(number: int) -> None:
-    # not through sys.stderr: somebody may hold its lock for ever
+    # not through sys.stderr: a hung thread may hold its lock
     text = f"{signal.Signals(number).name}: ended without waiting any longer\n"
     os.write(2, text.encode())
     os._exit(128 + number)

@@ -1,10 +1,10 @@
-"""Delta's jars for Spark are resolved once, kept in a folder of the user, and never asked for again.
+"""Fetch Delta's jars for Spark once, and keep them in a folder of the user.
 
-    python -m lakemq.jobs.jars            resolve what is missing (the only step that needs a network)
+    python -m lakemq.jobs.jars            fetch missing jars (the only step that needs a network)
     python -m lakemq.jobs.jars --print    the kept jars, comma separated, for `spark-submit --jars`
 
-The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. A folder
-filled by hand (a machine without a network) is accepted as it is, if the bytes are the right ones.
+The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. You may
+fill the folder by hand on a machine without a network; the bytes are checked.
 
 Ivy runs by itself, out of Spark's own jars, and is asked for the files of `JARS` alone: `spark.jars.packages`
 would fetch 33 jars (87 MB), most of them older copies of what Spark ships, and would ask a second repository.
@@ -21,14 +21,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 DELTA_VERSION = "4.4.0"
 JAVA_VERSION_MIN = 17
 RESOLVE_TIMEOUT_S = 300
 MARKER = "complete"
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def java_command() -> str:
 
 
 def kept_folder() -> Path:
-    """Where the jars are kept, whether or not they are there."""
+    """Return the folder of the jars, whether it exists or not."""
     named = os.environ.get("LAKEMQ_JARS")
     if named:
         return Path(named).expanduser().absolute()
@@ -126,7 +129,7 @@ def kept_jars() -> tuple[Path, ...]:
 
 
 def resolve() -> tuple[Path, ...]:
-    """The kept jars, fetched first if they are not there; a complete folder starts no JVM and asks nobody.
+    """Fetch missing jars, and return the paths of all. If none is missing, this starts no JVM and uses no network.
 
     Two processes may resolve at once: each file appears whole, and the marker last. Raises MissingJava,
     JarsNotResolved.
@@ -183,7 +186,8 @@ def _run_ivy(work: Path) -> None:
     command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
     command += ["-cache", str(work / "cache"), "-retrieve", f"{work}/out/[artifact]-[revision].[ext]"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
+        with _progress(work / "cache"):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise JarsNotResolved(f"Ivy gave no answer in {RESOLVE_TIMEOUT_S} s") from error
     if done.returncode != 0:
@@ -191,8 +195,37 @@ def _run_ivy(work: Path) -> None:
         raise JarsNotResolved(f"Ivy could not bring Delta's jars; is there a network?\n{last_lines}")
 
 
+@contextmanager
+def _progress(folder: Path) -> Iterator[None]:
+    """Show on stderr, if that is a terminal, how many bytes the folder has got so far."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    parts = (SpinnerColumn(), TextColumn("fetching Delta's jars"), DownloadColumn(), TimeElapsedColumn())
+    stopped = Event()
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def watch() -> None:
+            while not stopped.wait(_LOOK_S):
+                # a file may be renamed between the listing and the look at it
+                with suppress(OSError):
+                    bar.update(task, completed=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()))
+
+        watcher = Thread(target=watch, name="lakemq-jars", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            watcher.join()
+
+
 def _ivy_module() -> str:
-    wanted = "\n".join(
+    dependencies = "\n".join(
         f'    <dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.version}"'
         ' transitive="false" conf="default->*"/>'
         for jar in JARS
@@ -202,7 +235,7 @@ def _ivy_module() -> str:
   <info organisation="lakemq" module="jars"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>
-{wanted}
+{dependencies}
   </dependencies>
 </ivy-module>
 """

@@ -1,4 +1,4 @@
-"""What the engine logs, on stderr: a line each, with the time in UTC; text for the command, JSON for jobs."""
+"""Log to stderr, one line per record with the time in UTC: text for the command, JSON for jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from lakemq.jobs.output import one_line, to_json
 
 TRACE_VARIABLE = "LAKEMQ_TRACE"
-"""Set to anything, errors come with their stack trace."""
+"""If it is set to anything, errors are reported with their stack trace."""
 
 _ENGINE = "lakemq"
 
@@ -30,7 +30,7 @@ class _Lines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line. What `extra` gave to it under one of `FIELDS` is a field of it."""
+    """Formats a record as one JSON object. Values of `extra` named in `FIELDS` are fields of it."""
 
     FIELDS = ("step", "batch", "query", "requests", "letters", "records", "refused")
 
@@ -54,8 +54,8 @@ class JsonLines(logging.Formatter):
 
 
 @contextmanager
-def told_on_stderr(level: int = logging.WARNING, lines: logging.Formatter | None = None) -> Iterator[None]:
-    """What the engine logs at this level or above is a line on stderr, and nothing else."""
+def log_to_stderr(level: int = logging.WARNING, lines: logging.Formatter | None = None) -> Iterator[None]:
+    """Log the engine's records at this level or above to stderr, and nowhere else, inside the block."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(lines or _Lines())
     logger = logging.getLogger(_ENGINE)

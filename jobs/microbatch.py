@@ -1,27 +1,26 @@
-"""The default job: one micro-batch of all that waits.
+"""The default job: one micro-batch of everything that waits.
 
     spark-submit --properties-file conf/spark-defaults.conf --py-files dist/lakemq.zip jobs/microbatch.py --path data/mq
 
-drains `inbox`, publishes what a source of Structured Streaming has by now, decides what waits in the mailbox, projects,
-and ends. Run by a scheduler as often as wished: whatever was killed is taken up by the next run, and nothing is
-published twice. Where a sequencer serves the namespace, that one decides; otherwise this job does.
+drains `inbox`, publishes the new rows of a Structured Streaming source, decides the waiting requests, updates the
+tables, and ends. A scheduler may run it as often as you like. After a kill, the next run continues, and nothing is
+published twice. If a sequencer serves the namespace, it decides; otherwise this job does.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.request import COLUMNS
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import NotLeader
-from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started
-from lakemq.jobs.session import spark_session
+from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
-with needs("spark"):
+if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import functions as F
 
 log = logging.getLogger("lakemq.microbatch")
 
@@ -32,16 +31,16 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = arguments_of("microbatch", "Drain the inbox and a source, publish, step.", EXAMPLES)
-    parser.add_argument("--create", action="store_true", help="make the namespace if it is not there")
-    parser.add_argument("--master", help="where Spark runs, if spark-submit does not say")
+    parser = make_job_parser("microbatch", "Drain the inbox and a source, publish, step.", EXAMPLES)
+    parser.add_argument("--create", action="store_true", help="create the namespace if it does not exist")
+    parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     parser.add_argument("--no-inbox", action="store_true", help="leave the inbox alone")
-    source = parser.add_argument_group("source", "what Structured Streaming can read; --topic and --query go with it")
+    source = parser.add_argument_group("source", "a source of Structured Streaming; needs --topic and --query")
     source.add_argument("--source-format", metavar="FORMAT", help="json, csv, parquet, delta, kafka, ...")
     source.add_argument("--source-option", metavar="KEY=VALUE", action="append", default=[], help="path=..., ...")
-    source.add_argument("--source-schema", metavar="DDL", help="columns of files, as in 'id int, name string'")
-    source.add_argument("--query", help="name of the stream, for ever: its batches are numbered under it")
-    source.add_argument("--checkpoint", help="where Structured Streaming keeps its notes (else a scratch folder)")
+    source.add_argument("--source-schema", metavar="DDL", help="columns of files, such as 'id int, name string'")
+    source.add_argument("--query", help="permanent name of the stream, under which its batches are numbered")
+    source.add_argument("--checkpoint", help="checkpoint folder of Structured Streaming (default: a scratch folder)")
     source.add_argument("--topic", help="topic or destination to publish to")
     for name in COLUMNS:
         source.add_argument(f"--{name}", metavar="EXPRESSION", help=f"the {name}, as a SQL expression of the source")
@@ -49,51 +48,55 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The arguments; ends with a usage message where they do not go together."""
+    """Parse the arguments. Exits with a usage message if they contradict each other."""
     made = parser()
-    given = parsed(made, arguments)
-    if given.source_format is None:
-        lonely = [n for n in ("query", "topic", "checkpoint", "source_schema", *COLUMNS) if getattr(given, n)]
-        if lonely or given.source_option:
+    options = parse_arguments(made, arguments)
+    if options.source_format is None:
+        lonely = [n for n in ("query", "topic", "checkpoint", "source_schema", *COLUMNS) if getattr(options, n)]
+        if lonely or options.source_option:
             made.error("--source-format is missing")
-    elif not (given.query and given.topic):
+    elif not (options.query and options.topic):
         made.error("--source-format needs --query and --topic")
-    if bad := [pair for pair in given.source_option if "=" not in pair]:
+    if bad := [pair for pair in options.source_option if "=" not in pair]:
         made.error(f"--source-option is written KEY=VALUE, found {bad[0]!r}")
-    options = dict(pair.split("=", 1) for pair in given.source_option)
-    if len(options) < len(given.source_option):
-        made.error("a --source-option stands twice")
-    given.source_options = options
-    return given
+    source_options = dict(pair.split("=", 1) for pair in options.source_option)
+    if len(source_options) < len(options.source_option):
+        made.error("a --source-option occurs twice")
+    options.source_options = source_options
+    return options
 
 
-def open_source(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    """The streaming DataFrame the arguments describe."""
-    reader = spark.readStream.format(given.source_format).options(**given.source_options)
-    return (reader.schema(given.source_schema) if given.source_schema else reader).load()
+def open_source(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    """Return the streaming DataFrame that the arguments describe."""
+    reader = spark.readStream.format(options.source_format).options(**options.source_options)
+    return (reader.schema(options.source_schema) if options.source_schema else reader).load()
 
 
-def micro_batch(mq: Connection, spark: SparkSession, given: argparse.Namespace) -> Counts:
-    """One micro-batch; what was published of the inbox and of the source, and the letters decided besides."""
+def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace) -> Counts:
+    """Run one micro-batch. Returns the counts of published rows of the inbox and the source, and of decided letters."""
+    from pyspark.sql import functions as F
+
     counts: dict[str, int] = {}
     with mq.serving():
-        if not given.no_inbox:
+        if not options.no_inbox:
             drained = mq.drain_inbox()
             counts |= {"inbox_records": drained.record_count, "inbox_refused": drained.refused_count}
-        if given.source_format:
-            columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(given, name))}
-            source = open_source(spark, given)
-            done = mq.publish_stream(given.topic, source, query=given.query, checkpoint=given.checkpoint, **columns)
+        if options.source_format:
+            columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
+            source = open_source(spark, options)
+            done = mq.publish_stream(
+                options.topic, source, query=options.query, checkpoint=options.checkpoint, **columns
+            )
             counts |= {"batches": done.batch_count, "records": done.record_count, "refused": done.refused_count}
     try:
         counts["letters"] = mq.step_until_idle()
     except NotLeader as leader:
-        log.info("the mailbox is left to the sequencer that serves: %s", leader)
+        log.info("Another sequencer serves and decides the waiting requests: %s", leader)
     return counts | {"step": mq.state().step}
 
 
-def _quiet(spark: SparkSession) -> None:
-    """What goes wrong is said once, in a line; Spark would log the stack trace of every batch and column first."""
+def _silence_spark_logs(spark: SparkSession) -> None:
+    """Silence Spark's logs of stack traces per batch and column: the job reports an error in one line."""
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
@@ -103,16 +106,18 @@ def _quiet(spark: SparkSession) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
 
     def job() -> Counts:
-        spark = spark_session("lakemq microbatch", given.master)
-        _quiet(spark)
-        with connected(given, spark, given.create) as mq:
-            return micro_batch(mq, spark, given)
+        with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
+            from lakemq.jobs.session import spark_session
+        spark = spark_session("lakemq microbatch", options.master)
+        _silence_spark_logs(spark)
+        with connect_namespace(options, spark, options.create) as mq:
+            return micro_batch(mq, spark, options)
 
-    return run("microbatch", given, job)
+    return run("microbatch", options, job)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_as_script(main)

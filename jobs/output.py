@@ -1,7 +1,7 @@
-"""What a command prints: records and messages to stdout as a table, JSON lines or CSV; all else to stderr.
+"""Print records and messages to stdout as a table, JSON lines or CSV, and notes to stderr.
 
-Nothing is lost on the way: a key or value that is not UTF-8 stands in JSON and CSV as `key_base64`, `value_base64`.
-Tables are for eyes: what a terminal would obey is shown escaped.
+JSON and CSV lose nothing: a key or value that is not UTF-8 is printed as `key_base64` or `value_base64`. Tables are for
+people: control characters, which a terminal would obey, are escaped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 
-# A table that goes into a pipe is as wide as it needs to be.
+# The width of a table in a pipe: as wide as it needs to be.
 _WIDE = 100_000
 
 
 class Output(str, Enum):
-    """How records are printed."""
+    """The output formats."""
 
     table = "table"
     json = "json"
@@ -36,27 +36,27 @@ class Output(str, Enum):
 
 
 def note(text: str) -> None:
-    """One line for whoever watches, on stderr."""
+    """Print one line for the user on stderr."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and without anything that a terminal would obey."""
-    return shown(" ".join(text.split()))
+    """Return the text in one line, with control characters escaped."""
+    return escape_control_characters(" ".join(text.split()))
 
 
-def shown(text: str) -> str:
-    """The text with control characters escaped."""
+def escape_control_characters(text: str) -> str:
+    """Return the text with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def show(records: Iterable[Record], output: Output, columns: Sequence[str]) -> None:
-    """Print records; `columns`: which of their fields a table or CSV has, JSON has all."""
+    """Print records. `columns`: the fields of a table or a CSV; JSON has all fields."""
     if output is Output.json:
         for record in records:
-            print(to_json(readable(record)))
+            print(to_json(to_readable(record)))
     elif output is Output.csv:
         lines = _CsvLines(sys.stdout)
         lines.write(columns)
@@ -67,58 +67,58 @@ def show(records: Iterable[Record], output: Output, columns: Sequence[str]) -> N
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON on one line; times as ISO 8601."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    """Return compact JSON on one line, with times as ISO 8601."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_to_plain)
 
 
-def _plain(value: Any) -> Any:
-    """What JSON does not have, as text; a decimal is a number where a double is just that number."""
+def _to_plain(value: Any) -> Any:
+    """Convert a value that JSON lacks to text. A decimal becomes a number if a double represents it exactly."""
     if isinstance(value, datetime):
-        return iso(value)
+        return to_iso(value)
     if isinstance(value, Decimal):
         return float(value) if Decimal(repr(float(value))) == value else str(value)
     return str(value)
 
 
-def readable(value: Any) -> Any:
-    """The value with its bytes as text; what is not UTF-8 as `<name>_base64` in an object, else as `base64:...`.
+def to_readable(value: Any) -> Any:
+    """Return the value with its bytes as text. Bytes that are not UTF-8 become `<name>_base64`, or `base64:...`.
 
-    Keys of a map are text, too, and so are NaN and Infinity, which no JSON has.
+    Keys of a map become text, and so do NaN and Infinity, which JSON lacks.
     """
     if isinstance(value, Mapping):
         record: dict[str, Any] = {}
-        for key, one in value.items():
+        for key, item in value.items():
             name = _cell(key)
-            if isinstance(one, bytes):
-                _put(record, name, one)
+            if isinstance(item, bytes):
+                _put_bytes(record, name, item)
             else:
-                record[name] = readable(one)
+                record[name] = to_readable(item)
         return record
     if isinstance(value, list | tuple):
-        return [readable(one) for one in value]
+        return [to_readable(item) for item in value]
     if isinstance(value, bytes):
-        text = as_text(value)
+        text = decode_utf8(value)
         return f"base64:{base64.b64encode(value).decode()}" if text is None else text
     if isinstance(value, float) and not math.isfinite(value):
         return to_json(value)
     return value
 
 
-def iso(time: datetime) -> str:
-    """A time in UTC as ISO 8601, to the millisecond or, where it has them, the microsecond."""
+def to_iso(time: datetime) -> str:
+    """Return a time as ISO 8601 in UTC, with milliseconds, or microseconds if it has them."""
     utc = time.astimezone(timezone.utc) if time.tzinfo else time
     precision = "microseconds" if utc.microsecond % 1000 else "milliseconds"
     return utc.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
 
 
 def _cell(value: Any) -> str:
-    """A value as text in a table or in CSV."""
+    """Return a value as text for a table or a CSV."""
     if isinstance(value, str):
         return value
-    told = readable(value)
-    if not isinstance(told, str | int | float | list | dict | None):
-        told = _plain(told)
-    return told if isinstance(told, str) else to_json(told)
+    plain = to_readable(value)
+    if not isinstance(plain, str | int | float | list | dict | None):
+        plain = _to_plain(plain)
+    return plain if isinstance(plain, str) else to_json(plain)
 
 
 def _show_table(records: Sequence[Record], columns: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ def _show_table(records: Sequence[Record], columns: Sequence[str]) -> None:
         table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
     for record in records:
         values = (record.get(name) for name in columns)
-        table.add_row(*(Text("" if v is None else shown(_cell(v))) for v in values))
+        table.add_row(*(Text("" if v is None else escape_control_characters(_cell(v))) for v in values))
     if sys.stdout.isatty():
         Console().print(table)
         return
@@ -149,7 +149,7 @@ _QUOTED = re.compile(r'[,"\r\n]')
 
 
 class _CsvLines:
-    """CSV in which null is nothing at all and an empty text is two quotes, so that both can be read back."""
+    """Writes CSV in which null is an empty field and an empty text is two quotes, so that both can be read."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -180,19 +180,19 @@ COLUMNS = (
     "value_base64",
     "headers",
 )
-"""Fields of a printed message. Of `key` and `key_base64` one is null, and so with the value."""
+"""Fields of a printed message. At most one of `key` and `key_base64` is set; the same holds for the value."""
 
 
-def as_text(data: bytes) -> str | None:
-    """The bytes as UTF-8, None: they are not."""
+def decode_utf8(data: bytes) -> str | None:
+    """Decode bytes as UTF-8; None if they are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
 
-def _put(record: dict[str, Any], name: str, data: bytes | None) -> None:
-    text = None if data is None else as_text(data)
+def _put_bytes(record: dict[str, Any], name: str, data: bytes | None) -> None:
+    text = None if data is None else decode_utf8(data)
     if data is not None and text is None:
         record[f"{name}_base64"] = base64.b64encode(data).decode()
     else:
@@ -200,7 +200,7 @@ def _put(record: dict[str, Any], name: str, data: bytes | None) -> None:
 
 
 def message_records(table: pa.Table) -> list[dict[str, Any]]:
-    """Fetched rows as records: key and value as text, or else as `key_base64`, `value_base64`."""
+    """FetchResult rows as records: key and value as text, or else as `key_base64`, `value_base64`."""
     parts = [table.column(name).to_pylist() for name in ("topic", "partition", "offset")]
     records: list[dict[str, Any]] = [
         {"topic": topic, "partition": partition, "offset": offset, "timestamp": time}
@@ -208,7 +208,7 @@ def message_records(table: pa.Table) -> list[dict[str, Any]]:
     ]
     for name in ("key", "value"):
         for record, data in zip(records, table.column(name).to_pylist(), strict=True):
-            _put(record, name, data)
+            _put_bytes(record, name, data)
     headers = table.column("headers")
     listed = [None] * len(records) if headers.null_count == len(records) else headers.to_pylist()
     for record, pairs in zip(records, listed, strict=True):
@@ -218,12 +218,12 @@ def message_records(table: pa.Table) -> list[dict[str, Any]]:
 
 def _header(pair: Mapping[str, Any]) -> dict[str, Any]:
     header = {"key": pair["key"]}
-    _put(header, "value", pair["value"])
+    _put_bytes(header, "value", pair["value"])
     return header
 
 
 def _times(column: pa.ChunkedArray) -> list[str]:
-    """As `iso`, for many."""
+    """Convert a column of times as `to_iso` does, but all at once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -236,7 +236,7 @@ def _times(column: pa.ChunkedArray) -> list[str]:
 
 
 class MessagePrinter:
-    """Prints fetched messages as they come, without keeping them."""
+    """Prints fetched messages as they arrive, without keeping them."""
 
     def __init__(self, output: Output, stream: TextIO | None = None) -> None:
         self._output = output
@@ -251,7 +251,7 @@ class MessagePrinter:
         self._stream.flush()
 
     def close(self) -> None:
-        """The header at least, where there is one."""
+        """Print the header if no message was printed."""
         if not self._begun and self._output is not Output.json:
             self.write_header()
             self._stream.flush()
@@ -281,15 +281,15 @@ class MessagePrinter:
     def _table(self, records: Sequence[Record]) -> None:
         self.write_header()
         for record in records:
-            headers = " ".join(f"{h['key']}={_seen(h, 'value')}" for h in record["headers"])
+            headers = " ".join(f"{h['key']}={_message_text(h, 'value')}" for h in record["headers"])
             line = _TABLE_LINE.format(
                 record["partition"],
                 record["offset"],
                 record["timestamp"],
-                shown(_seen(record, "key")),
-                shown(_seen(record, "value")),
+                escape_control_characters(_message_text(record, "key")),
+                escape_control_characters(_message_text(record, "value")),
             )
-            self._stream.write(line + (f"  [{shown(headers)}]" if headers else "") + "\n")
+            self._stream.write(line + (f"  [{escape_control_characters(headers)}]" if headers else "") + "\n")
 
 
 _BATCH_ROWS = 10_000
@@ -297,7 +297,7 @@ _BATCH_ROWS = 10_000
 _TABLE_LINE = "{:>9}  {:>10}  {:<24}  {:<16}  {}"
 
 
-def _seen(record: Record, name: str) -> str:
+def _message_text(record: Record, name: str) -> str:
     if f"{name}_base64" in record:
         return f"base64:{record[f'{name}_base64']}"
     return "(null)" if record[name] is None else str(record[name])

@@ -1,4 +1,4 @@
-"""Whether a namespace can be written, found out before anything is begun."""
+"""Find out whether a namespace can be written before any work starts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FOLDER = "probe"
 
 
 def probe(files: Files) -> int | None:
-    """A small object was put and is gone again; the epoch milliseconds at which the store says it was written.
+    """Write and delete a small object, and return the time in epoch milliseconds that the store gave it.
 
-    Raises what the store refuses it with.
+    Raises the store's error if it refuses.
     """
     name = f"{FOLDER}/{uuid.uuid4().hex}"
     files.put(name, b"")

@@ -41,15 +41,15 @@ pre { background: #f4f6f8; border-radius: 6px; padding: 12px; font-size: 13px; o
 
 @dataclass
 class Report:
-    """Parts are added in the order in which they are read."""
+    """A report. Add its parts in reading order."""
 
     title: str
     summary: str
     _parts: list[str] = field(default_factory=list)
 
     def add_tiles(self, tiles: Iterable[tuple[str, str]]) -> None:
-        """A row of figures, each with what it counts."""
-        cells = (f'<div class="tile"><b>{_text(n)}</b><span>{_text(of)}</span></div>' for n, of in tiles)
+        """Add a row of figures with their captions."""
+        cells = (f'<div class="tile"><b>{_text(n)}</b><span>{_text(caption)}</span></div>' for n, caption in tiles)
         self._parts.append(f'<div class="tiles">{"".join(cells)}</div>')
 
     def add_section(
@@ -61,10 +61,10 @@ class Report:
         rows: Iterable[Sequence[object]] = (),
         source: str = "",
     ) -> None:
-        """A section; `source` is the code behind it, shown on request."""
+        """Add a section. `source`: the query behind it, shown on request."""
         body = [f"<h2>{_text(title)}</h2><p>{_text(text)}</p>"]
         if figure is not None:
-            body.append(_styled(figure).to_html(full_html=False, include_plotlyjs=False, config=_BUTTONS))
+            body.append(_apply_style(figure).to_html(full_html=False, include_plotlyjs=False, config=_BUTTONS))
         if columns:
             body.append(_table(columns, rows))
         if source:
@@ -72,7 +72,7 @@ class Report:
         self._parts.append(f"<section>{''.join(body)}</section>")
 
     def write(self, path: Path) -> None:
-        """The report as one file."""
+        """Write the report as one file."""
         path.write_text(
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -85,7 +85,7 @@ class Report:
 _BUTTONS = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 
 
-def _styled(figure: go.Figure) -> go.Figure:
+def _apply_style(figure: go.Figure) -> go.Figure:
     grid = {"gridcolor": "#eef1f4", "zerolinecolor": "#c2ccd6", "automargin": True}
     figure.update_layout(
         template="plotly_white",
@@ -106,13 +106,15 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     ]
     head = "".join(f"<th{kind}>{_text(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     lines = (
-        "<tr>" + "".join(f"<td{kind}>{_shown(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{_format_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "</tr>"
         for row in listed
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _shown(cell: object) -> str:
+def _format_cell(cell: object) -> str:
     if cell is None:
         return ""
     if isinstance(cell, datetime):

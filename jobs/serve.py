@@ -1,7 +1,7 @@
 """Serve a namespace until stopped: `lakemq serve`, or `spark-submit jobs/serve.py --path ...` (no Spark is started).
 
-SIGTERM or SIGINT: the step is finished, what is decided is projected, the lease is handed over; the exit code is 0.
-A second signal ends the process at once. Who leads is told on stderr.
+SIGTERM or SIGINT: the job finishes its step, writes its decisions to the tables and hands over the lease; the exit code
+is 0. A second signal ends the process at once. The log on stderr says which sequencer leads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lakemq.jobs.entry import Counts, arguments_of, connected, parsed, run, started, whole
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.native_memory import MemoryRelease, choose_allocator
 from lakemq.jobs.probe import probe
 
 if TYPE_CHECKING:
@@ -31,29 +40,46 @@ log = logging.getLogger("lakemq.serve")
 _LOOK_S = 0.1
 
 
-def serve_until_stopped(mq: Connection, for_ms: int | None = None) -> int:
-    """Lead, or stand by while another one leads, until a signal comes; the last step that this one knows of.
+def serve_until_signal(mq: Connection, for_ms: int | None = None) -> int:
+    """Lead, or stand by while another sequencer leads, until a signal comes. Returns the last known step.
 
-    for_ms: end after so long in any case. Raises what the storage fails with.
+    for_ms: end after this time in any case. Raises the store's errors.
     """
-    with stopping_signals() as stop:
+    with catch_stop_signals() as stop:
         end_s = math.inf if for_ms is None else time.monotonic() + for_ms / 1000
-        probe(mq.namespace.files)
+        _look_whether_writable(mq)
         with mq.serving() as serving:
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
-            watch = _Watch(serving)
+            watch, memory = _LeaderWatcher(serving), MemoryRelease()
             while not (stop.is_set() or serving.wait(_LOOK_S) or time.monotonic() >= end_s):
                 watch.look()
-            step = serving.sequencer.state.step  # afterwards it has none
+                memory.look()
+            # read before the block ends: afterwards the sequencer has no state and does not lead
+            step, led = serving.sequencer.state.step, serving.sequencer.leads
         if serving.error is not None:
             raise serving.error
-        log.info("%s has stopped; the lease is handed over", serving.sequencer.name, extra={"step": step})
+        how = "the lease is handed over" if led else "it was a standby without a lease"
+        log.info("%s has stopped; %s", serving.sequencer.name, how, extra={"step": step})
         return step
 
 
+def _look_whether_writable(mq: Connection) -> None:
+    """Log an error that keeps the namespace from being written, such as a full disk; serving retries until it can.
+
+    Raises PermissionError, which waiting does not cure.
+    """
+    try:
+        probe(mq.namespace.files)
+    except PermissionError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        log.error("%s cannot be written (%s). Requests wait; the sequencer keeps trying.", mq.namespace.path, why)
+
+
 @contextmanager
-def stopping_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGTERM or SIGINT sets; the second one kills."""
+def catch_stop_signals() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets. The second signal kills the process."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -72,8 +98,8 @@ def stopping_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class _Watch:
-    """Tells whom a standby stands by for. Who leads has loaded all there is: no garbage is looked for in that."""
+class _LeaderWatcher:
+    """Logs which sequencer a standby waits for, and exempts a leader's state from garbage collection."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving, self._leader, self._epoch = serving, "", -1
@@ -83,7 +109,7 @@ class _Watch:
         leads, state = sequencer.leads, sequencer.state
         if leads and state.leader_epoch != self._epoch:
             self._epoch = state.leader_epoch
-            gc.freeze()  # else each look through it holds up a step: of 100,000 transactional ids, for 0.4 s
+            gc.freeze()  # otherwise each collection delays a step: with 100,000 transactional ids, by 0.4 s
         leader = "" if leads else state.leader
         if leader and leader != self._leader:
             log.info("%s stands by: %s leads with epoch %d", sequencer.name, leader, state.leader_epoch)
@@ -92,20 +118,21 @@ class _Watch:
 
 def parser() -> argparse.ArgumentParser:
     examples = "--path data/mq --conf conf/lakemq.yaml\n--path data/mq --for-ms 900000"
-    parser = arguments_of("serve", "Lead, or stand by, until SIGTERM or SIGINT.", examples)
-    parser.add_argument("--for-ms", type=whole, metavar="MS", help="end after so long: for schedules")
+    parser = make_job_parser("serve", "Lead, or stand by, until SIGTERM or SIGINT.", examples)
+    parser.add_argument("--for-ms", type=whole_number, metavar="MS", help="end after this time, for schedulers")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parsed(parser(), arguments)
+    options = parse_arguments(parser(), arguments)
 
     def serve() -> Counts:
-        with connected(given) as mq:
-            return {"step": serve_until_stopped(mq, given.for_ms)}
+        choose_allocator()
+        with connect_namespace(options) as mq:
+            return {"step": serve_until_signal(mq, options.for_ms)}
 
-    return run("serve", given, serve)
+    return run("serve", options, serve)
 
 
 if __name__ == "__main__":
-    started(main)
+    run_as_script(main)

@@ -1,7 +1,7 @@
-"""A Spark session that knows Delta, is quiet, and leaves nothing behind in the working folder.
+"""Make a Spark session with Delta that logs little and leaves nothing in the working folder.
 
-What holds of every session stands in `conf/spark-defaults.conf`; here is what depends on the process: jars,
-master, temporary folders. The later wins: these defaults, what `spark-submit` was given, the arguments.
+`conf/spark-defaults.conf` has the settings of every session. This module adds those that depend on the process: jars,
+master, temporary folders. The later wins: these defaults, the settings of `spark-submit`, the arguments.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ with needs("spark"):
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    from lakemq.engine.client.format.source import register
+
 __all__ = ["MissingJars", "MissingJava", "spark_session"]
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -33,51 +35,64 @@ CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileS
 def spark_session(
     app_name: str = "lakemq", master: str | None = None, extra: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The Spark session of this process, with Delta: the one that runs, as it is, or else a new one.
+    """Return the Spark session of this process, with Delta and format("lakemq"): the running one, or a new one.
 
-    master  where to run; None is what spark-submit says, or else `local[*]`
-    extra   further settings; its `spark.jars` are added to Delta's
+    A running session keeps its settings; only the format is registered. No repository is contacted.
 
-    No repository is asked. Raises MissingJars (`lakemq.jobs.jars` resolves them, beforehand) and MissingJava.
+    Args:
+        app_name: Name of the application.
+        master: Spark's master. None: the one of spark-submit, or else `local[*]`.
+        extra: Further settings. Its `spark.jars` are added to Delta's.
+
+    Raises:
+        MissingJars: Delta's jars are not on this machine. `python -m lakemq.jobs.jars` fetches them.
+        MissingJava: There is no Java, or it is too old.
     """
     if SparkContext._active_spark_context is not None:
-        return SparkSession.builder.getOrCreate()
-    wished = dict(extra or {})
+        return _with_format(SparkSession.builder.getOrCreate())
+    custom = dict(extra or {})
     if master is not None:
-        wished["spark.master"] = master
-    settings = _settings_under_submit(wished) if "PYSPARK_GATEWAY_PORT" in os.environ else _settings(wished)
+        custom["spark.master"] = master
+    settings = _settings_under_submit(custom) if "PYSPARK_GATEWAY_PORT" in os.environ else _settings(custom)
     if "spark.pyspark.python" not in settings:
-        # Workers need the driver's interpreter: `python3` on the path may be another, without pyarrow.
+        # Workers need the driver's interpreter: `python3` on the path may be a different one, without pyarrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
+    return _with_format(SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate())
 
 
-def _settings(wished: dict[str, str]) -> dict[str, str]:
-    """All settings of a session whose JVM this process starts."""
+def _with_format(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def _settings(custom: dict[str, str]) -> dict[str, str]:
+    """Return all settings of a session whose JVM this process starts."""
     java_command()
     jars = ",".join(map(str, kept_jars()))
     scratch = _scratch_folder()
-    settings = _shipped_defaults() | _local_settings(wished.get("spark.master", "local[*]"), scratch)
+    settings = _shipped_defaults() | _local_settings(custom.get("spark.master", "local[*]"), scratch)
     if "SPARK_DRIVER_MEMORY" in os.environ:
         settings["spark.driver.memory"] = os.environ["SPARK_DRIVER_MEMORY"]
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_conf_text("log4j2.properties"))
-    # Not `extraJavaOptions`, which stay the caller's.
+    # Not `extraJavaOptions`, which belong to the caller.
     settings["spark.driver.defaultJavaOptions"] = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
-    more_jars = wished.get("spark.jars")
-    return settings | wished | {"spark.jars": f"{jars},{more_jars}" if more_jars else jars}
+    more_jars = custom.get("spark.jars")
+    return settings | custom | {"spark.jars": f"{jars},{more_jars}" if more_jars else jars}
 
 
-def _settings_under_submit(wished: dict[str, str]) -> dict[str, str]:
-    """What to add to the settings of a JVM that spark-submit started: nothing that it was told already."""
+def _settings_under_submit(custom: dict[str, str]) -> dict[str, str]:
+    """Return the settings to add to those of a JVM that spark-submit started."""
     SparkContext._ensure_initialized()
-    given = dict(SparkConf().getAll())
+    submitted = dict(SparkConf().getAll())
     more_jars = _add_delta_jars()
     if more_jars:
-        wished["spark.jars"] = ",".join(filter(None, [given.get("spark.jars"), wished.get("spark.jars"), *more_jars]))
-    master = (given | wished).get("spark.master", "local[*]")
+        custom["spark.jars"] = ",".join(
+            filter(None, [submitted.get("spark.jars"), custom.get("spark.jars"), *more_jars])
+        )
+    master = (submitted | custom).get("spark.master", "local[*]")
     settings = _shipped_defaults() | _local_settings(master, _scratch_folder())
-    return {key: value for key, value in settings.items() if key not in given} | wished
+    return {key: value for key, value in settings.items() if key not in submitted} | custom
 
 
 def _shipped_defaults() -> dict[str, str]:
@@ -87,7 +102,7 @@ def _shipped_defaults() -> dict[str, str]:
 
 
 def _local_settings(master: str, scratch: Path) -> dict[str, str]:
-    """Settings for a Spark within one machine; none for a cluster, whose own defaults know better."""
+    """Return settings for Spark on one machine; none for a cluster, which has its own defaults."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", master)
     if local is None:
         return {}
@@ -95,21 +110,23 @@ def _local_settings(master: str, scratch: Path) -> dict[str, str]:
     return {
         "spark.master": master,
         "spark.sql.shuffle.partitions": str(cores),
-        # Not in the working folder, where Spark would put it.
+        # By default Spark puts it into the working folder.
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
-        # Spark's own choice starts a process, readlink, for every file of a checkpoint that it moves on a disk.
+        # Spark's default starts a process (readlink) for every checkpoint file that it renames.
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
-        # Nobody else talks to a local driver, and the host's name may not resolve.
+        # A local driver needs no other address, and the host's name may not resolve.
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
     }
 
 
 def _add_delta_jars() -> list[str]:
-    """Delta is on the classpath of the running JVM, and executors get what this returns: the kept jars, unless
-    spark-submit was given Delta. Raises MissingJars.
+    """Put Delta on the classpath of the running JVM, and return the jars that executors need.
 
-    No setting adds to the classpath of a driver that runs; the loader that spark-submit made for its --jars does.
+    Returns nothing if spark-submit brought Delta. No setting extends the classpath of a running driver; the class
+    loader that spark-submit made for its --jars does.
+
+    Raises MissingJars.
     """
     jvm = SparkContext._jvm
     assert jvm is not None
@@ -130,12 +147,12 @@ def _add_delta_jars() -> list[str]:
 
 
 def _scratch_folder() -> Path:
-    """A new folder that goes when the process ends."""
+    """Create a folder that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="lakemq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _conf_text(name: str) -> str:
-    # Through resources, not a path: under --py-files the package lies in a zip.
+    # Through resources, not a path: with --py-files the package is in a zip.
     return resources.files("lakemq.conf").joinpath(name).read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""`lakemq spark-sql`: Spark's shell for SQL, with a namespace's tables and views, that starts soon and leaves nothing.
+"""`lakemq spark-sql`: Spark's SQL shell with a namespace's tables and views. It starts fast and leaves nothing behind.
 
-A JVM of Spark's needs 15 s of work to say its first word, and the catalog as much again: classes are loaded, and
-compiled for a long life, while one table after the other is opened. Here they are compiled quickly, and with an
-archive are not loaded one by one: a third of the work is left.
+By default, Spark's JVM computes for 15 s before it is ready, and as long again for the catalog: it loads classes,
+compiles them for a long life, and opens one table after the other. Here the JVM compiles quickly, and an archive saves
+loading classes one by one. A third of the work remains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakemq.engine.namespace.extras import needs
-from lakemq.engine.namespace.snapshot import moment_of
+from lakemq.engine.namespace.snapshot import find_moment
 from lakemq.jobs.jars import DELTA_VERSION, java_command, kept_folder, kept_jars
 from lakemq.tables.storage.catalog import catalog_sql
 
@@ -27,21 +27,23 @@ if TYPE_CHECKING:
     from lakemq.engine.namespace.namespace import Namespace
 
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# an archive that is of another Java, or of other jars, is passed over in silence
+# Java silently ignores an archive of another Java version or of other jars
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def archive_file() -> Path:
-    """Where classes are kept, for one version of Spark and of Delta."""
+    """Return the path of the class archive for this version of Spark and Delta."""
     return kept_folder().parent / f"spark-sql-{metadata.version('pyspark')}-{DELTA_VERSION}.jsa"
 
 
 def run_spark_sql(
     namespace: Namespace, arguments: Sequence[str], archive: bool = False, as_of: int | datetime | None = None
 ) -> int:
-    """The exit code of `spark-sql` with these arguments, in the database of the namespace, maybe as it was.
+    """Run `spark-sql` with these arguments in the namespace's database, and return its exit code.
 
-    archive: keep the classes that it has loaded in the end. Raises MissingExtra, MissingJars, MissingJava, StepTooOld.
+    archive: keep the loaded classes for the next start. as_of: show the tables as of this step or time.
+
+    Raises MissingExtra, MissingJars, MissingJava, StepTooOld.
     """
     home = Path(_spark_home())
     java_command()
@@ -50,7 +52,7 @@ def run_spark_sql(
         folder, draft = Path(scratch), archive_file().with_suffix(f".{os.getpid()}")
         for name in ("spark-defaults.conf", "log4j2.properties"):
             (folder / name).write_text(resources.files("lakemq.conf").joinpath(name).read_text(encoding="utf-8"))
-        catalog = catalog_sql(namespace.path, namespace.store, moment_of(namespace.store, as_of))
+        catalog = catalog_sql(namespace.path, namespace.store, find_moment(namespace.store, as_of))
         (folder / "catalog.sql").write_text(catalog, encoding="utf-8")
         settings = {
             "spark.driver.defaultJavaOptions": " ".join(_java_options(folder, draft if archive else None)),
@@ -60,11 +62,11 @@ def run_spark_sql(
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
         }
-        said = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-        command = [str(home / "bin/spark-sql"), "--properties-file", str(folder / "spark-defaults.conf"), *said]
+        options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+        command = [str(home / "bin/spark-sql"), "--properties-file", str(folder / "spark-defaults.conf"), *options]
         command += ["--jars", jars, "-i", str(folder / "catalog.sql"), *arguments]
         try:
-            # a format of Python's is read by the Python that has it
+            # format("lakemq") needs the Python interpreter that has this package
             environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "SPARK_HOME": str(home)}
             done = subprocess.run(command, env=environment, check=False)
             if draft.exists():
@@ -75,7 +77,7 @@ def run_spark_sql(
 
 
 def _java_options(folder: Path, draft: Path | None) -> list[str]:
-    # what Hive's part of the shell puts among temporary files stays there: it goes with the folder
+    # Hive's part of the shell leaves temporary files behind: they are deleted with the folder
     options = [_QUICK, _QUIET, f'-Djava.io.tmpdir="{folder}"']
     options.append(f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}")
     if draft is not None:
@@ -84,9 +86,9 @@ def _java_options(folder: Path, draft: Path | None) -> list[str]:
 
 
 def _spark_home() -> str:
-    """Of the Spark that this Python has: its folder, without loading it. Raises MissingExtra."""
+    """Return the folder of this Python's Spark without importing it. Raises MissingExtra."""
     with needs("spark"):
-        found = find_spec("pyspark")
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec("pyspark")
+        if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(name="pyspark")
-    return found.submodule_search_locations[0]
+    return spec.submodule_search_locations[0]

@@ -1,4 +1,4 @@
-"""Spark's SQL in DuckDB's words, so that one text asks both."""
+"""Translate Spark's SQL to DuckDB's, so that both engines run the same text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
 
-from lakemq.jobs.ranges import Range, narrow
+from lakemq.jobs.log_ranges import LogRange, replace_log_views
 
-# it says on stderr which statements it passes on as they are
+# sqlglot warns on stderr about statements that it does not translate
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
@@ -22,11 +22,25 @@ _EXPLAINS = re.compile(r"ANALYZE\s+|\([^)]*\)\s*", re.IGNORECASE)
 
 
 class NotSparkSql(ValueError):
-    """The text is none that Spark would take, or nothing that DuckDB knows says the same."""
+    """Spark would refuse the text, or DuckDB cannot express it."""
+
+
+class NoCounterpart(NotSparkSql):
+    """DuckDB has no function that does the same as Spark's."""
+
+
+_OTHER_MEANING = {
+    "from_json": "get_json_object(CAST(value AS STRING), '$.field') reads a field",
+    "hash": "Spark's hash gives other numbers than DuckDB's",
+}
+"""Functions whose name means something else in DuckDB: what to use instead, or how they differ."""
+
+_NAMED = (exp.Alias, exp.Aliases, exp.Column, exp.Dot, exp.Star, exp.UDTF, exp.Explode, exp.Inline)
+"""Result columns that have a name already, or several."""
 
 
 class _Spark4(Spark):
-    """As Spark 4 has it: a cast that fails is an error, a quote in a text stands twice. get_json_object is ours."""
+    """Spark 4's dialect: a failed cast is an error, a doubled quote is one quote. get_json_object is a macro."""
 
     class Tokenizer(Spark.Tokenizer):
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
@@ -38,62 +52,82 @@ class _Spark4(Spark):
         }
 
 
-class Translated(NamedTuple):
-    """ranges: of the log, which the text takes for views that are to be made."""
+class Translation(NamedTuple):
+    """A translated text. ranges: the views of the log that it needs."""
 
     text: str
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[LogRange, ...] = ()
 
 
-def in_duckdbs(text: str) -> Translated:
-    """The statements of Spark's SQL as DuckDB says them. Raises NotSparkSql.
+def translate_to_duckdb(text: str) -> Translation:
+    """Translate statements of Spark's SQL to DuckDB's. Raises NotSparkSql.
 
-    Names are quoted, so that none is a reserved word. A cast to text is the macro as_text, which decodes bytes, and a
-    length is length_of.
+    Names are quoted, in case they are reserved words. A cast to text becomes the macro as_text, which decodes bytes;
+    a length becomes the macro length_of.
     """
-    ranges: list[Range] = []
+    ranges: list[LogRange] = []
     try:
-        statements = _parsed(text)
-        # behind anything else a name may be another's
-        narrows = len(statements) == 1 or all(isinstance(one, exp.Query) for one in statements)
-        said = ";\n".join(_said(one, ranges if narrows else None) for one in statements)
+        statements = _parse(text)
+        # another statement before it may redefine the names of the views
+        narrows = len(statements) == 1 or all(isinstance(statement, exp.Query) for statement in statements)
+        translated = ";\n".join(_to_duckdb(statement, ranges if narrows else None) for statement in statements)
     except ParseError as error:
-        found = error.errors[0] if error.errors else {}
-        at = f" in line {found.get('line')}, column {found.get('col')}" if found.get("line") else ""
-        raise NotSparkSql(f"{found.get('description') or 'it cannot be read'}{at}") from None
+        details = error.errors[0] if error.errors else {}
+        at = f" in line {details.get('line')}, column {details.get('col')}" if details.get("line") else ""
+        raise NotSparkSql(f"{details.get('description') or 'it cannot be read'}{at}") from None
     except SqlglotError as error:
         raise NotSparkSql(str(error)) from None
     except RecursionError:
         raise NotSparkSql("it is nested too deeply") from None
-    return Translated(said, tuple(ranges))
+    return Translation(translated, tuple(ranges))
 
 
-def _parsed(text: str) -> list[exp.Expr]:
-    return [one for one in sqlglot.parse(text, read=_Spark4) if one is not None]
+def _parse(text: str) -> list[exp.Expr]:
+    return [statement for statement in sqlglot.parse(text, read=_Spark4) if statement is not None]
 
 
-def _said(statement: exp.Expr, ranges: list[Range] | None) -> str:
+def _to_duckdb(statement: exp.Expr, ranges: list[LogRange] | None) -> str:
     if isinstance(statement, exp.Command):
         return _command(statement, ranges)
-    if ranges is not None and isinstance(statement, exp.Query):
-        narrow(statement, ranges)
+    if isinstance(statement, exp.Query):
+        _name_columns(statement)
+        if ranges is not None:
+            replace_log_views(statement, ranges)
     return statement.transform(_by_macro).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
 
 
-def _command(command: exp.Command, ranges: list[Range] | None) -> str:
-    """SHOW is the same in both; EXPLAIN has a statement in it, and before that maybe DuckDB's options."""
+def _name_columns(query: exp.Query) -> None:
+    """Name unnamed result columns by their text in Spark's SQL: count(*), not count_star()."""
+    for column in query.selects:
+        if not isinstance(column, _NAMED):
+            name = column.sql(_Spark4, normalize_functions="lower")
+            column.replace(exp.alias_(column.copy(), name, quoted=True))
+
+
+def _command(command: exp.Command, ranges: list[LogRange] | None) -> str:
+    """Translate SHOW, which is the same in both, and EXPLAIN, which holds a statement and perhaps DuckDB's options."""
     rest = command.text("expression").strip()
     if command.name.upper() != "EXPLAIN":
         return f"{command.name} {rest}"
     options = _EXPLAINS.match(rest)
     how = options.group() if options else ""
-    return f"{command.name} {how}{';'.join(_said(one, ranges) for one in _parsed(rest[len(how) :]))}"
+    return f"{command.name} {how}{';'.join(_to_duckdb(statement, ranges) for statement in _parse(rest[len(how) :]))}"
+
+
+def _function_name(node: Any) -> str:
+    """Return Spark's name of a function in lower case; empty if the node is not a function."""
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower()
+    return node.sql_name().lower() if isinstance(node, exp.Func) else ""
 
 
 def _by_macro(node: exp.Expr) -> Any:
-    """What means another thing for bytes in the two: a macro knows which it is."""
+    """Replace a node that treats bytes differently in DuckDB by a macro, which checks the type."""
     if isinstance(node, exp.Cast) and node.to.is_type(exp.DataType.Type.TEXT):
         return exp.Anonymous(this="as_text", expressions=[node.this])
     if isinstance(node, exp.Length):
         return exp.Anonymous(this="length_of", expressions=[node.this])
+    name = _function_name(node)
+    if name in _OTHER_MEANING:
+        raise NoCounterpart(f"DuckDB has no counterpart of Spark's {name}: {_OTHER_MEANING[name]}.")
     return node

@@ -1,7 +1,7 @@
-"""SQL without a JVM: DuckDB over the Delta tables of a namespace, with the views Spark has, in Spark's SQL or DuckDB's.
+"""SQL without a JVM: DuckDB over the tables and views of a namespace, in Spark's SQL or DuckDB's.
 
-All projections are read up to one watermark. The tables come to DuckDB as Arrow datasets: it loads no extension, and
-reads and writes no file but those it spills to, in a folder of its own, unless it is allowed to.
+All tables are read up to one watermark. DuckDB gets them as Arrow datasets, so it needs no extension. It reads and
+writes no files except spill files in a folder of its own, unless the caller allows more.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import TYPE_CHECKING, Any
 from lakemq.engine.client import arguments
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidRequest
-from lakemq.jobs.dialects import Dialect
-from lakemq.jobs.interrupts import interrupts
+from lakemq.jobs.dialects import SqlDialect
+from lakemq.jobs.interrupts import interrupt_on_signal
 
 if TYPE_CHECKING:
     import duckdb
 
     from lakemq.engine.namespace.namespace import Namespace
     from lakemq.engine.namespace.snapshot import Snapshot
-    from lakemq.jobs.ranges import Range
-    from lakemq.jobs.spark_sql import Translated
+    from lakemq.jobs.log_ranges import LogRange
+    from lakemq.jobs.spark_sql import Translation
 
 _BATCH_ROWS = 10_000
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    # a name that is no table must be an error, not a variable of ours
+    # an unknown name must be an error, and must not resolve to a Python variable
     "python_enable_replacements": "false",
 }
 
-# Databases and schemas of DuckDB's own.
+# Names of DuckDB's own databases and schemas.
 _TAKEN = ("memory", "temp", "system", "main", "pg_catalog", "information_schema")
 
-# What the views' Spark SQL calls and DuckDB names otherwise.
+# Functions in the views' Spark SQL that DuckDB has under other names.
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
     "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
-    # what is no UTF-8 is shown as DuckDB shows bytes, and a time without its zone, as Spark does
+    # bytes that are not UTF-8 are shown as DuckDB shows bytes; a time without its zone, as in Spark
     "CREATE MACRO as_text"
     " (x BLOB) AS coalesce(TRY(decode(x)), CAST(x AS VARCHAR)),"
     " (x) AS CASE WHEN typeof(x) = 'TIMESTAMP WITH TIME ZONE' THEN replace(CAST(x AS VARCHAR), '+00', '')"
@@ -60,25 +60,28 @@ def run_query(
     namespace: Namespace,
     text: str,
     allow_files: bool = False,
-    dialect: Dialect = Dialect.duckdb,
+    dialect: SqlDialect = SqlDialect.duckdb,
     as_of: int | datetime | None = None,
+    snapshot: Snapshot | None = None,
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Column names and rows of the last statement, as of now, or of a step or time.
+    """Run statements, and return the column names and rows of the last one.
 
-    allow_files: the statements may do with files, extensions and DuckDB's settings whatever this user may. Raises
-    duckdb.Error, StepTooOld, InvalidRequest.
+    as_of, snapshot: read the tables as of this step or time, or this snapshot; by default as of now. allow_files: allow
+    statements to use files, extensions and DuckDB's settings.
+
+    Raises duckdb.Error, StepTooOld, InvalidRequest.
     """
     with needs("sql"):
         import duckdb
 
     from lakemq.engine.namespace.snapshot import take_snapshot
 
-    text = arguments.text("query", text)
-    text, ranges = _translated(text) if dialect is Dialect.spark else (text, ())
-    snapshot = take_snapshot(namespace.store, as_of)
-    connection = connected(namespace, allow_files, snapshot)
-    for one in ranges:
-        _add_range(connection, namespace, snapshot, one)
+    text = arguments.parse_text("query", text)
+    text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
+    snapshot = snapshot or take_snapshot(namespace.store, as_of)
+    connection = connect_duckdb(namespace, allow_files, snapshot)
+    for log_range in ranges:
+        _add_range(connection, namespace, snapshot, log_range)
     try:
         result = connection.execute(text)
     except duckdb.ParserException as error:
@@ -86,39 +89,44 @@ def run_query(
     except duckdb.Error as error:
         if allow_files or not _CLOSED.search(str(error)):
             raise
-        raise type(error)(f"{_first_line(error)} (--allow-files opens it.)") from None
+        raise type(error)(f"{_first_line(error)} (--allow-files permits it.)") from None
     if result is None:
         raise InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
     columns = [name for name, *_ in result.description or ()]
     return _distinct(columns), _rows(result)
 
 
-def _translated(text: str) -> Translated:
+def _translate_spark_sql(text: str) -> Translation:
     with needs("sql"):
         import duckdb
 
-        from lakemq.jobs.spark_sql import NotSparkSql, in_duckdbs
+        from lakemq.jobs.spark_sql import NoCounterpart, NotSparkSql, translate_to_duckdb
 
     try:
-        return in_duckdbs(text)
+        return translate_to_duckdb(text)
+    except NoCounterpart as error:
+        hint = "`lakemq spark-sql` runs the text in Spark; --dialect duckdb takes DuckDB's own SQL."
+        raise duckdb.NotImplementedException(f"{error} {hint}") from None
     except NotSparkSql as error:
-        raise duckdb.ParserException(f"It is no SQL of Spark's: {error} (--dialect duckdb takes DuckDB's.)") from None
+        raise duckdb.ParserException(f"This is not Spark SQL: {error} (--dialect duckdb takes DuckDB's SQL.)") from None
 
 
-def _add_range(connection: duckdb.DuckDBPyConnection, namespace: Namespace, snapshot: Snapshot, asked: Range) -> None:
-    """The view that the range stands for, in its schema: as it is, over those files that may hold what is asked."""
+def _add_range(
+    connection: duckdb.DuckDBPyConnection, namespace: Namespace, snapshot: Snapshot, log_range: LogRange
+) -> None:
+    """Create the view of a range in its schema: the same view, but over the files that can hold its rows."""
     from lakemq.tables.specs.messages import MESSAGES, file_stem
     from lakemq.tables.views import VIEWS
 
-    found = f"SELECT DISTINCT file_id FROM segments WHERE kind = 'data' AND {asked.condition}"
-    stems = {file_stem(file_id) for (file_id,) in connection.execute(found).fetchall()}
+    query = f"SELECT DISTINCT file_id FROM segments WHERE kind = 'data' AND {log_range.condition}"
+    stems = {file_stem(file_id) for (file_id,) in connection.execute(query).fetchall()}
     files = [file for file in snapshot.handles[MESSAGES.name].files() if PurePosixPath(file.path).stem in stems]
-    rows = f"messages of {asked.schema}"
+    rows = f"messages of {log_range.schema}"
     connection.from_arrow(namespace.store.dataset(MESSAGES, files)).create_view(rows)
     (database,) = connection.execute("SELECT current_schema()").fetchone() or ("",)
-    view = VIEWS[asked.view].replace("{database}.messages", f'"{rows}"').format(database=f'"{database}"')
-    connection.execute(f'CREATE SCHEMA "{asked.schema}"')
-    connection.execute(f'CREATE VIEW "{asked.schema}"."{asked.view}" AS {view}')
+    view = VIEWS[log_range.view].replace("{database}.messages", f'"{rows}"').format(database=f'"{database}"')
+    connection.execute(f'CREATE SCHEMA "{log_range.schema}"')
+    connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
 
 
 def _quoting(text: str) -> str:
@@ -129,15 +137,17 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def connected(
+def connect_duckdb(
     namespace: Namespace,
     allow_files: bool = False,
     snapshot: Snapshot | None = None,
     without: Collection[str] = (),
 ) -> duckdb.DuckDBPyConnection:
-    """A DuckDB in memory in whose current schema are all tables and views, as of one watermark. Raises StepTooOld.
+    """Return an in-memory DuckDB whose current schema has all tables and views, as of one watermark.
 
-    without: data files of `messages` whose rows are left out.
+    without: paths of data files of `messages` whose rows are left out.
+
+    Raises StepTooOld.
     """
     with needs("sql"):
         import duckdb
@@ -148,9 +158,9 @@ def connected(
     from lakemq.tables.views import VIEWS
 
     name = database_name(namespace.path)
-    database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # it may be a word of SQL, such as order
+    database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # quoted: it may be a reserved word, such as order
     connection = duckdb.connect(":memory:", config=_SETTINGS)
-    interrupts(connection)
+    interrupt_on_signal(connection)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
     connection.execute(f"USE {database}")
@@ -170,8 +180,8 @@ def connected(
 
 
 def _close(connection: duckdb.DuckDBPyConnection) -> None:
-    """What its statements can reach are the tables and views, and memory; nothing can be set any more."""
-    # wherever it spills it may read and write: not in the working folder
+    """Restrict statements to the tables and views, and lock all settings."""
+    # DuckDB may read and write its spill folder, so this must not be the working folder
     spill = tempfile.TemporaryDirectory(prefix="lakemq-sql-")
     weakref.finalize(connection, spill.cleanup)
     connection.execute("SET temp_directory = $folder", {"folder": spill.name})
@@ -179,7 +189,7 @@ def _close(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("SET lock_configuration = true")
 
 
-# What DuckDB says of a file, an extension or a setting that is closed to it.
+# DuckDB's messages about a file, an extension or a setting that is not permitted.
 _CLOSED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
 
 
@@ -189,12 +199,12 @@ def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
 
 
 def _distinct(columns: list[str]) -> list[str]:
-    """The names, those that come again with a number."""
-    seen: dict[str, int] = {}
+    """Return the names, with numbers appended to repeated ones."""
+    counts: dict[str, int] = {}
     for name in columns:
         number, new = 0, name
-        while new in seen:
-            number = seen[name] = seen[name] + 1
+        while new in counts:
+            number = counts[name] = counts[name] + 1
             new = f"{name}_{number}"
-        seen[new] = 0
-    return list(seen)
+        counts[new] = 0
+    return list(counts)

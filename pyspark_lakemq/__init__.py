@@ -1,4 +1,4 @@
-"""Where Spark finds the format `lakemq`: it looks for packages named `pyspark_...` that have a DefaultSource."""
+"""Registers the format `lakemq`: Spark looks for packages named `pyspark_...` that have a DefaultSource."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is stored, and the only I/O on it."""
+"""The stored tables, and the only I/O on them."""

@@ -9,10 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jvm
 import pytest
+import typer.testing
+from xdist.scheduler import LoadScopeScheduling
 
 from lakemq.engine.protocol.values.transitions import Transitions
 
@@ -25,6 +29,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests")
 
 jvm.quick_start()
 Transitions.checked = True
+# Each run of a command would build the tree of all commands again: a quarter of the time of the tests of commands.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,6 +38,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(CHECKOUT / "tests").parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
+
+
+class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
+    """One process runs all tests with Spark, in the only session; the others go one by one to whoever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOneProcess | None:
+    """With `--dist loadgroup`. The groups of xdist itself are lost with pytest 9."""
+    return SparkInOneProcess(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

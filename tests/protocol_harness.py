@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.due_times import Run
+from lakemq.engine.namespace.due_runs import DueRun
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.rules.patience import Patience
+from lakemq.engine.protocol.rules.observed_waits import ObservedWaits
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.dead_letters import DyingFound, Located
-from lakemq.engine.protocol.values.deciding import Given, InlineRows, Limits
+from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
+from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows, Limits
 from lakemq.engine.protocol.values.delays import DelayedRange
 from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -49,9 +49,9 @@ from lakemq.engine.protocol.values.producers import (
 )
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, TopicRef
-from lakemq.engine.sequencer.assigning import PlugInThreads
-from lakemq.engine.sequencer.slots import Slots
-from lakemq.engine.sequencer.targets import Targets
+from lakemq.engine.sequencer.assignor_runs import PlugInThreads
+from lakemq.engine.sequencer.delay_queue import DelayQueue
+from lakemq.engine.sequencer.target_assignments import TargetAssignments
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
@@ -86,7 +86,7 @@ class Harness:
     def __init__(self) -> None:
         self.state, self.steps = State(), list[Step]()
         self.now_ms, self.missing = 1_000, set[int]()
-        self.patience = Patience()
+        self.waits = ObservedWaits()
         self._letters = 0
 
     def ask(self, *requests: AnyRequest, inline_rows: int = 0, client: str = "", number: int = 0) -> list[AnyResult]:
@@ -98,9 +98,9 @@ class Harness:
         facts = {f.file_id: None if f.file_id in self.missing else facts_of(f) for f in named}
         machine.begin_step(self.state, self.now_ms)
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
-        entries = machine.decide_letter(self.state, letter, Given(inline=inline, facts=facts))
+        entries = machine.decide_letter(self.state, letter, DecisionInputs(inline=inline, facts=facts))
         answer = entries[-1].record
-        entries += machine.settle(self.state)
+        entries += machine.settle_groups(self.state)
         if inline is None:
             self.land(entries)
         else:
@@ -114,7 +114,7 @@ class Harness:
         (read,) = decode_steps(encode_step(step))
         assert read == step
         self.steps.append(read)
-        self.patience.look(machine.watched(self.state), self.now_ms)
+        self.waits.observe(machine.find_watched_waits(self.state), self.now_ms)
 
     def one(self, request: AnyRequest, **how: Any) -> AnyResult:
         (result,) = self.ask(request, **how)
@@ -139,20 +139,20 @@ class Harness:
     ) -> list[str]:
         """A step in which only time passes; the kinds of what it decides."""
         now_ms = machine.begin_step(self.state, self.now_ms)
-        time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.patience)
-        due = machine.due(self.state, time)
+        time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.waits)
+        due = machine.find_due(self.state, time)
         entries = machine.fold_time(self.state, due, time)
         assert bool(due) == bool(entries)
-        entries += machine.settle(self.state)
+        entries += machine.settle_groups(self.state)
         self.land(entries) if entries else None
         return [one.record.kind for one in entries]
 
     def dying(self, group: str, place: tuple[int, int], ranges: Sequence[tuple[int, int]] | None = None) -> DyingFound:
         """Where the group's dying messages of a partition are, by the journal, or these; a marker holds none."""
-        known = self.state.deliveries_of(group, place)
+        known = self.state.find_deliveries(group, place)
         if ranges is None:
-            ranges = [(one.first, one.length) for one in known.dying()] if known else []
-        rows: list[Located] = []
+            ranges = [(one.first, one.length) for one in known.dying_stretches()] if known else []
+        rows: list[RowLocation] = []
         empty: list[tuple[int, int]] = []
         for segment in sorted(self.segments(), key=lambda one: one["base_offset"]):
             if (segment["topic_id"], segment["partition"]) != place:
@@ -160,9 +160,9 @@ class Harness:
             for begin, count in ranges:
                 first, until = max(begin, segment["base_offset"]), min(begin + count, segment["last_offset"] + 1)
                 if first < until and segment["kind"] == "data":
-                    told = {name: segment[name] for name in Located.__struct_fields__[2:]}
+                    told = {name: segment[name] for name in RowLocation.__struct_fields__[2:]}
                     told["first_row"] += first - segment["base_offset"]
-                    rows.append(Located(first, until - first, **told))
+                    rows.append(RowLocation(first, until - first, **told))
                 elif first < until:
                     empty.append((first, until - first))
         return DyingFound(group, *place, rows, empty)
@@ -175,20 +175,20 @@ class Harness:
     def see(self, *seen: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
         """A step with what the leader has seen or computed by itself; the kinds of what it decides."""
         machine.begin_step(self.state, self.now_ms)
-        entries = machine.fold_seen(self.state, seen)
-        entries += machine.settle(self.state)
+        entries = machine.fold_observations(self.state, seen)
+        entries += machine.settle_groups(self.state)
         self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
         return [one.record.kind for one in entries]
 
     def targets(self) -> list[TargetComputed]:
         """What assignors say to the groups as they are now."""
-        targets = Targets(AtOnce(), PlugInThreads(), 5)
-        targets.ask(self.state)
-        return targets.computed()
+        targets = TargetAssignments(AtOnce(), PlugInThreads(), 5)
+        targets.start_missing(self.state)
+        return targets.take_targets()
 
     def assign(self) -> None:
         """Steps until no group wants an assignor any more, and all has moved that can."""
-        while (computed := self.targets()) or self.state.moving_on():
+        while (computed := self.targets()) or self.state.list_moving_groups():
             decided = self.see(*computed)
             assert computed or "partitions_moved" in decided
 
@@ -198,15 +198,15 @@ class Harness:
         due_times: (file id, row) -> when it is due, of ranges that are due at several times.
         """
 
-        def read(ranges: Sequence[DelayedRange]) -> list[list[Run]]:
+        def read(ranges: Sequence[DelayedRange]) -> list[list[DueRun]]:
             return [_runs(one, due_times or {}) for one in ranges]
 
         now_ms = machine.begin_step(self.state, self.now_ms)
-        slots = Slots(self.state.delays, read, AtOnce, _Still(), 120_000, most, 100_000)
+        slots = DelayQueue(self.state.delays, read, AtOnce, _Still(), 120_000, most, 100_000)
         slots.read_ahead(self.state.delays, now_ms)
         slots.read_ahead(self.state.delays, now_ms)
-        due = slots.due(self.state.delays, now_ms)
-        entries = [] if due is None else machine.release(self.state, due)
+        due = slots.take_due(self.state.delays, now_ms)
+        entries = [] if due is None else machine.release_delays(self.state, due)
         self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
         return [one.record.kind for one in entries]
 
@@ -326,9 +326,9 @@ class _Still(SystemClock):
         return 0
 
 
-def _runs(one: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[Run]:
+def _runs(one: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[DueRun]:
     times = [due_times[one.file_id, one.first_row + i] for i in range(one.record_count)]
-    return [Run(ms, max(i for i, other in enumerate(times) if other == ms) + 1) for ms in sorted(set(times))]
+    return [DueRun(ms, max(i for i, other in enumerate(times) if other == ms) + 1) for ms in sorted(set(times))]
 
 
 def riding(request: Produce) -> Produce:
@@ -359,7 +359,7 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    soft = ("topics", "producers", "lent", "touched_groups", "delays")
+    soft = ("topics", "producers", "shared_topics", "touched_groups", "delays")
     shallow = {name: value for name, value in vars(state).items() if name not in soft}
     return {
         **{name: copy(value) for name, value in shallow.items()},
@@ -367,7 +367,7 @@ def plain(state: State) -> dict[str, Any]:
         "producers": producers,
         "delays": {
             "pointer_ms": state.delays.pointer_ms,
-            "ranges": {key: asdict(one) for key, one in state.delays.ranges.items()},
+            "ranges": {one.published.key: asdict(one) for one in state.delays.ranges},
             "pending": dict(state.delays.pending),
             "open": {author: list(keys) for author, keys in state.delays.open.items()},
         },

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lakemq.engine.protocol.values.journal import Step
-from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.topics import Topic
 
 NO_FILE = -1
@@ -32,7 +32,7 @@ class Reader:
         self.aborted: set[tuple[Place, int]] = set()
 
     def follow(self, steps: Iterable[Step]) -> None:
-        for segment in table_of(one.segments for step in steps for one in step.entries).to_pylist():
+        for segment in segments_to_table(one.segments for step in steps for one in step.entries).to_pylist():
             place = (segment["topic_id"], segment["partition"])
             log, base = self.logs.setdefault(place, {}), segment["base_offset"]
             author = (segment["producer_id"], segment["transactional"])

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from lakemq.engine.protocol.projection import RESTORED, project, restore, watermark
+from lakemq.engine.protocol.projection import RESTORED, build_watermark, project, restore
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WatermarkRow
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 
 Tables = dict[str, pa.Table]
 
@@ -27,11 +27,11 @@ def restored(mark: pa.Table, tables: Tables, left_in: Sequence[str] = RESTORED) 
     """mark: the watermark that the last pass wrote."""
 
     def now(spec: TableSpec) -> pa.Table:
-        return newest(tables.get(spec.name, spec.empty()), spec.keys)
+        return select_newest(tables.get(spec.name, spec.empty()), spec.keys)
 
     (told,) = mark.to_pylist()
     return restore(WatermarkRow(**told), {name: now(BY_NAME[name]) for name in left_in})
 
 
 def mark_of(state: State) -> pa.Table:
-    return watermark(state, 0, 1)
+    return build_watermark(state, 0, 1)

@@ -1,1 +1,1 @@
-"""What runs in the processes of users: publishing, fetching, consuming, transactions, and the connection to it all."""
+"""The client: the part of the engine that runs in the processes of users."""

@@ -1,4 +1,10 @@
-"""Asking again: an attempt that nobody answered leaves a doubt, which one that never arrived does not take away."""
+"""Retries of a request.
+
+An attempt without an answer leaves its outcome unknown: the sequencer may have decided it, or may still decide it. A
+later attempt clears this up only if its own answer says what became of the earlier ones. An attempt that never reached
+the mailbox says nothing about them. So `ask_with_retries` remembers the first attempt without an answer, and raises
+RequestTimedOut ("the outcome is unknown") unless a conclusive answer follows.
+"""
 
 from __future__ import annotations
 
@@ -18,53 +24,73 @@ from ..protocol.errors import (
     TransactionAbortable,
 )
 
-NOT_DECIDED = (MailboxFullError, StorageError, ClientEnded, IllegalState)
-"""What an attempt fails with of which nothing was decided, nor will be: it says nothing of the attempt before."""
+NO_EFFECT = (MailboxFullError, StorageError, ClientEnded, IllegalState)
+"""Errors after which the attempt is known to have had no effect, now or later.
+
+The letter was not stored (MailboxFullError, StorageError, or IllegalState of a closed connection), or the sequencer
+refused it (ClientEnded unread, IllegalState as its answer). Such an error says nothing about earlier attempts.
+"""
 
 NEVER_PUBLISHED = (StaleTopicMetadata, StaleApplicationVersion, TransactionAbortable)
-"""What refuses all attempts of a publish: one that was accepted would be answered, one still to come is as stale; or
-belongs to a transaction that can only be aborted, so that nobody will see it.
+"""Errors which prove that no attempt of a publish has become or will become visible.
+
+If an earlier attempt had been accepted, its repeat would be answered as a duplicate, not refused. If an earlier one is
+still in the mailbox, it carries the same stale metadata or version and will be refused, too. After
+TransactionAbortable the transaction can only be aborted.
 """
 
 PAUSE_MS = 50
-"""Between an attempt of which nothing was decided and the next."""
+"""Pause after an attempt that had no effect."""
 
 R = TypeVar("R")
 
 
-def until_answered(
-    ask: Callable[[], R], clock: Clock, deadline_ms: int, telling: tuple[type[LakeMQError], ...] = (LakeMQError,)
+def ask_with_retries(
+    ask: Callable[[], R], clock: Clock, deadline_ms: int, conclusive: tuple[type[LakeMQError], ...] = (LakeMQError,)
 ) -> R:
-    """What `ask` returns. It is called again while nobody answers and time is left, so its repeat must be harmless.
+    """Call `ask` until it is answered or the deadline is over, and return its result.
 
-    deadline_ms: by the steady clock; telling: errors of a repeat that say what became of the attempts before it.
-    Raises what `ask` raises; RequestTimedOut, whatever the last attempt failed with, when an attempt before it was not
-    answered and nothing has told of it since: the outcome is unknown.
+    Args:
+        ask: sends the request and waits for the answer. A repeat must be harmless.
+        clock: for the deadline, and for pauses.
+        deadline_ms: time of the steady clock after which no further attempt is made.
+        conclusive: errors of a repeat that also say what became of the attempts before it.
+
+    Raises:
+        RequestTimedOut: an attempt was not answered, and no later answer was conclusive: the outcome is unknown.
+        LakeMQError: what `ask` raises.
     """
     in_doubt: RequestTimedOut | None = None
+    begun_ms, unanswered_count = clock.steady_ms(), 0
     while True:
-        last: LakeMQError | None = None
+        last: LakeMQError | None = None  # the error of this attempt, if the attempt had no effect
         try:
             return ask()
         except RequestTimedOut as unanswered:
-            in_doubt = unanswered
-        except NOT_DECIDED as error:
+            in_doubt, unanswered_count = unanswered, unanswered_count + 1
+        except NO_EFFECT as error:
             last = error
-            if in_doubt is None and not isinstance(error, ClientEnded):  # which starts over: the next one arrives
+            # after ClientEnded the requester starts over as a new client, so the next attempt arrives
+            if in_doubt is None and not isinstance(error, ClientEnded):
                 raise
         except LakeMQError as error:
-            if in_doubt is None or isinstance(error, telling):
+            if in_doubt is None or isinstance(error, conclusive):
                 raise
-            raise _outcome(in_doubt, error) from error
-        if clock.steady_ms() >= deadline_ms or isinstance(last, IllegalState):  # closed meanwhile
-            raise _outcome(in_doubt, last) from last
+            raise _unknown_outcome_error(in_doubt, error) from error
+        now_ms = clock.steady_ms()
+        if in_doubt is not None and last is None and unanswered_count > 1 and now_ms >= deadline_ms:
+            # the detail names the time of one attempt, but the caller has waited for all of them
+            total = f"The request was sent {unanswered_count} times in {(now_ms - begun_ms) / 1000:.0f} s."
+            raise RequestTimedOut(f"{in_doubt.detail} {total}") from in_doubt
+        if now_ms >= deadline_ms or isinstance(last, IllegalState):  # closed meanwhile
+            raise _unknown_outcome_error(in_doubt, last) from last
         if last is not None:
             clock.sleep(PAUSE_MS)
 
 
-def _outcome(in_doubt: RequestTimedOut | None, last: LakeMQError | None) -> LakeMQError:
+def _unknown_outcome_error(in_doubt: RequestTimedOut | None, last: LakeMQError | None) -> LakeMQError:
     if in_doubt is not None and last is not None:
-        return RequestTimedOut(f"{in_doubt.detail} The last attempt says nothing of it: {last}")
-    found = in_doubt or last
-    assert found is not None
-    return found
+        return RequestTimedOut(f"{in_doubt.detail} The last attempt does not clear this up: {last}")
+    error = in_doubt or last
+    assert error is not None
+    return error

@@ -1,4 +1,4 @@
-"""The public API: what `lakemq.connect` returns."""
+"""The public API: the connection that `lakemq.connect` returns."""
 
 from __future__ import annotations
 
@@ -15,51 +15,57 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import pyarrow as pa
 
 from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.leader_locks import LeaderLocks
 
 from ..namespace import crash
-from ..namespace.bell import Bell
 from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
+from ..namespace.folder_waiter import FolderWaiter
 from ..namespace.namespace import Namespace
-from ..namespace.process import OwnLock, same_process
+from ..namespace.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest
 from ..protocol.values.log import ApplicationVersion
+from ..protocol.values.offset_checks import check_commits
+from ..protocol.values.offsets import OffsetCommit
 from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
-    fetch_position,
-    flag,
-    listed,
-    mapped,
-    moment,
-    one_of,
-    partition_number,
-    text,
-    topic_name,
-    topic_names,
-    whole_number,
-    whole_numbers,
+    parse_choice,
+    parse_fetch_position,
+    parse_flag,
+    parse_list,
+    parse_mapping,
+    parse_partition,
+    parse_text,
+    parse_timestamp,
+    parse_topic_name,
+    parse_topic_names,
+    parse_whole_number,
+    parse_whole_numbers,
 )
 from .consume.consumer import Consumer
-from .consume.consumers import Consumers
+from .consume.consumers import ConsumerFactory
 from .consume.dead_letters import DeadLetters
 from .consume.group_consumer import GroupConsumer
 from .consume.group_stream import GroupStream
 from .consume.groups import Groups
-from .consume.resets import Resets
-from .fetch.fetched import Fetched
-from .fetch.fetching import Fetching
-from .fetch.plan import Bounds, FetchPlan, Isolation, Position
-from .publish.arrow import ArrowPublisher, Asked, Body, Spread
+from .consume.listener import RebalanceListener
+from .consume.rates import read_consumption
+from .consume.resets import OffsetResets
+from .fetch.fetch_result import FetchResult
+from .fetch.fetcher import Fetcher
+from .fetch.plan import Bounds, FetchPlan, FetchPosition, Isolation
+from .publish.arrow import ArrowPublisher, Body, KeylessRoundRobin, RequestedPartitions
 from .publish.delayed import DelayedMessages
-from .publish.few import few_of_table
+from .publish.few_rows import few_body_from_table
 from .publish.gate import Gates
-from .publish.given import arrow_table, check_dataframe, ordered, selected
-from .publish.options import producer_options
+from .publish.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
+from .publish.open_producers import OpenProducers
+from .publish.options import parse_producer_options
 from .publish.producer import Producer
 from .publish.publication import ON_ERROR, OnError, Publication
 from .publish.receipts import PublishedRows
-from .publish.request import COLUMNS, body_of
+from .publish.request import COLUMNS, build_body
 from .publish.routing import RouteCache
 from .publish.transactional import TransactionalProducer
 from .requester import Requester
@@ -73,23 +79,23 @@ if TYPE_CHECKING:
 
     from ..sequencer.sequencer import Sequencer
     from ..sequencer.serving import Serving
-    from .publish.inbox import Drained
+    from .publish.inbox import DrainReport
     from .publish.spark import SparkPublisher
-    from .publish.streaming import Streamed
+    from .publish.streaming import StreamReport
 
 T = TypeVar("T")
 Closable = TypeVar("Closable", "Producer", "Serving", "GroupConsumer")
 
 
 def new_id() -> str:
-    """32 random hexadecimal digits."""
+    """Return 32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 class Connection:
-    """A namespace as a user sees it. Thread-safe; close it, or use it as a context manager.
+    """A connection to a namespace. Close it, or use it as a context manager. Thread-safe.
 
-    It belongs to the process that made it: one that was forked from that is refused (IllegalState).
+    It belongs to the process that created it. A forked process gets IllegalState.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class Connection:
         self._reached = reached or crash.from_environment()
         self._pid = os.getpid()
         self._serving: list[Serving] = []
-        self._producers: set[Producer] = set()
+        self._producers = OpenProducers(self._serve_again)
         self._members: set[GroupConsumer] = set()
         self._closing = OwnLock("This connection")
         self._closed = False
@@ -113,14 +119,16 @@ class Connection:
             namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
         )
         self._gates = Gates(namespace.config.expectations)
-        self._fetching = Fetching(namespace, self._clock, spark)
+        self._fetcher = Fetcher(namespace, self._clock, spark)
         beats = Beats(namespace.files)
-        self._consumers = Consumers(self.requester, self._fetching, beats, self._clock, new_id, self._check_open)
-        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
-        # also while the connection closes, for producers that send what they have
-        self._routes = RouteCache(self._fetching.look)
+        self._consumers = ConsumerFactory(
+            self.requester, self._fetcher, beats, self._clock, new_id, self._check_open, namespace.config
+        )
+        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms, self._check_offsets)
+        # not checked for closing: producers look up routes while the connection closes
+        self._routes = RouteCache(self._fetcher.query)
         self._names = itertools.count(1)
-        self._spread = Spread(int(new_id()[:6], 16))
+        self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
 
     # -- topics -----------------------------------------------------------------------------------------
 
@@ -130,13 +138,13 @@ class Connection:
         return Topics(self.requester, self._look, self._routes.forget)
 
     def state(self) -> State:
-        """Topics and partitions as of the newest step; others that look for a newer one do not change them."""
+        """Return topics and partitions as of the newest step. Later steps do not change the returned state."""
         self._check_open()
-        return self._fetching.state()
+        return self._fetcher.read_state()
 
     def _look(self, what: Callable[[State], T]) -> T:
         self._check_open()
-        return self._fetching.look(what)
+        return self._fetcher.query(what)
 
     # -- publishing -------------------------------------------------------------------------------------
 
@@ -160,18 +168,35 @@ class Connection:
     ) -> PublishedRows:
         """Publish all rows of a DataFrame or Arrow table, together or not at all.
 
-        data: a DataFrame of Spark; or an Arrow table or whatever speaks Arrow's C stream, as pandas and Polars do.
-        key, value, headers, timestamp, partition: names of columns (for a DataFrame also expressions); left out, the
-        columns of those names are taken where they are there. deliver_at: a column of times (or of epoch milliseconds),
-        or one time for all rows, before which a message is in no log; delay_ms: the same as a delay. ttl_ms: for how
-        long they are delivered, a column or one number. order_by: columns by which the rows of a key are ordered.
-        txn_app_id, txn_version: Delta's names and rule, a version not above the last is not published again.
-        Raises the error it was refused with; nothing of it is published then.
+        Args:
+            topic: a topic, or a destination that topics subscribe to.
+            data: a Spark DataFrame, an Arrow table, or any object with Arrow's C stream, such as pandas and Polars
+                DataFrames.
+            key: name of the key's column; with Spark also an expression. Default: column `key`, if there is one. So for
+                the other columns.
+            value: column of the payload, binary or text.
+            headers: column of the headers, a list of (key, value).
+            timestamp: column of the timestamps. Default: now.
+            partition: column of explicit partitions. Null: by the key.
+            order_by: columns by which the rows of a key are ordered.
+            on_error: `dead_letter` makes refused rows dead letters; `fail` publishes nothing if a row is refused.
+            txn_app_id: name of an application for `txn_version`, as in Delta.
+            txn_version: with it, a version not above the last one of the application is not published again.
+            deliver_at: column of times or epoch milliseconds, or one time for all rows: delays messages until then.
+            delay_ms: column, or one number for all rows: delays messages by so long after their timestamps.
+            ttl_ms: column, or one number for all rows: how long messages are delivered.
+
+        Returns:
+            What was published, with offsets, and receipts of delayed rows.
+
+        Raises:
+            RequestTimedOut: the outcome is unknown.
+            LakeMQError: the rows were refused. Nothing is published.
         """
         self._check_open()
-        topic = topic_name("topic", topic)
-        on_error = one_of("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
-        publication = Publication(topic, on_error, _application(topic, txn_app_id, txn_version))
+        topic = parse_topic_name("topic", topic)
+        on_error = parse_choice("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
+        publication = Publication(topic, on_error, _parse_application(topic, txn_app_id, txn_version))
         columns = {
             "key": key,
             "value": value,
@@ -189,30 +214,39 @@ class Connection:
     ) -> PublishedRows:
         gate = self._gates.of(publication.destination)
         if gate is not None:
-            publication = replace(publication, expectations=gate.suite.told)
-        rows = arrow_table(data)
+            publication = replace(publication, expectations=gate.suite.descriptions)
+        rows = to_arrow_table(data)
         if rows is not None:
-            given = ordered(rows, order_by)
-            table = selected(given, columns)
+            sorted_rows = sort_rows(rows, order_by)
+            table = select_message_columns(sorted_rows, columns)
             now_ms, to = self._clock.now_ms(), publication.destination
             body: Body
-            asked: Asked
+            requested: RequestedPartitions
             if gate is not None:
-                body, wanted = body_of(table, to, now_ms)
-                asked = gate.asked(given, wanted)
+                body, partitions = build_body(table, to, now_ms)
+                requested = gate.mark_failed_rows(sorted_rows, partitions)
             else:
-                body, asked = few_of_table(table, to, now_ms) or body_of(table, to, now_ms)
-            return self._arrow_publisher().publish(publication, body, asked)
+                body, requested = few_body_from_table(table, to, now_ms) or build_body(table, to, now_ms)
+            return self._arrow_publisher().publish(publication, body, requested)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
         return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by, gate))
 
     def publish_stream(
         self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
-    ) -> Streamed:
-        """Publish all that the source of a streaming DataFrame has by now, exactly once by the name of the query.
+    ) -> StreamReport:
+        """Publish all rows that the source of a streaming DataFrame has now, exactly once per query name.
 
-        how: columns and on_error, as in `publish`. checkpoint: where Structured Streaming keeps its notes; the
-        namespace keeps a copy, so that it may be lost. Raises IllegalState, InvalidRequest, and what `publish` raises.
+        Args:
+            topic: a topic, or a destination that topics subscribe to.
+            stream: a streaming DataFrame of Spark.
+            query: name of the query. The same name continues where it ended.
+            checkpoint: folder for the checkpoint of Structured Streaming. The namespace keeps a copy.
+            **how: columns, order_by and on_error, as in `publish`.
+
+        Raises:
+            IllegalState: the query runs twice, or its checkpoint does not fit.
+            InvalidRequest: an argument is not valid.
+            LakeMQError: the same errors as `publish`.
         """
         from .publish.streaming import publish_available  # pyspark is heavy, and not every client has it
 
@@ -222,15 +256,15 @@ class Connection:
         columns = {name: how.get(name) for name in COLUMNS}
         if unknown := how.keys() - {*COLUMNS, "order_by", "on_error"}:
             raise InvalidRequest("Not an option of a published stream.", found=sorted(unknown)[0])
-        one_of("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
-        topic, query = topic_name("topic", topic), text("query", query)
-        checkpoint = None if checkpoint is None else text("checkpoint", checkpoint)
+        parse_choice("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
+        topic, query = parse_topic_name("topic", topic), parse_text("query", query)
+        checkpoint = None if checkpoint is None else parse_text("checkpoint", checkpoint)
         check_dataframe("stream", stream, "a streaming DataFrame of Spark")
         self.spark_publisher().check(topic, stream, columns, self._gates.of(topic))
         return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
-    def drain_inbox(self) -> Drained:
-        """Publish what SQL inserted into `inbox`, exactly once. Raises IllegalState, also without a Spark session."""
+    def drain_inbox(self) -> DrainReport:
+        """Publish the rows that SQL inserted into `inbox`, exactly once. Raises IllegalState without Spark."""
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
@@ -238,10 +272,10 @@ class Connection:
         return Inbox(self.namespace, self.spark_publisher(), self._spark, self._reached).drain()
 
     def spark_publisher(self) -> SparkPublisher:
-        """Of what Spark's tasks write."""
+        """Return a publisher of DataFrames."""
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
-        same_process(self._pid, "This connection")
+        check_same_process(self._pid, "This connection")
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 
     @overload
@@ -259,28 +293,37 @@ class Connection:
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         **options: Any,
     ) -> Producer:
-        """A producer for records and tables; docs/settings.md has its options.
+        """Return a producer for records and tables.
 
-        transactional_id: it sends inside transactions only, and fences who had the id before. Raises InvalidConfig,
-        InvalidRequest, InvalidTransactionTimeout, IllegalState.
+        Args:
+            transactional_id: makes it a transactional producer, and fences an earlier one with the id.
+            transaction_timeout_ms: age at which the sequencer aborts an open transaction.
+            **options: options of the producer: see docs/settings.md.
+
+        Raises:
+            InvalidConfig, InvalidRequest, InvalidTransactionTimeout: an argument is not valid.
+            IllegalState: the connection is closed.
         """
         self._check_open()
-        chosen = producer_options(options, transactional_id is not None)
-        given = self._arrow_publisher(), self.requester, self._clock, chosen
+        chosen = parse_producer_options(options, transactional_id is not None)
+        publisher = self._arrow_publisher()
         if transactional_id is None:
-            return self._kept(Producer(*given, self._producers.discard), self._producers.add)
-        transactional_id = text("transactional_id", transactional_id)
-        manager = self._ids.taken_anew(transactional_id, _timeout_ms(transaction_timeout_ms))
-        producer = TransactionalProducer(*given, manager, self._producers.discard)
-        return self._kept(producer, self._producers.add)
+            plain = Producer(publisher, self.requester, self._clock, chosen, self._producers.discard)
+            return self._register(plain, self._producers.add)
+        transactional_id = parse_text("transactional_id", transactional_id)
+        manager = self._ids.acquire_new(transactional_id, _parse_timeout_ms(transaction_timeout_ms))
+        producer = TransactionalProducer(
+            publisher, self.requester, self._clock, chosen, manager, self._producers.discard
+        )
+        return self._register(producer, self._producers.add)
 
-    def _kept(self, one: Closable, keep: Callable[[Closable], None]) -> Closable:
-        """To be closed with the connection, unless that is closed already."""
+    def _register(self, closable: Closable, keep: Callable[[Closable], None]) -> Closable:
+        """Close the object with the connection; now, with IllegalState, if that is closed already."""
         with self._closing.own:
             if not self._closed:
-                keep(one)
-                return one
-        one.close()
+                keep(closable)
+                return closable
+        closable.close()
         raise IllegalState("This connection is closed.")
 
     # -- transactions -----------------------------------------------------------------------------------
@@ -292,18 +335,24 @@ class Connection:
         batch_id: int | None = None,
         transaction_timeout_ms: int | None = None,
     ) -> TransactionScope[PublishedRows]:
-        """A transaction for DataFrames, Arrow tables and offsets, as a context manager; an exception aborts it.
+        """Return a transaction for DataFrames, Arrow tables and offsets, as a context manager. An exception aborts it.
 
-        The first one under an id in this process fences whoever had the id before. batch_id: of the micro-batch of a
-        stream; once that is committed, its repeat publishes nothing. transaction_timeout_ms: left out, that of the
-        first one; another is refused. Raises InvalidRequest, InvalidConfig, InvalidTransactionTimeout, IllegalState.
+        Args:
+            transactional_id: name of the application. Its first use in this process fences earlier users of the id.
+            batch_id: number of a stream's micro-batch. Once it is committed, its repeat publishes nothing.
+            transaction_timeout_ms: age at which the sequencer aborts the transaction. Default: as in the first use of
+                the id in this process; another value is refused.
+
+        Raises:
+            InvalidRequest, InvalidConfig, InvalidTransactionTimeout: an argument is not valid.
+            IllegalState: the connection is closed.
         """
         self._check_open()
-        transactional_id = text("transactional_id", transactional_id)
-        batch_id = None if batch_id is None else whole_number("batch_id", batch_id, 0, 2**62)
-        timeout_ms = None if transaction_timeout_ms is None else _timeout_ms(transaction_timeout_ms)
-        manager, nothing = self._ids.taken(transactional_id, timeout_ms), PublishedRows([], duplicate=True)
-        return TransactionScope(manager, self._publish_inside, nothing, batch_id)
+        transactional_id = parse_text("transactional_id", transactional_id)
+        batch_id = None if batch_id is None else parse_whole_number("batch_id", batch_id, 0, 2**62)
+        timeout_ms = None if transaction_timeout_ms is None else _parse_timeout_ms(transaction_timeout_ms)
+        manager, empty_result = self._ids.acquire(transactional_id, timeout_ms), PublishedRows([], duplicate=True)
+        return TransactionScope(manager, self._publish_inside, empty_result, batch_id)
 
     @cached_property
     def transactions(self) -> Transactions:
@@ -312,37 +361,43 @@ class Connection:
 
     @cached_property
     def delayed(self) -> DelayedMessages:
-        """Schedule delayed messages, see what waits, and cancel by receipt."""
+        """Schedule, list, cancel and reschedule delayed messages."""
         return DelayedMessages(
             self._arrow_publisher,
             self.requester,
             self._whole_state,
             self._look,
-            self._fetching.follow_all,
+            self._fetcher.follow_whole_state,
             self.namespace,
             self._clock,
         )
 
     @cached_property
     def groups(self) -> Groups:
-        """Groups: their settings and members, what they have committed, and how much is left to them."""
-        resets = Resets(self._whole_state, self._fetching.offsets_for_times, self._clock.now_ms)
+        """Describe and change groups: settings, members, committed offsets, lag."""
+        resets = OffsetResets(self._whole_state, self._fetcher.offsets_for_times, self._clock.now_ms)
         retention_ms = self.namespace.config.ms("offsets.retention.ms")
-        return Groups(self._whole_state, self.requester, resets, retention_ms)
+        store, time_ms = self.namespace.store, self.namespace.files.time_ms
+        return Groups(
+            self._whole_state, self.requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
+        )
 
     @cached_property
     def dead_letters(self) -> DeadLetters:
-        """What groups gave up: look at it, send it back where it comes from, or be done with it."""
+        """Read dead letters of groups, send them back to their topics, or purge them."""
         timeout_ms = self.namespace.config.ms("request.timeout.ms")
-        return DeadLetters(self.requester, self._open_fetching, self._clock, timeout_ms)
+        return DeadLetters(self.requester, self._open_fetcher, self._clock, timeout_ms)
 
-    def _open_fetching(self) -> Fetching:
+    def _open_fetcher(self) -> Fetcher:
         self._check_open()
-        return self._fetching
+        return self._fetcher
 
     def _whole_state(self) -> State:
         self._check_open()
-        return self._fetching.whole_state()
+        return self._fetcher.read_whole_state()
+
+    def _check_offsets(self, commits: Sequence[OffsetCommit]) -> None:
+        self._fetcher.query(lambda state: check_commits(state, commits))
 
     def _publish_inside(
         self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
@@ -352,46 +407,116 @@ class Connection:
         unknown = named.keys() - set(COLUMNS)
         if unknown:
             raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
-        wanted = {name: named.get(name) for name in COLUMNS}
-        publication = Publication(topic_name("topic", topic), "fail", transaction=transaction)
-        return self._publish(publication, data, wanted, order_by)
+        message_columns = {name: named.get(name) for name in COLUMNS}
+        publication = Publication(parse_topic_name("topic", topic), "fail", transaction=transaction)
+        return self._publish(publication, data, message_columns, order_by)
 
     def consumer(
         self,
         group: str,
         *,
         topics: Sequence[str] = (),
+        pattern: str | None = None,
         assign: Sequence[str | tuple[str, int]] = (),
         protocol: str | None = None,
-        **options: Any,
+        auto_offset_reset: str | None = None,
+        isolation: str | None = None,
+        instance_id: str | None = None,
+        client_id: str | None = None,
+        session_timeout_ms: int | None = None,
+        heartbeat_interval_ms: int | None = None,
+        max_poll_interval_ms: int | None = None,
+        assignor: str | Sequence[str] | None = None,
+        ack_mode: str | None = None,
+        listener: RebalanceListener | None = None,
+        consumer_timeout_ms: int | None = None,
+        default_timeout_ms: int | None = None,
+        **unknown: Any,
     ) -> Consumer:
-        """A member of the group, which shares the partitions of `topics` with others; or a reader of those in `assign`.
+        """Return a consumer: a member of the group, or a reader of the partitions that you assign.
 
-        protocol: queue, in which messages are acknowledged (QueueConsumer), or cooperative or classic, in which offsets
-        are committed (GroupConsumer); left out, as the group is, queue where it is new. Instead of topics a member may
-        have a pattern=, a regular expression (RE2's) that whole names of topics match, those that come later too.
-        assign: topics, of which it reads all partitions, and (topic, partition) pairs; it shares with nobody
-        (Consumer), and the group has no members. Raises InvalidGroupId, InvalidTopic, InvalidConfig, InvalidRequest,
-        InvalidRegularExpression, and what those raise.
+        Give one of `topics`, `pattern` and `assign`. A member shares the partitions of its topics with the group's
+        other members. A reader shares with nobody, and its group has no members. `None` stands for the default of an
+        option; docs/settings.md has this list as a table, with ranges.
+
+        Args:
+            group: name of the group.
+            topics: topics whose partitions the group shares among its members.
+            pattern: regular expression (RE2) instead of `topics`: all topics whose whole names match, also later ones.
+            assign: topics (all their partitions) and (topic, partition) pairs that this consumer reads by itself.
+            protocol: `queue` (messages are acknowledged), `cooperative` or `classic` (offsets are committed). Default:
+                as the group is; `queue` where the group is new.
+            auto_offset_reset: where to begin where the group has committed nothing, or where what it committed was
+                deleted: `earliest` (default), `latest`, or `none`, which raises an error.
+            isolation: `read_committed` (default) or `read_uncommitted`; in a queue group a setting of the group.
+            instance_id: makes the member static: a process that comes back under it has the same partitions.
+            client_id: name of the application. A member's id begins with it, the host and the process id, and
+                `mq.groups.members` shows all three.
+            session_timeout_ms: how long a member may show no life before it is lost. Default 45000, from 6000 to
+                1800000. Must exceed `heartbeat_interval_ms`; below three times of it a warning is logged.
+            heartbeat_interval_ms: how often the process shows that it lives. Default 3000.
+            max_poll_interval_ms: how long a member may go without `poll` before it is lost. Default 300000.
+            assignor: the assignor that says which member gets what, or a list of them, the best first. The group takes
+                one that all its members support. Default: the member supports all.
+            ack_mode: in a queue group `explicit` or `auto`, the group's `ack.mode`. Default: as the group is.
+            listener: is called by `poll` when partitions come and go.
+            consumer_timeout_ms: `for message in consumer` ends when no message has come for so long. Default: it waits
+                until the consumer is closed.
+            default_timeout_ms: with `assign`, how long to wait for offsets that an open transaction holds back. Default
+                60000.
+            **unknown: is refused. The error names the option that may be meant.
+
+        Returns:
+            A `QueueConsumer` or a `GroupConsumer`, by the protocol; with `assign` a `Consumer`. Close it, or use it
+            as a context manager.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest, InvalidSessionTimeout, InvalidRegularExpression: an argument
+                is not valid, or does not go with another.
+            InvalidConfig: the option is not known, does not apply, or the group has another setting.
+            InconsistentGroupProtocol: the group has members of another protocol, or would have no assignor that all
+                its members support.
+            UnknownTopicOrPartition: there is no such topic.
+            IllegalState: the connection is closed.
         """
         self._check_open()
-        given = listed("assign", assign)
-        if given and (listed("topics", topics) or protocol is not None):
+        named = {
+            "pattern": pattern,
+            "auto_offset_reset": auto_offset_reset,
+            "isolation": isolation,
+            "instance_id": instance_id,
+            "client_id": client_id,
+            "session_timeout_ms": session_timeout_ms,
+            "heartbeat_interval_ms": heartbeat_interval_ms,
+            "max_poll_interval_ms": max_poll_interval_ms,
+            "assignor": assignor,
+            "ack_mode": ack_mode,
+            "listener": listener,
+            "consumer_timeout_ms": consumer_timeout_ms,
+            "default_timeout_ms": default_timeout_ms,
+        }
+        options = {**{name: value for name, value in named.items() if value is not None}, **unknown}
+        assigned = parse_list("assign", assign)
+        if assigned and (parse_list("topics", topics) or protocol is not None):
             raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics, or assign")
-        if given:
-            return self._consumers.assigned(group, given, options)
-        member = self._consumers.member(group, topics, protocol, options, self._members.discard)
-        return self._kept(member, self._members.add)
+        if assigned:
+            return self._consumers.create_for_partitions(group, assigned, options)
+        member = self._consumers.create_member(group, topics, protocol, options, self._members.discard)
+        return self._register(member, self._members.add)
 
     def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
-        """Micro-batches of the topics for a function, of which each process that runs one has its share.
+        """Return a stream that calls a function with micro-batches. Processes of the group share the partitions.
 
-        options: as of `consumer`; the protocol is that of the group, cooperative where it is new. With a Spark session
-        the function is given DataFrames, otherwise tables of Arrow; see GroupStream.foreach_batch.
+        With a Spark session, the function gets DataFrames, otherwise Arrow tables: see GroupStream.foreach_batch.
+
+        Args:
+            group: name of the group.
+            topics: topics to consume.
+            **options: options of `consumer`. The default `protocol` is the group's, else `cooperative`.
         """
         self._check_open()
-        named = topic_names("topics", topics)
-        options.setdefault("protocol", self._consumers.protocol_of(group, "cooperative"))
+        named = parse_topic_names("topics", topics)
+        options.setdefault("protocol", self._consumers.find_protocol(group, "cooperative"))
 
         def joined() -> GroupConsumer:
             consumer = self.consumer(group, topics=named, **options)
@@ -401,7 +526,7 @@ class Connection:
         return GroupStream(joined, self.transaction, self._clock, self._spark is not None)
 
     def _arrow_publisher(self) -> ArrowPublisher:
-        same_process(self._pid, "This connection")
+        check_same_process(self._pid, "This connection")
         return ArrowPublisher(
             self.namespace.files,
             self.requester,
@@ -420,125 +545,190 @@ class Connection:
         topic: str,
         *,
         isolation: Isolation = "read_committed",
-        start: Position = "earliest",
-        end: Position = "latest",
+        start: FetchPosition = "earliest",
+        end: FetchPosition = "latest",
         partitions: list[int] | None = None,
         include_expired: bool = False,
-    ) -> Fetched:
-        """Messages from `start` (included) to `end` (not included), by partition and offset.
+    ) -> FetchResult:
+        """Return the messages from `start` (included) to `end` (not included), by partition and offset.
 
-        A position is `earliest`, `latest`, an offset for all partitions, partition -> offset, or a time (the first
-        message not before it). What has expired, by the time of the newest step, is passed over unless it is to be
-        included. Raises UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest.
+        A position is `earliest`, `latest`, an offset for all partitions, a mapping partition -> offset, or a time: the
+        first message not before it.
+
+        Args:
+            topic: name of the topic.
+            isolation: `read_committed` or `read_uncommitted`.
+            start: position to begin at.
+            end: position to end at.
+            partitions: partitions to read. Default: all.
+            include_expired: return messages whose time to live is over, too, by the time of the newest step.
+
+        Raises:
+            UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest: an argument is not valid.
         """
         self._check_open()
-        topic, start, end = topic_name("topic", topic), fetch_position("start", start), fetch_position("end", end)
-        include_expired = flag("include_expired", include_expired)
-        partitions = None if partitions is None else whole_numbers("partitions", partitions)
-        return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end, partitions, include_expired))
+        topic, start, end = (
+            parse_topic_name("topic", topic),
+            parse_fetch_position("start", start),
+            parse_fetch_position("end", end),
+        )
+        include_expired = parse_flag("include_expired", include_expired)
+        partitions = None if partitions is None else parse_whole_numbers("partitions", partitions)
+        return self._fetcher.open_plan(self._fetcher.plan(topic, isolation, start, end, partitions, include_expired))
 
     def tail(
         self,
         topic: str,
         *,
-        start: Position = "latest",
+        start: FetchPosition = "latest",
         isolation: Isolation = "read_committed",
         poll_ms: int = 20,
     ) -> Iterator[pa.Table]:
-        """Messages as they come, without an end: one table for each time there are any. It begins where `start` is now.
+        """Yield new messages as Arrow tables, without an end. `start` is resolved in this call.
 
-        Where records are deleted before it came to them, it goes on at the log start. Raises what `fetch` raises;
-        UnknownTopicOrPartition also when the topic is deleted later.
+        If records are deleted before they are read, the iterator continues at the log start.
+
+        Args:
+            topic: name of the topic.
+            start: position to begin at, as in `fetch`.
+            isolation: `read_committed` or `read_uncommitted`.
+            poll_ms: how often to look where the file system does not notify us.
+
+        Raises:
+            UnknownTopicOrPartition: the topic does not exist, or is deleted later.
+            OffsetOutOfRange, InvalidRequest: an argument is not valid.
         """
         self._check_open()
-        topic, start = topic_name("topic", topic), fetch_position("start", start)
-        poll_ms = whole_number("poll_ms", poll_ms, 0)
-        first = self._fetching.plan(topic, isolation, start, "latest")
+        topic, start = parse_topic_name("topic", topic), parse_fetch_position("start", start)
+        poll_ms = parse_whole_number("poll_ms", poll_ms, 0)
+        first = self._fetcher.plan(topic, isolation, start, "latest")
         return self._tail(first, isolation, poll_ms)
 
     def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
-        tables = self._fetching.tables_after(first, isolation)
-        bell = Bell(self._fetching.watch_steps, self._clock)
+        tables = self._fetcher.tables_after(first, isolation)
+        waiter = FolderWaiter(self._fetcher.watch_steps, self._clock)
         try:
             while True:
                 self._check_open()
-                bell.clear()
+                waiter.reset()
                 table = next(tables)
                 if table is None:
-                    bell.wait(poll_ms)
+                    waiter.wait(poll_ms)
                 else:
-                    bell.found()
+                    waiter.note_arrival()
                     yield table
         finally:
-            bell.close()
+            waiter.close()
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
-        """Partition -> first offset that is still there."""
-        return {p: one.first for p, one in self._bounds(topic, "read_committed").items()}
+        """Return partition -> first offset that still exists."""
+        return {partition: bounds.first for partition, bounds in self._bounds(topic, "read_committed").items()}
 
     def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
-        """Partition -> offset after the last message a fetch of this isolation sees."""
-        return {p: one.end for p, one in self._bounds(topic, isolation).items()}
+        """Return partition -> offset after the last message that a fetch of this isolation sees."""
+        return {partition: bounds.end for partition, bounds in self._bounds(topic, isolation).items()}
 
     def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
         self._check_open()
-        return {p: one for (_, p), one in self._fetching.bounds([topic_name("topic", topic)], isolation).items()}
+        return {
+            partition: bounds
+            for (_, partition), bounds in self._fetcher.find_bounds(
+                [parse_topic_name("topic", topic)], isolation
+            ).items()
+        }
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
-        """Partition -> offset and timestamp (ms) of its first message not before the time (ms or datetime)."""
+        """Return partition -> (offset, timestamp_ms) of the first message not before a time.
+
+        Args:
+            topic: name of the topic.
+            times: partition -> time, as epoch milliseconds or datetime.
+
+        Returns:
+            A dict; None for a partition without such a message.
+        """
         self._check_open()
-        asked = {partition_number(p): moment("times", time) for p, time in mapped("times", times).items()}
-        return self._fetching.offsets_for_times(topic_name("topic", topic), asked)
+        requested = {
+            parse_partition(p): parse_timestamp("times", time) for p, time in parse_mapping("times", times).items()
+        }
+        return self._fetcher.offsets_for_times(parse_topic_name("topic", topic), requested)
 
     # -- sequencing -------------------------------------------------------------------------------------
 
     def serving(self) -> Serving:
-        """A sequencer in a thread of this process. It stands by while another one leads."""
+        """Run a sequencer in a thread of this process. It stands by while another one leads.
+
+        Close it, or use it as a context manager: it then answers this connection's requests, and hands over the lease.
+        If you do not close it, it does so when the interpreter ends, but not after SIGKILL or an unhandled SIGTERM.
+        """
         from ..sequencer.serving import Serving  # few clients are sequencers, too
 
-        return self._kept(Serving(self.sequencer, self.namespace.config, self._clock), self._serving.append)
+        self._check_open()
+        waited_ms = self.requester.waited_ms
+        return self._register(
+            Serving(self.sequencer, self.namespace.config, self._clock, waited_ms), self._serving.append
+        )
 
-    def step_until_idle(self, wait_ms: int = 0) -> int:
-        """Decide all that waits, here and now; returns the number of letters. Raises NotLeader.
+    def step_until_idle(self, wait_ms: int | None = None) -> int:
+        """Run a sequencer in this call until no request waits, and return the number of letters decided.
 
-        A transaction older than its timeout is waited for, for one timeout, and aborted; so is a letter after a gap,
-        for request.gap.ms.
+        It waits for open transactions at most for their timeouts, and aborts them then. It waits for a missing letter
+        at most for request.gap.ms.
+
+        Args:
+            wait_ms: how long to wait while another sequencer leads. Default: until it shows that it lives, at most
+                lease.ms. The lease of a dead leader is taken over.
+
+        Raises:
+            NotLeader: another sequencer leads, and decides the requests.
         """
         from ..sequencer.serving import step_until_idle  # few clients are sequencers, too
 
-        wait_ms = whole_number("wait_ms", wait_ms, 0)
+        wait_ms = None if wait_ms is None else parse_whole_number("wait_ms", wait_ms, 0)
         return step_until_idle(self.sequencer(), self.namespace.config, self._clock, wait_ms)
 
     def sequencer(self) -> Sequencer:
+        """Return a new sequencer of this namespace, for programs that run its steps themselves."""
+        self._check_open()
+        return self._new_sequencer()
+
+    def _new_sequencer(self) -> Sequencer:
         from ..sequencer.sequencer import Sequencer  # few clients are sequencers, too
 
-        self._check_open()
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
-        return Sequencer(self.namespace, name, self._clock, new_file_id, self._reached)
+        locks = LeaderLocks(self.namespace.files)
+        return Sequencer(self.namespace, name, self._clock, new_file_id, self._reached, locks=locks)
 
     # -- end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close members of groups and producers, send what waits, hand over the lease of a sequencer of ours.
+        """Close group members and producers, send waiting requests, and hand over the lease of our sequencer.
 
-        Nothing works afterwards. Each of them is closed whatever becomes of the others. Raises the first error;
-        IllegalState in a callback of a producer: nothing is closed.
+        If `serving` was closed before, but members or producers still need answers, a sequencer runs until they have
+        them. An error of one object does not keep the others from being closed.
+
+        Raises:
+            IllegalState: the call comes from a callback of a producer. Nothing is closed.
+            LakeMQError: the first error of the closed objects.
         """
         if os.getpid() != self._pid:
-            return  # all of it is a parent process's
+            return  # everything belongs to the parent process
         with self._closing.own:
             if self._closed:
                 return
             producers = list(self._producers)
             for producer in producers:
-                producer.check_may_wait()
+                producer.check_can_wait()
             self._closed = True
         for producer in producers:
-            producer.refuse_more()
+            producer.stop_accepting()
         errors: list[BaseException] = []
-        closing = [*(member.close for member in list(self._members)), *(producer.close for producer in producers)]
+        members = list(self._members)
+        if members or self._producers.have_open_work():
+            self._serve_again()
         for close in (
-            *closing,
+            *(member.close for member in members),
+            *(producer.close for producer in producers),
             self._consumers.close,
             self.requester.close,
             *(serving.close for serving in self._serving),
@@ -550,8 +740,19 @@ class Connection:
         if errors:
             raise errors[0]
 
+    def _serve_again(self) -> None:
+        """Serve until this connection is closed, if it has served before and does not serve any more.
+
+        In `with connect() as mq, mq.serving():` the sequencer ends first. Requests that the closing connection sends
+        would then wait for their timeouts, because there may be no other sequencer.
+        """
+        from ..sequencer.serving import Serving  # few clients are sequencers, too
+
+        if self._serving and all(serving.is_closed for serving in self._serving):
+            self._serving.append(Serving(self._new_sequencer, self.namespace.config, self._clock))
+
     def _check_open(self) -> None:
-        same_process(self._pid, "This connection")
+        check_same_process(self._pid, "This connection")
         if self._closed:
             raise IllegalState("This connection is closed.")
 
@@ -562,13 +763,13 @@ class Connection:
         self.close()
 
 
-def _timeout_ms(transaction_timeout_ms: int) -> int:
-    return whole_number("transaction_timeout_ms", transaction_timeout_ms, error=InvalidConfig)
+def _parse_timeout_ms(transaction_timeout_ms: int) -> int:
+    return parse_whole_number("transaction_timeout_ms", transaction_timeout_ms, error=InvalidConfig)
 
 
-def _application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
+def _parse_application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
     if (app_id is None) != (version is None):
         raise InvalidRequest("txn_app_id and txn_version go together.", expected="both, or none")
     if app_id is None or version is None:
         return None
-    return ApplicationVersion(text("txn_app_id", app_id), whole_number("txn_version", version), target)
+    return ApplicationVersion(parse_text("txn_app_id", app_id), parse_whole_number("txn_version", version), target)

@@ -1,4 +1,4 @@
-"""Offsets that a consumer hands out: they remember which topics they are of, so that no other one is meant."""
+"""Offsets that a consumer hands out. They carry topic ids, so that a topic made again under the name is not meant."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from ..protocol.values.offsets import OffsetCommit
 TopicPartition = tuple[str, int]
 """Topic and partition."""
 
-HasOpen = Callable[[Sequence[Acknowledgement]], bool]
+HasUnacknowledged = Callable[[Sequence[Acknowledgement]], bool]
 
 
 class ConsumedOffsets(dict[TopicPartition, int]):
-    """(topic, partition) -> the next offset to read. topic_ids: by name, of the topics that were read.
+    """A mapping (topic, partition) -> next offset to read.
 
-    Of a member of a group also member_id, the epochs of the assignments under which it has read, and the generation of
-    a classic group.
+    Attributes:
+        topic_ids: topic name -> id of the topic that was read.
+        member_id: the group member that read; None outside of groups.
+        epochs: (topic, partition) -> epoch of the assignment under which the member read it.
+        generation: generation of a classic group; None otherwise.
     """
 
     def __init__(
@@ -33,38 +36,41 @@ class ConsumedOffsets(dict[TopicPartition, int]):
         self.topic_ids, self.member_id, self.epochs = dict(topic_ids), member_id, dict(epochs or {})
         self.generation = generation
 
-    def then(self, later: ConsumedOffsets) -> ConsumedOffsets:
-        """Both, where they name the same partition the later; what is of a topic that has gone since is left out."""
-        same = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
+    def followed_by(self, later: ConsumedOffsets) -> ConsumedOffsets:
+        """Return these offsets, replaced by later ones of the same partitions. Drop topics that exist no more."""
+        same_topics = {p: at for p, at in self.items() if later.topic_ids.get(p[0]) == self.topic_ids.get(p[0])}
         epochs = {**self.epochs, **later.epochs}
-        return ConsumedOffsets({**same, **later}, later.topic_ids, later.member_id, epochs, later.generation)
+        return ConsumedOffsets({**same_topics, **later}, later.topic_ids, later.member_id, epochs, later.generation)
 
 
 class ConsumedMessages(ConsumedOffsets):
-    """Of a member of a queue group, which acknowledges messages. messages: those that were read, of each partition."""
+    """Offsets of a queue group's member, with the messages that it read and acknowledges."""
 
-    def __init__(self, offsets: ConsumedOffsets, messages: Sequence[Acknowledgement], has_open: HasOpen) -> None:
-        """has_open: whether the member has still to say what became of some of them."""
+    def __init__(
+        self, offsets: ConsumedOffsets, messages: Sequence[Acknowledgement], has_open: HasUnacknowledged
+    ) -> None:
+        """has_open: returns whether the member has not acknowledged or given back some of the messages yet."""
         super().__init__(offsets, offsets.topic_ids, offsets.member_id, offsets.epochs)
         self.messages, self._has_open = list(messages), has_open
 
-    def then(self, later: ConsumedOffsets) -> ConsumedMessages:
+    def followed_by(self, later: ConsumedOffsets) -> ConsumedMessages:
         more = later.messages if isinstance(later, ConsumedMessages) else []
-        return ConsumedMessages(super().then(later), [*self.messages, *more], self._has_open)
+        return ConsumedMessages(super().followed_by(later), [*self.messages, *more], self._has_open)
 
-    def check_open(self) -> None:
-        """Raises InvalidRecordState: it was said of all of them what became of them; where there are none, nothing."""
+    def check_has_unacknowledged(self) -> None:
+        """Raise InvalidRecordState if all messages are acknowledged or given back. Without messages do nothing."""
         if self.messages and not self._has_open(self.messages):
             raise InvalidRecordState(
-                "All messages of the batch were acknowledged, or given back, before.",
-                expected="some of which nothing was said, to be done with when the transaction commits",
+                "All messages of the batch were acknowledged or given back before.",
+                expected="at least one message that the commit of the transaction can acknowledge",
             )
 
 
-def offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:
-    """What to ask the sequencer to note; offsets of a plain mapping are those of whichever topic has the name."""
-    known = offsets if isinstance(offsets, ConsumedOffsets) else ConsumedOffsets(offsets, {})
+def build_offset_commits(offsets: Mapping[TopicPartition, int], metadata: str | None = None) -> list[OffsetCommit]:
+    """Build the commits to send to the sequencer. Offsets of a plain mapping mean the topic that has the name now."""
+    consumed = offsets if isinstance(offsets, ConsumedOffsets) else ConsumedOffsets(offsets, {})
+    topic_ids, epochs = consumed.topic_ids, consumed.epochs
     return [
-        OffsetCommit(topic, partition, at, metadata, known.topic_ids.get(topic), known.epochs.get((topic, partition)))
-        for (topic, partition), at in known.items()
+        OffsetCommit(topic, partition, offset, metadata, topic_ids.get(topic), epochs.get((topic, partition)))
+        for (topic, partition), offset in consumed.items()
     ]

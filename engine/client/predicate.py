@@ -1,4 +1,4 @@
-"""A condition of a user's over rows, in DuckDB's SQL."""
+"""Predicates: conditions on rows that users write in DuckDB's SQL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NTH = "lakemq_nth_row"
 
 
 class Predicate:
-    """It is asked of columns alone: it reaches no file, no setting and no table."""
+    """A condition on columns. It runs in a database of its own that can open no file, setting or other table."""
 
     def __init__(self, text: str, columns: pa.Schema) -> None:
-        """columns: what it may look at. Raises InvalidRequest: it is none of these."""
+        """columns: those that the predicate may use. Raises InvalidRequest if it cannot be evaluated on them."""
         with needs("sql"):
             import duckdb  # few clients need it
 
@@ -24,19 +24,19 @@ class Predicate:
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
-        self.chosen(columns.empty_table())
+        self.select_rows(columns.empty_table())
 
-    def chosen(self, rows: pa.Table) -> pa.Table:
-        """Those of the rows for which it holds, in their order, with all their columns. Raises InvalidRequest."""
+    def select_rows(self, rows: pa.Table) -> pa.Table:
+        """Return the rows for which the predicate is true, in order, with all columns. Raises InvalidRequest."""
         import duckdb
 
         shown = rows.select(self._columns.names).append_column(_NTH, pa.array(np.arange(rows.num_rows)))
         try:
-            found = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
+            selected = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
         except duckdb.Error as error:
             raise self._refusal(error) from None
-        return rows.take(pa.array(np.sort(found.column(_NTH).to_numpy())))
+        return rows.take(pa.array(np.sort(selected.column(_NTH).to_numpy())))
 
     def _refusal(self, error: Exception) -> LakeMQError:
-        found, columns = str(error).partition("\n")[0], ", ".join(self._columns.names)
-        return InvalidRequest("The predicate cannot be used.", found=found, expected=f"SQL over {columns}")
+        first_line, columns = str(error).partition("\n")[0], ", ".join(self._columns.names)
+        return InvalidRequest("The predicate cannot be used.", found=first_line, expected=f"SQL over {columns}")

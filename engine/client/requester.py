@@ -1,12 +1,13 @@
-"""The client's side of the mailbox: requests in, results out, one letter on the way at a time.
+"""The client's side of the mailbox: it sends requests in letters, one at a time, and returns results.
 
-While a letter is on the way, further requests gather and travel together in the next one: a process with a thousand
-threads that wait costs one object per step. One letter at a time is what lets the sequencer keep just the last answer.
-Each request is encoded in the call that makes it, so that a bad one never meets the others.
+While a letter is on its way, further requests gather and travel together in the next one. So a process with a thousand
+waiting threads costs one object per step. Because there is one letter at a time, the sequencer needs to keep only the
+last answer per client. Each request is encoded in the call that makes it, so an invalid one does not affect others.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -19,10 +20,11 @@ from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES, LetterExists, Letter
 from lakemq.tables.storage.objects import MaybeThere
 
 from ..namespace import crash
-from ..namespace.bell import LOOK_MS, Bell
 from ..namespace.clock import Clock
-from ..namespace.process import same_process, started_thread
-from ..protocol.codec.few_rows import Rows, joined
+from ..namespace.folder_waiter import LOOK_MS, FolderWaiter
+from ..namespace.process import check_same_process, start_thread
+from ..namespace.storage_error import storage_error
+from ..protocol.codec.few_rows import Rows, concatenate_rows
 from ..protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter
 from ..protocol.codec.request import encode_request
 from ..protocol.errors import (
@@ -32,28 +34,32 @@ from ..protocol.errors import (
     MailboxFullError,
     Refusal,
     RequestTimedOut,
-    StorageError,
-    error_of,
+    error_from_refusal,
 )
 from ..protocol.values.kinds import AnyRequest, AnyResult
 
+log = logging.getLogger(__name__)
+
 MAX_BYTES = 8 << 20
-"""Of requests that share a letter; a larger one travels alone."""
+"""Bytes of requests that share a letter. A larger request travels alone."""
 
 MAX_REQUEST_BYTES = MAX_LETTER_BYTES - (1 << 20)
-"""With its rows. The rest of the letter is for what is put around them."""
+"""Bytes of a request with its rows. The rest of the letter is for its envelope."""
 
 IDLE_MS = 30_000
-"""Silence after which a client counts as a new one: half of the shortest client.expiration.ms, after which the
-sequencer knows nothing of its letters and would wait for the first ones."""
+"""Idle time after which a client takes a new id. It is half of the shortest client.expiration.ms: after that the
+sequencer has forgotten the client, and would wait for its first letters."""
+
+_QUIET_MS = 10_000
+"""Waiting time after which a warning is logged. A lease of ten seconds may have to run out before a take-over."""
 
 _POLL_MS = (0.5, 1, 2, 4, 8, 16)
-"""Between looks for an answer where nobody tells of it."""
+"""Pauses between looks for an answer where the file system does not notify us; longer after every 20 looks."""
 
 
 @dataclass
-class Waiting:
-    """A request that was not sent yet, as JSON, and its rows."""
+class PendingRequest:
+    """A request that waits to be sent, as JSON, and its rows."""
 
     request: bytes
     rows: Rows | None
@@ -61,20 +67,23 @@ class Waiting:
     size_bytes: int
 
     @classmethod
-    def of(cls, request: AnyRequest, rows: Rows | None) -> Waiting:
-        """Raises InvalidRequest."""
+    def of(cls, request: AnyRequest, rows: Rows | None) -> PendingRequest:
+        """Encode a request. Raises InvalidRequest if it cannot be encoded or is too large."""
         text = encode_request(request)
-        one = cls(text, rows, Future(), len(text) + (0 if rows is None else rows.nbytes))
-        if one.size_bytes > MAX_REQUEST_BYTES:
-            found, expected = f"{one.size_bytes} bytes", f"at most {MAX_REQUEST_BYTES} with the rows that ride in it"
-            raise InvalidRequest(f"{type(request).__name__} is too large for a letter.", found=found, expected=expected)
-        return one
+        pending = cls(text, rows, Future(), len(text) + (0 if rows is None else rows.nbytes))
+        if pending.size_bytes > MAX_REQUEST_BYTES:
+            raise InvalidRequest(
+                f"{type(request).__name__} is too large for a letter.",
+                found=f"{pending.size_bytes} bytes",
+                expected=f"at most {MAX_REQUEST_BYTES} with the rows that ride in it",
+            )
+        return pending
 
 
 class Requester:
-    """One client of a namespace; its id is new, its letters are numbered from 1. Thread-safe.
+    """A client of a namespace: it has a new id, and numbers its letters from 1. Thread-safe.
 
-    It belongs to the process that made it, with its id: one that was forked from that is refused (IllegalState).
+    It belongs to the process that created it. A forked process gets IllegalState.
     """
 
     def __init__(
@@ -86,58 +95,64 @@ class Requester:
         reached: crash.Reached = crash.nowhere,
         namespace_id: str = "",
     ) -> None:
-        """namespace_id: of the namespace whose mailbox it is; a sequencer of another one at its path refuses all."""
+        """namespace_id: id of the namespace. A sequencer of another namespace at the same path refuses the letters."""
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._reached, self.namespace_id = reached, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
-        self._bell = self._new_bell()
-        self._queue: deque[Waiting] = deque()
+        self._waiter = self._new_waiter()
+        self._queue: deque[PendingRequest] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._waits_since_ms: float | None = None
+        """When the present silence began, over all attempts; None: the last letter was answered."""
+        self._has_warned = False
         self._unanswered: dict[Future[AnyResult], float] = {}
-        """When each was given, the oldest first."""
+        """When each request was submitted, the oldest first."""
 
     def ask(self, request: AnyRequest, rows: Rows | None = None) -> AnyResult:
-        """The result of one request.
+        """Send a request, and wait for its result.
 
-        Raises the error it was refused with; InvalidRequest, MailboxFullError, StorageError: it was not sent;
-        RequestTimedOut: its outcome is unknown.
+        Raises:
+            InvalidRequest, MailboxFullError, StorageError: the request was not sent.
+            RequestTimedOut: the outcome is unknown.
+            LakeMQError: the sequencer refused the request.
         """
         return self.submit(request, rows).result()
 
     def submit(self, request: AnyRequest, rows: Rows | None = None) -> Future[AnyResult]:
-        """Send without waiting. `rows` (columns of a message body) ride in the letter."""
+        """Send a request without waiting. rows: columns of a message body, which travel in the letter."""
         return self.submit_all([(request, rows)])[0]
 
     def submit_all(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
-        """Send in this order, without waiting; in one letter as long as they fit.
+        """Send requests in this order without waiting, in one letter if they fit.
 
-        Raises InvalidRequest, IllegalState, UnknownServerError (there is no thread to send them): none of them is sent.
+        Raises:
+            InvalidRequest, IllegalState, UnknownServerError (no thread can be started): none of them is sent.
         """
-        same_process(self._pid, "This connection")
-        waiting = [Waiting.of(request, rows) for request, rows in requests]
+        check_same_process(self._pid, "This connection")
+        waiting = [PendingRequest.of(request, rows) for request, rows in requests]
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
             if self._thread is None:
-                self._thread = started_thread(self._run, "lakemq-requester")
+                self._thread = start_thread(self._run, "lakemq-requester")
             now_ms = self._clock.steady_ms()
-            for one in waiting:
-                one.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
+            for pending in waiting:
+                pending.future.add_done_callback(lambda answered: self._unanswered.pop(answered, None))
             self._wake.notify()
             self._queue.extend(waiting)
-            self._unanswered.update(dict.fromkeys([one.future for one in waiting], now_ms))
-        return [one.future for one in waiting]
+            self._unanswered.update(dict.fromkeys([pending.future for pending in waiting], now_ms))
+        return [pending.future for pending in waiting]
 
     def waited_ms(self) -> float | None:
-        """For how long the oldest request without an answer has waited; None: all are answered."""
+        """Return how long the oldest request without an answer has waited; None: all are answered."""
         oldest = min(list(self._unanswered.values()), default=None)
         return None if oldest is None else self._clock.steady_ms() - oldest
 
     def close(self) -> None:
-        """Send what waits, then end. In a forked process nothing is there to be ended."""
+        """Send the waiting requests, then end. In a forked process do nothing."""
         if os.getpid() != self._pid:
             return
         with self._wake:
@@ -145,14 +160,14 @@ class Requester:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
-        self._bell.close()
+        self._waiter.close()
         with suppress(OSError):
             self._mailbox.forget_client(self._client_id)
 
     def _run(self) -> None:
         with self._wake:
             if self._thread is not threading.current_thread():
-                return  # the call that started it was interrupted: the next one starts another
+                return  # the call that started this thread was interrupted; the next call starts another
         while True:
             with self._wake:
                 while not self._queue and not self._closed:
@@ -162,25 +177,25 @@ class Requester:
                 batch = self._gather()
             try:
                 self._exchange(batch)
-            except BaseException as error:  # whatever went wrong, nobody may wait for ever
-                for one in batch:
-                    if not one.future.done():
-                        one.future.set_exception(error)
+            except BaseException as error:  # every future must get a result, or its thread would wait without an end
+                for pending in batch:
+                    if not pending.future.done():
+                        pending.future.set_exception(error)
 
-    def _gather(self) -> list[Waiting]:
-        batch: list[Waiting] = []
+    def _gather(self) -> list[PendingRequest]:
+        batch: list[PendingRequest] = []
         room = MAX_BYTES
         while self._queue and len(batch) < MAX_REQUESTS and (not batch or self._queue[0].size_bytes <= room):
-            one = self._queue.popleft()
-            room -= one.size_bytes
-            batch.append(one)
+            pending = self._queue.popleft()
+            room -= pending.size_bytes
+            batch.append(pending)
         return batch
 
-    def _exchange(self, batch: list[Waiting]) -> None:
+    def _exchange(self, batch: list[PendingRequest]) -> None:
         if self._number and self._clock.steady_ms() - self._used_at_ms > IDLE_MS:
             self._start_over()
-        name = self._put(batch)
-        results = self._await(self._number)
+        name = self._put_letter(batch)
+        results = self._wait_for_results(self._number)
         if results is None:
             with suppress(OSError):
                 self._mailbox.withdraw(name)
@@ -194,82 +209,101 @@ class Requester:
             self._mailbox.forget_reply(self._client_id, self._number)
         self._deliver(batch, results)
 
-    def _put(self, batch: list[Waiting]) -> str:
-        """The name of the letter with these requests, which has the next number: no number is used twice."""
+    def _put_letter(self, batch: list[PendingRequest]) -> str:
+        """Put a letter with these requests into the mailbox, and return its name.
+
+        The letter takes the next number. The number is given back only if it is certain that nothing was stored.
+        """
         now_ms = self._clock.now_ms()
-        body = letter_of(self._client_id, self._number + 1, batch, now_ms, self.namespace_id)
+        body = build_letter(self._client_id, self._number + 1, batch, now_ms, self.namespace_id)
         self._number += 1
         try:
             name = self._mailbox.put(self._client_id, self._number, body, now_ms)
         except MailboxFull as full:
             self._number -= 1
             raise MailboxFullError(str(full)) from full
-        except (MaybeThere, LetterExists):  # it may be decided: only an answer, or none, can tell
+        except (MaybeThere, LetterExists):  # the letter may be stored and decided: wait for an answer
             name = LetterName.of(self._client_id, self._number, now_ms).name
         except OSError as error:
             self._start_over()
-            raise StorageError(
-                "The request could not be put into the mailbox: nothing was sent.", found=str(error)
-            ) from error
+            raise storage_error("The request could not be put into the mailbox: nothing was sent.", error) from error
         except BaseException:
             self._start_over()
             raise
         self._reached("publish.letter_put")
         return name
 
-    def _await(self, number: int) -> list[AnyResult] | None:
+    def _wait_for_results(self, number: int) -> list[AnyResult] | None:
         deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
         while True:
-            self._bell.clear()
+            self._waiter.reset()
             if (results := self._poll(number)) is not None:
-                self._bell.found()
+                self._waiter.note_arrival()
+                self._waits_since_ms, self._has_warned = None, False
                 return results
+            self._warn_of_silence()
             left_ms = deadline_ms - self._clock.steady_ms()
             if left_ms < 0:
-                return self._poll(number)  # this process may have been stopped since the last look
-            self._bell.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], min(LOOK_MS, left_ms + 1))
+                return self._poll(number)  # the process may have been suspended since the last look
+            self._waiter.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], min(LOOK_MS, left_ms + 1))
             polls += 1
 
+    def _warn_of_silence(self) -> None:
+        """Log once per silence that no answer comes: callers that retry may wait for minutes."""
+        now_ms = self._clock.steady_ms()
+        if self._waits_since_ms is None:
+            self._waits_since_ms = now_ms
+        waited_ms = now_ms - self._waits_since_ms
+        if waited_ms >= _QUIET_MS and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "No answer for %.0f s. Requests wait until a sequencer runs: start one with `lakemq serve`, or call"
+                " mq.serving(). This process goes on waiting.",
+                waited_ms / 1000,
+            )
+
     def _poll(self, number: int) -> list[AnyResult] | None:
-        """The answer; None where there is none (yet), or only what a loss of power has left of one."""
+        """Return the answer; None if there is none yet, or it was damaged by a loss of power."""
         try:
             answer = self._mailbox.poll_reply(self._client_id, number)
             return None if answer is None else decode_answer(answer).results
-        except (OSError, ValueError):  # the letter is on its way: it ends with an answer or with the deadline
+        except (OSError, ValueError):  # keep waiting: the letter ends with an answer or with the deadline
             return None
 
-    def _deliver(self, batch: list[Waiting], results: list[AnyResult]) -> None:
+    def _deliver(self, batch: list[PendingRequest], results: list[AnyResult]) -> None:
         only = results[0] if len(results) == 1 else None
         if len(results) != len(batch) or (isinstance(only, Refusal) and only.error == ClientEnded.name):
             # the letter was refused as a whole
             self._start_over()
             results = [results[0] if results else InvalidRequest("An empty answer.").refusal()] * len(batch)
-        for one, result in zip(batch, results, strict=True):
+        for pending, result in zip(batch, results, strict=True):
             if isinstance(result, Refusal):
-                one.future.set_exception(error_of(result))
+                pending.future.set_exception(error_from_refusal(result))
             else:
-                one.future.set_result(result)
+                pending.future.set_result(result)
 
     def _start_over(self) -> None:
-        """A new client: what happened to the old one's last letter is unknown, or the sequencer forgets it soon."""
+        """Become a new client, because the last letter's outcome is unknown, or the sequencer forgets us soon."""
         with suppress(OSError):
             self._mailbox.forget_client(self._client_id)
         self._client_id, self._number = self._new_id(), 0
-        self._bell.close()
-        self._bell = self._new_bell()
+        self._waiter.close()
+        self._waiter = self._new_waiter()
 
-    def _new_bell(self) -> Bell:
-        """Of the folder of replies, which is there from the first one on."""
+    def _new_waiter(self) -> FolderWaiter:
+        """Watch the folder of replies, which exists from the first reply on."""
         client_id = self._client_id
-        return Bell(lambda: self._mailbox.watch_replies(client_id), self._clock)
+        return FolderWaiter(lambda: self._mailbox.watch_replies(client_id), self._clock)
 
 
-def letter_of(client_id: str, number: int, batch: Sequence[Waiting], now_ms: int, namespace_id: str = "") -> bytes:
-    """A letter with these requests, and all their rows one after the other."""
+def build_letter(
+    client_id: str, number: int, batch: Sequence[PendingRequest], now_ms: int, namespace_id: str = ""
+) -> bytes:
+    """Encode a letter with these requests, and all their rows one after the other."""
     requests: list[tuple[int, bytes]] = []
-    rows = joined([one.rows for one in batch if one.rows is not None])
+    rows = concatenate_rows([pending.rows for pending in batch if pending.rows is not None])
     first_row = 0
-    for one in batch:
-        requests.append((first_row if one.rows is not None else 0, one.request))
-        first_row += 0 if one.rows is None else one.rows.num_rows
+    for pending in batch:
+        requests.append((first_row if pending.rows is not None else 0, pending.request))
+        first_row += 0 if pending.rows is None else pending.rows.num_rows
     return encode_letter(client_id, number, requests, now_ms, rows, namespace_id)

@@ -1,4 +1,4 @@
-"""Topics as a user handles them."""
+"""The API for topics: `mq.topics`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic
+from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic, TopicAlreadyExists
 from ..protocol.parameters import TOPIC
 from ..protocol.values.state import State
 from ..protocol.values.topics import (
@@ -18,7 +18,7 @@ from ..protocol.values.topics import (
     Topic,
     TopicDone,
 )
-from .arguments import flag, mapped, offsets, texts, topic_name, whole_number
+from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
 from .requester import Requester
 
 __all__ = ["LOG_TRANSITIONS", "TopicDescription", "Topics", "parse_config"]
@@ -28,10 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """A topic: its settings (those set, and all with defaults) and how far its partitions reach.
+    """A topic: its settings and its partitions.
 
-    partitions: that take what is published. After them come, in the lists, those that drain, and those that have ended:
-    partition_states says of each what it is.
+    Attributes:
+        partitions: number of partitions that take new messages. In the lists below, partitions that drain and that
+            have ended come after them.
+        config: the settings that were set.
+        settings: all settings, with defaults.
+        partition_states: state of each partition.
     """
 
     topic: str
@@ -45,22 +49,26 @@ class TopicDescription:
     partition_states: list[str]
 
     @property
-    def message_count(self) -> int:
+    def offset_count(self) -> int:
+        """Number of offsets in the log: messages, records of open and aborted transactions, and markers."""
         return sum(self.end_offsets) - sum(self.beginning_offsets)
 
 
-class Look(Protocol):
-    """At topics and partitions as of the newest step, none of which is kept: they change."""
+class QueryNewestState(Protocol):
+    """A function that calls `query` with topics and partitions as of the newest step.
 
-    def __call__(self, what: Callable[[State], T]) -> T: ...
+    `query` must not keep the state or parts of it: they change afterwards.
+    """
+
+    def __call__(self, query: Callable[[State], T], /) -> T: ...
 
 
 class Topics:
     """Create, list, describe, alter and delete topics."""
 
-    def __init__(self, requester: Requester, look: Look, changed: Callable[[], None]) -> None:
-        """changed: to be told of every change this one makes."""
-        self._requester, self._look, self._changed = requester, look, changed
+    def __init__(self, requester: Requester, look: QueryNewestState, on_change: Callable[[], None]) -> None:
+        """on_change: called after each change made through this object."""
+        self._requester, self._look, self._on_change = requester, look, on_change
 
     def create(
         self,
@@ -70,31 +78,52 @@ class Topics:
         subscriptions: Sequence[str] = (),
         exist_ok: bool = False,
     ) -> TopicDescription:
-        """A new topic. Raises InvalidTopic, InvalidPartitions, InvalidConfig, TopicAlreadyExists.
+        """Create a topic.
 
-        exist_ok: a topic of this name and number of partitions may be there already.
+        Args:
+            topic: its name.
+            partitions: its number of partitions.
+            config: settings of the topic. The others have their defaults.
+            subscriptions: patterns of destinations whose messages the topic receives, too.
+            exist_ok: accept a topic that exists with the same number of partitions, settings and subscriptions.
+
+        Raises:
+            InvalidTopic, InvalidPartitions, InvalidConfig: an argument is not valid.
+            TopicAlreadyExists: the topic exists; with `exist_ok`, the error names what differs.
         """
         request = CreateTopic(
-            topic_name("topic", topic),
-            whole_number("partitions", partitions, error=InvalidPartitions),
-            _checked_config(config),
-            texts("subscriptions", subscriptions, InvalidTopic),
+            parse_topic_name("topic", topic),
+            parse_whole_number("partitions", partitions, error=InvalidPartitions),
+            _parse_settings(config),
+            parse_texts("subscriptions", subscriptions, InvalidTopic),
         )
-        if flag("exist_ok", exist_ok):
-            existing = self._look(lambda state: _description(state.topic(topic)) if topic in state.topic_ids else None)
-            if existing is not None and existing.partitions == partitions:
-                return existing
-        self._ask(request)
+        may_exist = parse_flag("exist_ok", exist_ok)
+        if may_exist and (existing := self._find_existing(request)):
+            return existing
+        try:
+            self._ask(request)
+        except TopicAlreadyExists:
+            if may_exist and (existing := self._find_existing(request)):
+                return existing  # another client has created it meanwhile
+            raise
         return self.describe(topic)
 
+    def _find_existing(self, request: CreateTopic) -> TopicDescription | None:
+        """Return the topic if it exists. Raises TopicAlreadyExists if it differs from the request."""
+        name = request.topic
+        existing = self._look(lambda state: _describe_topic(state.topic(name)) if name in state.topic_ids else None)
+        if existing is not None:
+            _check_same_topic(existing, request)
+        return existing
+
     def list(self) -> list[TopicDescription]:
-        """All topics, by name."""
-        return self._look(lambda state: [_description(state.topic(name)) for name in sorted(state.topic_ids)])
+        """Return all topics, sorted by name."""
+        return self._look(lambda state: [_describe_topic(state.topic(name)) for name in sorted(state.topic_ids)])
 
     def describe(self, topic: str) -> TopicDescription:
-        """One topic. Raises UnknownTopicOrPartition, InvalidTopic."""
-        name = topic_name("topic", topic)
-        return self._look(lambda state: _description(state.topic(name)))
+        """Return a topic. Raises UnknownTopicOrPartition, InvalidTopic."""
+        name = parse_topic_name("topic", topic)
+        return self._look(lambda state: _describe_topic(state.topic(name)))
 
     def alter(
         self,
@@ -104,52 +133,90 @@ class Topics:
         subscriptions: Sequence[str] | None = None,
         force: bool = False,
     ) -> TopicDescription:
-        """Set or (with None) reset settings, change the number of partitions, replace subscriptions.
+        """Change a topic, and return it.
 
-        force: also to fewer partitions: what is published goes to those that are left, the last ones drain. Raises
-        UnknownTopicOrPartition, InvalidTopic, InvalidConfig; InvalidPartitions: there are more.
+        Args:
+            topic: its name.
+            config: settings to set; None as a value resets a setting to its default.
+            partitions: the new number of partitions.
+            subscriptions: the new subscriptions, which replace the old ones.
+            force: allow fewer partitions. New messages go to the remaining ones; the others drain.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidTopic, InvalidConfig: an argument is not valid.
+            InvalidPartitions: the topic has more partitions, and `force` is not set.
         """
-        wanted = None if subscriptions is None else texts("subscriptions", subscriptions, InvalidTopic)
-        number = None if partitions is None else whole_number("partitions", partitions, error=InvalidPartitions)
-        self._ask(AlterTopic(topic_name("topic", topic), _checked_config(config), number, wanted, flag("force", force)))
+        new_subscriptions = None if subscriptions is None else parse_texts("subscriptions", subscriptions, InvalidTopic)
+        number = None if partitions is None else parse_whole_number("partitions", partitions, error=InvalidPartitions)
+        self._ask(
+            AlterTopic(
+                parse_topic_name("topic", topic),
+                _parse_settings(config),
+                number,
+                new_subscriptions,
+                parse_flag("force", force),
+            )
+        )
         return self.describe(topic)
 
     def delete(self, topic: str) -> None:
-        """The topic and all it holds are gone. Raises UnknownTopicOrPartition, InvalidTopic."""
-        self._ask(DeleteTopic(topic_name("topic", topic)))
+        """Delete a topic with all its messages. Raises UnknownTopicOrPartition, InvalidTopic."""
+        self._ask(DeleteTopic(parse_topic_name("topic", topic)))
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Delete the records before an offset per partition; -1 deletes all there are."""
-        self._ask(DeleteRecords(topic_name("topic", topic), offsets("before", before)))
+        """Delete the records before an offset per partition. Offset -1 deletes all records of the partition."""
+        self._ask(DeleteRecords(parse_topic_name("topic", topic), parse_offsets("before", before)))
 
     def _ask(self, request: CreateTopic | AlterTopic | DeleteTopic | DeleteRecords) -> TopicDone | None:
         result = self._requester.ask(request)
-        self._changed()
+        self._on_change()
         return result if isinstance(result, TopicDone) else None
 
 
-def _checked_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings with checked values, None where one is reset. Raises InvalidConfig."""
-    given = {} if config is None else mapped("config", config, InvalidConfig)
-    return {TOPIC[key].name: None if value is None else TOPIC[key].parse(value) for key, value in given.items()}
+def _check_same_topic(existing: TopicDescription, request: CreateTopic) -> None:
+    requested = {"partitions": request.partitions, **request.config}
+    actual: dict[str, Any] = {"partitions": existing.partitions, **existing.settings}
+    if request.subscriptions:
+        requested["subscriptions"] = sorted(request.subscriptions)
+        actual["subscriptions"] = sorted(existing.subscriptions)
+    different = [key for key, value in requested.items() if _tuple_to_list(actual[key]) != _tuple_to_list(value)]
+    if different:
+        raise TopicAlreadyExists(
+            f"The topic {existing.topic} exists with another value of {', '.join(different)}.",
+            found={key: actual[key] for key in different},
+            expected=f"{ {key: requested[key] for key in different} }. Change the topic with topics.alter.",
+        )
+
+
+def _tuple_to_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parse_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings with checked values as in JSON; None resets a setting. Raises InvalidConfig."""
+    settings = {} if config is None else parse_mapping("config", config, InvalidConfig)
+    return {
+        TOPIC[key].name: None if value is None else _tuple_to_list(TOPIC[key].parse(value))
+        for key, value in settings.items()
+    }
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, str]:
-    """`key=value` settings of a command line. Raises InvalidConfig for another form, or a key that stands twice."""
+    """Parse `key=value` settings of a command line. Raises InvalidConfig for another form, or a repeated key."""
     config: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidConfig("A setting is written key=value.", found=pair)
+            raise InvalidConfig("A setting must be written key=value.", found=pair)
         if key in config:
             raise InvalidConfig(
-                "A setting stands twice.", found=pair, expected=f"{key}={config[key]} only, or this one"
+                "A setting is given twice.", found=pair, expected=f"either {key}={config[key]} or this one"
             )
         config[key] = value
     return config
 
 
-def _description(topic: Topic) -> TopicDescription:
+def _describe_topic(topic: Topic) -> TopicDescription:
     return TopicDescription(
         topic=topic.topic,
         topic_id=topic.topic_id,

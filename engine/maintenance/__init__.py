@@ -1,1 +1,1 @@
-"""What keeps the tables small and quick: checkpoints, merged files, the removal of what is no longer needed."""
+"""Keep the tables small and quick: checkpoints, merges of files, removal of what is not needed any more."""

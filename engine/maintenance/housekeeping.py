@@ -1,7 +1,7 @@
-"""Housekeeping of the tables by the leader: checkpoints, merging of small files, removal of what is not needed.
+"""Housekeeping of the tables by the leader: checkpoints, merges of small files, removal of old files.
 
-Invariant: a merge changes no row that a reader at or above the floor sees. A namespace must run for months, so the
-number of live files, of files on disk and of log entries stays bounded, however often the leader changes.
+Invariant: a merge changes no row for a reader at or above the floor. A namespace must run for months, so the numbers of
+live files, of files on disk and of log entries stay bounded, however often the leader changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files
@@ -28,41 +28,49 @@ from lakemq.tables.storage.store import Store, TableHandle
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from .data_files import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFiles, Handles
-from .trimming import RETENTION, Living, is_spent, trimmed, without_deleted
-from .writing import write_merged
+from .data_file_merger import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFileMerger, Handles
+from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
+from .writing import write_merged_file
 
 MANY_BIG_FILES = 8
-"""Merged files of a changelog that are merged once more: most of their rows have newer ones by then."""
+"""Number of merged files of a changelog at which all are merged once more. By then most of their rows are outdated."""
 
 _STEP_BYTES = 64 << 10
-"""A file of the journal of this size is one of a few steps."""
+"""A journal file of this size holds only a few steps."""
+
+JOURNAL_SMALL_BYTES = 512 << 10
+"""Files of the journal below this size are merged. A small step takes 49 bytes in a file and 866 in memory, and a merge
+may hold its rows three times: read, joined, sorted. By that count, files of 8 MB would take 400 MB."""
 
 LOAD_MS = 10_000
-"""Age of a watermark that nobody begins to read from any more: what keys were before it may be forgotten."""
+"""Age of a watermark that no reader begins at any more. Older rows of keys below it may be dropped."""
 
 CLEAN_MS = 10_000
 """Least time between two removals of old log entries and replaced files of a table."""
 
 JOURNAL_CHECKPOINT_MS = 5_000
-"""Least time between two checkpoints of the journal, each of which holds the tombstones of two minutes of steps."""
+"""Least time between two checkpoints of the journal. Each holds the tombstones of two minutes of steps."""
 
 MOST_UNCHECKPOINTED = 250
-"""Commits of the journal after which one is due nevertheless: who opens it reads each, at 0.3 ms."""
+"""Commits after which the journal is checkpointed anyway: opening it reads each of them, in 0.3 ms."""
 QUIET_MS = 60_000
-"""Time without a commit to a table after which it is checkpointed and merged, however little there is of it; and most
-time between two removals."""
+"""A table without commits for this long is checkpointed and merged, however little there is. Also the longest time
+between two removals.
+"""
 
 SWEEP_MS = 3_600_000
-"""Time between two looks for files that nobody announced, left behind by who was killed between writing and commit."""
+"""Time between two searches for unannounced files, left by a process that was killed between a write and its commit."""
 
-JOURNAL_KEPT = tuple(name for name in JOURNAL.stored_schema.names if name != "rows")
+JOURNAL_COLUMNS_KEPT = tuple(name for name in JOURNAL.stored_schema.names if name != "rows")
 """Columns of the journal that a merge keeps."""
 
 
 @dataclass
-class _Maintained:
-    """version, moved_at_ms: the table's as it was last seen, and since when it has been at that one."""
+class _TableProgress:
+    """The maintenance that a table has had.
+
+    version, moved_at_ms: the table's version when it was last seen, and since when it has been at that one.
+    """
 
     checkpointed_version: int
     checkpointed_at_ms: int | None = None
@@ -75,7 +83,7 @@ class _Maintained:
 
 @dataclass(frozen=True)
 class JournalMerge:
-    """Files of the journal to swap for merged ones. first_step: the journal begins there then."""
+    """Files of the journal to swap for merged ones. first_step: where the journal begins afterwards."""
 
     add: tuple[NewFile, ...]
     remove: tuple[StoredFile, ...]
@@ -83,9 +91,10 @@ class JournalMerge:
 
 
 class Housekeeping:
-    """Of one term of leadership. Looks after one table at a time, right after a commit of the leader's.
+    """Maintains tables during one term, one table at a time, right after a commit of the leader to it.
 
-    floor, journal_start: what the next watermark says of them.
+    Attributes:
+        floor, journal_start: values for the next watermark.
     """
 
     def __init__(
@@ -95,12 +104,14 @@ class Housekeeping:
         clock: Clock,
         watermark: WatermarkRow,
         now_ms: Callable[[], int],
-        data_files: DataFiles,
+        data_files: DataFileMerger,
         reached: crash.Reached = crash.nowhere,
-        then: Living | None = None,
+        then: LiveState | None = None,
     ) -> None:
-        """watermark: the newest one at the beginning of the term; now_ms: the time of the steps; then: what there was
-        at the watermark, where it is known.
+        """Args:
+        watermark: the newest one at the beginning of the term.
+        now_ms: returns the time of the steps.
+        then: the live objects at that watermark, if known.
         """
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
         self._data_files = data_files
@@ -108,14 +119,14 @@ class Housekeeping:
         self.floor, self.journal_start = watermark.floor, watermark.journal_start
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
-        self._tables: dict[str, _Maintained] = {}
-        self._living: Living | None = None
+        self._tables: dict[str, _TableProgress] = {}
+        self._living: LiveState | None = None
         self._coming = None if then is None else (clock.steady_ms() - age_ms, watermark.step, then)
-        self._settled: tuple[int, Living] | None = None
-        """A step from which nobody begins to read an older one, and what there was then."""
+        self._settled: tuple[int, LiveState] | None = None
+        """A step that no reader begins before, and the live objects at that step."""
 
-    def projected(self, step: int, now: Living) -> None:
-        """The watermark of this step was just written; `now`: what there was at that step."""
+    def note_watermark(self, step: int, now: LiveState) -> None:
+        """Note that the watermark of this step was just written. now: the live objects at that step."""
         self._living, now_ms = now, self._clock.steady_ms()
         self._watermarks.append((now_ms, step))
         if self._coming is not None and now_ms - self._coming[0] >= LOAD_MS:
@@ -126,11 +137,11 @@ class Housekeeping:
     # -- projections ------------------------------------------------------------------------------------
 
     def maintain(self, handle: TableHandle) -> None:
-        """Checkpoint, merge and remove as far as it is time. Raises CommitConflict."""
-        maintained = self._maintained(handle.spec.name)
+        """Checkpoint, merge and clean up a table if it is time. Raises CommitConflict."""
+        maintained = self._progress_of(handle.spec.name)
         is_quiet, since = self._is_quiet(handle, maintained), handle.version - maintained.checkpointed_version
         is_due = since >= self._config.number("checkpoint.interval") or (is_quiet and since > 0)
-        is_due |= bool(self._wasted(handle))
+        is_due |= bool(self._find_wasted_files(handle))
         if is_due:
             if handle.spec.shape != "data":
                 self._merge(handle, is_quiet)
@@ -139,21 +150,21 @@ class Housekeeping:
             handle.reopen()
             if handle.version != version:
                 raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
-        if handle.has_committed and self._is_to_be_cleaned(maintained, CLEAN_MS if is_due else QUIET_MS):
+        if handle.has_committed and self._is_cleaning_due(maintained, CLEAN_MS if is_due else QUIET_MS):
             self._clean(handle, maintained)
 
-    def tables_to_look_at(self) -> Sequence[str]:
-        """The tables that `maintain_data_files` needs after this pass; none if it is not time."""
+    def list_tables_to_open(self) -> Sequence[str]:
+        """Return the tables that `maintain_data_files` needs after this pass; none if it is not time."""
         return TABLES_LOOKED_AT if self._data_files.is_due() else ()
 
     def maintain_data_files(self, handles: Handles, step: int) -> None:
-        """Merge data files, and remove what is of no use. step: of the watermark. Raises CommitConflict."""
+        """Merge data files, and remove unneeded ones. step: of the watermark. Raises CommitConflict."""
         floor = self._settled_step()
         then = self._settled[1] if self._settled is not None else None
         if self._data_files.maintain(handles, step, floor, then):
             self.floor = max(self.floor, floor)
 
-    def _is_quiet(self, handle: TableHandle, maintained: _Maintained) -> bool:
+    def _is_quiet(self, handle: TableHandle, maintained: _TableProgress) -> bool:
         now_ms = self._clock.steady_ms()
         if handle.version != maintained.version:
             maintained.version, maintained.moved_at_ms = handle.version, now_ms
@@ -162,7 +173,7 @@ class Housekeeping:
     def _merge(self, handle: TableHandle, is_quiet: bool) -> None:
         files, least = handle.files(), self._config.number("compact.min.files")
         chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
-        wasted = self._wasted(handle)
+        wasted = self._find_wasted_files(handle)
         if len(chosen) < (min(FEW_FILES, least) if is_quiet else least) and not wasted:
             return
         is_changelog = handle.spec.shape == "changelog"
@@ -170,34 +181,38 @@ class Housekeeping:
             chosen = files
         now, retention_ms = self._living, self._retention_ms(handle.spec)
         if now is not None:
-            chosen = [f for f in files if f in chosen or f in wasted or is_spent(handle.spec, f, now, retention_ms)]
+            chosen = [
+                f for f in files if f in chosen or f in wasted or is_mostly_old(handle.spec, f, now, retention_ms)
+            ]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
-        told_since_ms = self._now_ms() - self._config.ms("delay.history.ms")
-        rows = _kept(handle.spec, handle.read(files=chosen), floor, len(chosen) == len(files), told_since_ms)
+        history_since_ms = self._now_ms() - self._config.ms("delay.history.ms")
+        rows = _drop_outdated_rows(
+            handle.spec, handle.read(files=chosen), floor, len(chosen) == len(files), history_since_ms
+        )
         if now is not None:
-            rows = trimmed(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
+            rows = trim_rows(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
         if handle.spec.name == SEGMENTS.name and self._settled is not None:
             step, then = self._settled
-            count, rows = rows.num_rows, without_deleted(rows, then)
+            count, rows = rows.num_rows, drop_deleted_segments(rows, then)
             if rows.num_rows < count:
-                floor = max(step, handle.floor())  # who reads as of before it would find a gap
-        added = write_merged(self._files, self._leftovers, handle.spec, rows, chosen)
+                floor = max(step, handle.floor())  # a reader at an older step would find a gap
+        added = write_merged_file(self._files, self._leftovers, handle.spec, rows, chosen)
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
 
     def _retention_ms(self, spec: TableSpec) -> int:
-        """How long its rows stay; 0 where age does not matter."""
+        """Return how long rows of the table stay. 0: age does not matter."""
         return self._config.ms(RETENTION[spec.name]) if spec.name in RETENTION else 0
 
-    def _wasted(self, handle: TableHandle) -> list[StoredFile]:
-        """Its files of which most was deleted."""
+    def _find_wasted_files(self, handle: TableHandle) -> list[StoredFile]:
+        """Return files of the table whose rows are mostly deleted."""
         wasted = self._data_files.wasted if handle.spec.name == SEGMENTS.name else frozenset()
         return [file for file in handle.files() if file.path in wasted] if wasted else []
 
     def _settled_step(self) -> int:
-        """The newest watermark that is LOAD_MS old; 0 where none is."""
+        """Return the newest watermark that is at least LOAD_MS old. 0: there is none."""
         horizon_ms = self._clock.steady_ms() - LOAD_MS
         while len(self._watermarks) > 1 and self._watermarks[1][0] <= horizon_ms:
             self._watermarks.popleft()
@@ -209,15 +224,18 @@ class Housekeeping:
     def maintain_journal(
         self, store: Store, version: int, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
     ) -> JournalMerge | None:
-        """Checkpoint the journal, and prepare the merge of its files up to the watermark, as far as it is time.
+        """Checkpoint the journal, and prepare the merge of its files up to the watermark, if it is time.
 
-        version, files: the sequencer's when this began; kept: by the path of their file, rows that need not be read,
-        columns of JOURNAL_KEPT. The merge is a commit to the journal, so that the sequencer makes it, between two
-        steps; the files it names stay live until then, because nobody else removes any.
+        The merge is a commit to the journal, so the sequencer makes it between two steps. The files that it names stay
+        live until then, because only the leader removes files.
+
+        Args:
+            version, files: of the journal when the pass began.
+            kept: by path of its file, rows that need not be read; columns of JOURNAL_COLUMNS_KEPT.
         """
-        maintained = self._maintained(JOURNAL.name)
+        maintained = self._progress_of(JOURNAL.name)
         is_due = self._is_journal_checkpoint_due(maintained, version - maintained.checkpointed_version)
-        is_to_be_cleaned = self._is_to_be_cleaned(maintained, CLEAN_MS if is_due else QUIET_MS)
+        is_to_be_cleaned = self._is_cleaning_due(maintained, CLEAN_MS if is_due else QUIET_MS)
         if is_due or is_to_be_cleaned:
             handle = store.open(JOURNAL)
             if is_due:
@@ -226,76 +244,76 @@ class Housekeeping:
                 self._clean(handle, maintained)  # the term has begun with a commit to it
         if version - maintained.merged_version < self._config.number("compact.min.files"):
             return None
-        merge = self._journal_merge(store, files, kept, watermark)
+        merge = self._prepare_journal_merge(store, files, kept, watermark)
         if merge is not None:
             maintained.merged_version = version
         return merge
 
-    def _is_journal_checkpoint_due(self, maintained: _Maintained, commits: int) -> bool:
+    def _is_journal_checkpoint_due(self, maintained: _TableProgress, commits: int) -> bool:
         if commits < self._config.number("checkpoint.interval"):
             return False
         at_ms = maintained.checkpointed_at_ms
         is_time = at_ms is None or self._clock.steady_ms() - at_ms >= JOURNAL_CHECKPOINT_MS
         return is_time or commits >= MOST_UNCHECKPOINTED
 
-    def _journal_merge(
+    def _prepare_journal_merge(
         self, store: Store, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
     ) -> JournalMerge | None:
-        """Of what is projected, small files become one, and decisions older than journal.retention.ms go.
+        """Merge small projected files, and drop decisions older than journal.retention.ms.
 
-        The last step stays at any age: a reader with an older watermark must find that it has missed some.
+        The last step stays whatever its age: a reader with an older watermark must notice that it has missed some.
         """
         horizon_ms = self._now_ms() - self._config.ms("journal.retention.ms")
         projected = [f for f in files if f.statistics["max.step"] <= watermark]
-        small = [f for f in projected if f.size_bytes < SMALL_BYTES]
+        small = _find_small(projected)
         old = [
             f
             for f in projected
-            if f.size_bytes >= SMALL_BYTES
+            if f.size_bytes >= JOURNAL_SMALL_BYTES
             and f.statistics["max.decided_at_ms"] < horizon_ms
             and f.statistics["max.step"] < watermark
         ]
         if len(small) < self._config.number("compact.min.files") and not old:
             return None
-        small = _newest(small)
+        small = _take_newest(small)
         stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
         stored = store.dataset(JOURNAL, [file for file in small if file.path not in kept])
         parts = [kept[file.path] for file in small if file.path in kept]
-        rows = pa.concat_tables([stored.to_table(columns=list(JOURNAL_KEPT)), *parts]).filter(stays)
-        # message rows that rode here are in their data files by now
+        rows = pa.concat_tables([stored.to_table(columns=list(JOURNAL_COLUMNS_KEPT)), *parts]).filter(stays)
+        # message rows from here are in their data files by now
         rows = rows.append_column("rows", pa.nulls(rows.num_rows, pa.binary())).select(JOURNAL.stored_schema.names)
-        added = write_merged(self._files, self._leftovers, JOURNAL, rows, (*small, *old))
+        added = write_merged_file(self._files, self._leftovers, JOURNAL, rows, (*small, *old))
         self._reached("housekeeping.merged_journal_written")
         gone = {f.path for f in (*small, *old)}
         firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
         firsts += [f.statistics["minValues"]["step"] for f in added]
         return JournalMerge(added, (*small, *old), min(firsts, default=watermark + 1))
 
-    def merged_journal(self, merge: JournalMerge) -> None:
-        """The sequencer has committed the merge."""
+    def note_journal_merge(self, merge: JournalMerge) -> None:
+        """Note that the sequencer has committed the merge."""
         self._reached("housekeeping.journal_swapped")
         self.journal_start = max(self.journal_start, merge.first_step)
 
     # -- both -------------------------------------------------------------------------------------------
 
-    def _maintained(self, name: str) -> _Maintained:
+    def _progress_of(self, name: str) -> _TableProgress:
         if name not in self._tables:
             # as stored, so that leaders of a few commits each checkpoint and merge in their turn
-            self._tables[name] = _Maintained(DeltaLog(self._files, name).checkpointed_version())
+            self._tables[name] = _TableProgress(DeltaLog(self._files, name).checkpointed_version())
         return self._tables[name]
 
-    def _checkpoint(self, handle: TableHandle, maintained: _Maintained) -> None:
+    def _checkpoint(self, handle: TableHandle, maintained: _TableProgress) -> None:
         handle.checkpoint()
         maintained.checkpointed_version = handle.version
         maintained.checkpointed_at_ms = self._clock.steady_ms()
         self._reached("housekeeping.checkpointed")
 
-    def _is_to_be_cleaned(self, maintained: _Maintained, pause_ms: int) -> bool:
+    def _is_cleaning_due(self, maintained: _TableProgress, pause_ms: int) -> bool:
         last_ms = maintained.cleaned_at_ms
         return last_ms is None or self._clock.steady_ms() - last_ms >= pause_ms
 
-    def _clean(self, handle: TableHandle, maintained: _Maintained) -> None:
-        """Remove what nobody needs of a table that this leader has committed to."""
+    def _clean(self, handle: TableHandle, maintained: _TableProgress) -> None:
+        """Remove unneeded files and log entries of a table that this leader has committed to."""
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
         if handle.spec.replaced_retention_ms is not None:
             grace_ms = min(grace_ms, handle.spec.replaced_retention_ms)
@@ -303,16 +321,21 @@ class Housekeeping:
         handle.expire_log()
         if handle.spec.shape == "data":
             return
-        self._leftovers.delete(name, grace_ms, handle.renewed)
+        self._leftovers.delete(name, grace_ms, handle.open_newest)
         if maintained.swept_at_ms is None or steady_ms - maintained.swept_at_ms >= SWEEP_MS:
             maintained.swept_at_ms = steady_ms
-            self._leftovers.sweep(name, grace_ms, handle.renewed)
+            self._leftovers.sweep(name, grace_ms, handle.open_newest)
 
 
-def _newest(small: Sequence[StoredFile]) -> list[StoredFile]:
-    """The newest of these files of the journal, and older ones as long as each is no larger than all of these.
+def _find_small(projected: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return the files of the journal that a merge may still read."""
+    return [file for file in projected if file.size_bytes < JOURNAL_SMALL_BYTES]
 
-    So a row is written again about as often as the size of its file has doubled, not whenever there are new steps.
+
+def _take_newest(small: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return the newest of these journal files, and older ones that are at most as large as the newer ones together.
+
+    So a row is written again only when the size of its file has doubled, not whenever there are new steps.
     """
     chosen: list[StoredFile] = []
     size_bytes = 0
@@ -324,18 +347,22 @@ def _newest(small: Sequence[StoredFile]) -> list[StoredFile]:
     return chosen
 
 
-def _kept(spec: TableSpec, rows: pa.Table, floor: int, whole: bool, told_since_ms: int = 0) -> pa.Table:
-    """The rows a merge keeps: all of a log's, a changelog's newest per key at or below the floor and all later ones.
+def _drop_outdated_rows(
+    spec: TableSpec, rows: pa.Table, floor: int, whole: bool, history_since_ms: int = 0
+) -> pa.Table:
+    """Return the rows that a merge keeps.
 
-    whole: the rows are the whole table, so that a key removed by the floor needs no row to say so; told_since_ms: but
-    what has become of delays since then is told.
+    These are all rows of a log; of a changelog, the newest per key up to the floor and all later ones.
+
+    Args:
+        whole: the rows are the whole table, so that a key removed by the floor needs no row.
     """
     if spec.name == WATERMARKS.name:
-        return newest(rows.append_column("all", pa.repeat(0, rows.num_rows)), ["all"]).drop_columns("all")
+        return select_newest(rows.append_column("all", pa.repeat(0, rows.num_rows)), ["all"]).drop_columns("all")
     if spec.shape != "changelog":
         return rows
-    settled = newest(rows.filter(pc.field("step") <= floor), spec.keys)
+    settled = select_newest(rows.filter(pc.field("step") <= floor), spec.keys)
     if whole and "removed" in settled.column_names:
-        is_told = pc.field("changed_at_ms") >= told_since_ms if spec.name == DELAYED.name else pc.scalar(False)
-        settled = settled.filter(~pc.field("removed") | is_told)
+        is_shown = pc.field("changed_at_ms") >= history_since_ms if spec.name == DELAYED.name else pc.scalar(False)
+        settled = settled.filter(~pc.field("removed") | is_shown)
     return pa.concat_tables([settled, rows.filter(pc.field("step") > floor)])

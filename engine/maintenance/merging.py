@@ -1,7 +1,11 @@
-"""Which data files are merged, where their rows go, and what segments and dead letters say then. Pure, as columns.
+"""The merge of data files as pure column operations: which files, the order of rows, the rewritten segments.
 
-Invariant: a segment, rewritten, gives each of its offsets the row it gave before; so does a dead letter. Neighbours
-become one only where every view and every fetch shows the same of the one as of the two.
+Merged rows are sorted by topic, partition and offset, so that a fetch reads one stretch of a file. Each segment is then
+cut where its rows no longer follow each other, moved to the merged file, and joined with its neighbours where possible.
+Far fewer segments remain: those of one partition usually become one.
+
+Invariant: a rewritten segment gives each of its offsets the same row as before; so does a dead letter. Two neighbours
+become one only where every view and every fetch shows the same for the one as for the two.
 """
 
 from __future__ import annotations
@@ -14,15 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..protocol.values.segments import goes_on, joined
+from ..protocol.values.segments import find_continuations, merge_continuations
+from .log_bounds import LogBounds
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-MOST_BYTES = 32 << 20
-"""Of files that are merged at once: what is read in one go, while passes wait."""
+MAX_BYTES_AT_ONCE = 32 << 20
+"""Bytes of files that one merge takes: they are read in one go, while passes wait."""
 
-AGREE = (
+EQUAL_COLUMNS = (
     "kind",
     "topic_id",
     "partition",
@@ -35,32 +40,37 @@ AGREE = (
     "append_time_ms",
     "ttl_from_ms",
     "ttl_ms",
+    "decided_at_ms",
     "dead_letter",
 )
-"""What segments agree in that may become one."""
-_RUN_ON = ("base_offset", "first_row", "base_sequence", "source_offset")
+"""Columns that must be equal in segments that become one."""
+_CONSECUTIVE_COLUMNS = ("base_offset", "first_row", "base_sequence", "source_offset")
+"""Columns that must run on from one segment to the next."""
 
 
-def files_to_merge(size_bytes: Numbers, least: int) -> Numbers:
-    """Indexes of the files to be merged, none where they would be fewer than `least`.
+def choose_files_to_merge(size_bytes: Numbers, least: int) -> Numbers:
+    """Return the indexes of the files to merge; none if fewer than `least` qualify.
 
-    The largest of them is no larger than the others together: so a byte is written anew once per doubling of its file,
-    however many files come.
+    Files are taken from the smallest on, at most MAX_BYTES_AT_ONCE.
+    The largest chosen file is no larger than the others together. So each merge puts a byte into a file at least twice
+    as large as before, and a byte is rewritten only a few times, however many files come.
     """
     order = np.argsort(size_bytes, kind="stable")
     sizes = size_bytes[order]
     ends = np.cumsum(sizes)
     count = int(np.max(np.flatnonzero(sizes <= ends - sizes), initial=-1)) + 1
-    count = min(count, int(np.searchsorted(ends, MOST_BYTES, side="right"))) if count >= least else 0
+    count = min(count, int(np.searchsorted(ends, MAX_BYTES_AT_ONCE, side="right"))) if count >= least else 0
     return order[: count if count > 1 else 0]
 
 
 @dataclass(frozen=True)
-class Rows:
+class PointedRows:
     """The rows that some ranges of files point at, in the order of the ranges.
 
-    index: of the range each is of; nth: which of its rows, from 0; row: its number among the rows of all files, taken
-    one after the other.
+    Attributes:
+        index: of the range that the row belongs to.
+        nth: number of the row within its range, from 0.
+        row: number of the row among the rows of all files, one file after the other.
     """
 
     index: Numbers
@@ -68,10 +78,15 @@ class Rows:
     row: Numbers
 
 
-def rows_pointed_at(ranges: pa.Table, file_ids: Numbers, record_counts: Numbers) -> Rows:
-    """ranges: columns file_id, first_row, record_count, all of files given. file_ids: ascending.
+def find_pointed_rows(ranges: pa.Table, file_ids: Numbers, record_counts: Numbers) -> PointedRows:
+    """Return the rows that the ranges point at.
 
-    Raises ValueError: a range leaves its file.
+    Args:
+        ranges: columns file_id, first_row, record_count; only of the given files.
+        file_ids: ascending.
+
+    Raises:
+        ValueError: a range leaves its file.
     """
     firsts = np.cumsum(record_counts) - record_counts
     first_row, counts = (ranges.column(name).to_numpy() for name in ("first_row", "record_count"))
@@ -81,14 +96,16 @@ def rows_pointed_at(ranges: pa.Table, file_ids: Numbers, record_counts: Numbers)
     begin = firsts[file] + first_row
     index = np.repeat(np.arange(len(counts)), counts)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return Rows(index, nth, begin[index] + nth)
+    return PointedRows(index, nth, begin[index] + nth)
 
 
-def places(segments: pa.Table, shown: Rows, refused: Rows, row_count: int) -> tuple[Numbers, Numbers]:
-    """The rows of the merged file, in order, by their numbers before; and of each row before, its number there.
+def order_merged_rows(
+    segments: pa.Table, shown: PointedRows, refused: PointedRows, row_count: int
+) -> tuple[Numbers, Numbers]:
+    """Return the order of rows in the merged file, as their old numbers, and the new number of each old row.
 
-    By topic, partition and offset, where several segments show a row by the first of them; then those refused. What
-    nothing points at has no place: -1.
+    Rows of segments come by topic, partition and offset; a row of several segments by the first of them. Then come the
+    rows of dead letters that no segment has. Rows that nothing points at are left out: their new number is -1.
     """
     keys = [segments.column(name).to_numpy()[shown.index] for name in ("topic_id", "partition")]
     offset = segments.column("base_offset").to_numpy()[shown.index] + shown.nth
@@ -99,10 +116,11 @@ def places(segments: pa.Table, shown: Rows, refused: Rows, row_count: int) -> tu
     return order, place
 
 
-def moved(ranges: pa.Table, rows: Rows, place: Numbers, file_id: int) -> pa.Table:
-    """The ranges as they are in the merged file: cut where their rows do not follow one another there.
+def move_ranges(ranges: pa.Table, rows: PointedRows, place: Numbers, file_id: int) -> pa.Table:
+    """Return the ranges as they are in the merged file, cut where their rows do not follow each other there.
 
-    ranges: rows of `segments` or `dead_letters`; columns of offsets and sequences go along.
+    Args:
+        ranges: rows of `segments` or `dead_letters`. Offsets and sequences are cut with the rows.
     """
     at = place[rows.row]
     begins = np.ones(len(at), np.bool_)
@@ -120,36 +138,41 @@ def moved(ranges: pa.Table, rows: Rows, place: Numbers, file_id: int) -> pa.Tabl
         changed["last_offset"] = pc.add(changed["base_offset"], pa.array(counts - 1))
         for name in ("base_sequence", "source_offset"):
             changed[name] = pc.add(cut.column(name), skipped)
-    return _changed(cut, changed)
+    return _replace_columns(cut, changed)
 
 
-def with_footer(segments: pa.Table, footer_hash: int) -> pa.Table:
-    """The same once it is known by what the merged file is told."""
+def set_footer_hash(segments: pa.Table, footer_hash: int) -> pa.Table:
+    """Return the segments with the merged file's footer hash."""
     column = pa.repeat(pa.scalar(footer_hash, pa.int64()), segments.num_rows)
-    return _changed(segments, {"footer_hash": column})
+    return _replace_columns(segments, {"footer_hash": column})
 
 
-def coalesced(segments: pa.Table, floor: int) -> pa.Table:
-    """Rows of `segments`, those that touch as one, by topic, partition and offset.
+def coalesce_segments(segments: pa.Table, floor: int, bounds: LogBounds) -> pa.Table:
+    """Join neighbours among rows of `segments`; return them by topic, partition and offset.
 
-    They touch if they hold data of one file, author, origin and time of appending, and if offsets, rows and sequences
-    run on. Of different steps only up to the floor, below which nobody asks what there was: they bear the last one.
+    Neighbours are joined if they hold data of one file, author, origin and time, and if offsets, rows and sequences run
+    on. Segments of different steps are joined only up to the floor, below which no reader begins; the last step is
+    kept.
     """
     order = [(name, "ascending") for name in ("topic_id", "partition", "base_offset")]
     segments = segments.sort_by(order).combine_chunks()
     step = segments.column("step").to_numpy()
-    touches = goes_on(segments, AGREE, _RUN_ON) & pc.equal(segments.column("kind"), "data").to_numpy()[1:]
+    touches = (
+        find_continuations(segments, EQUAL_COLUMNS, _CONSECUTIVE_COLUMNS)
+        & pc.equal(segments.column("kind"), "data").to_numpy()[1:]
+    )
     touches &= (step[1:] == step[:-1]) | ((step[1:] <= floor) & (step[:-1] <= floor))
-    return joined(segments, touches)
+    touches &= bounds.have_same_figures(segments)
+    return merge_continuations(segments, touches)
 
 
-def _changed(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     for name, column in columns.items():
         rows = rows.set_column(rows.column_names.index(name), name, column)
     return rows
 
 
-def of_files(rows: pa.Table, file_ids: Sequence[int] | Numbers) -> Mask:
-    """Which rows point at one of these files."""
+def points_at_files(rows: pa.Table, file_ids: Sequence[int] | Numbers) -> Mask:
+    """Return which rows point at one of these files."""
     is_in: Mask = pc.is_in(rows.column("file_id"), pa.array(file_ids, pa.int64())).to_numpy()
     return is_in

@@ -1,8 +1,8 @@
-"""What is too old or too much of each topic, as far as the tables tell: whole segments from the start of a log on.
+"""Find what retention deletes, as far as the tables show: whole segments from the start of each log.
 
-As Kafka does: a segment is as old as its newest message; the first that stays keeps all after it; and by size none goes
-without which the partition would hold less than its bound. A marker has no age, and goes with what is before it.
-Of the tables, only what may be told of is read, file by file; nothing here is held per message.
+The rules are Kafka's. A segment is as old as its newest message. The first segment that stays keeps all later ones. By
+size, a segment goes only if the partition still holds its bound without it. A marker has no age, and goes with the
+segments before it. Only parts of the tables that may matter are read, file by file; memory does not grow with messages.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..protocol.values.topics import LogOutgrown, Topic
-from .data_files import file_id_of
+from .data_file_merger import parse_file_id
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).min
-"""Before any time of a message."""
+"""A time before that of any message."""
 
 _FOUND_BY = ("kind", "topic_id", "partition", "base_offset", "last_offset")
 
 
 @dataclass(frozen=True)
 class _Logs:
-    """The partitions of some topics, numbered through. topic_ids: ascending; firsts: number of their partition 0."""
+    """The partitions of some topics, numbered consecutively.
+
+    topic_ids: ascending; firsts: number of their partition 0.
+    """
 
     topics: Sequence[Topic]
     topic_ids: Numbers
@@ -43,20 +46,20 @@ class _Logs:
 
     @classmethod
     def of(cls, topics: Sequence[Topic]) -> _Logs:
-        """topics: ascending by id."""
+        """Number the partitions of topics, which are ascending by id."""
         counts = np.array([topic.log_count for topic in topics], np.int64)
         starts = np.concatenate([np.zeros(0, np.int64), *(topic.log_starts for topic in topics)])
         return cls(topics, np.array([t.topic_id for t in topics], np.int64), np.cumsum(counts) - counts, starts)
 
     def index(self, topic_ids: Numbers) -> tuple[Numbers, Mask]:
-        """Of each which of the topics it is, and whether it is one of them."""
+        """Return for each id the index of the topic, and whether it is one of the topics."""
         at = np.minimum(np.searchsorted(self.topic_ids, topic_ids), len(self.topic_ids) - 1)
         return at, self.topic_ids[at] == topic_ids
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Segments: the number of the partition, first and last offset, and bytes."""
+class _SegmentColumns:
+    """Segments as columns: number of the partition, first and last offset, bytes."""
 
     place: Numbers
     base: Numbers
@@ -64,19 +67,22 @@ class _Found:
     size: Numbers
 
     @classmethod
-    def of(cls, parts: Sequence[_Found]) -> _Found:
-        """All of them, by partition and offset."""
+    def of(cls, parts: Sequence[_SegmentColumns]) -> _SegmentColumns:
+        """Return all of them, by partition and offset."""
         empty = np.zeros(0, np.int64)
         columns = [np.concatenate([empty, *(getattr(p, n) for p in parts)]) for n in cls.__dataclass_fields__]
         order = np.lexsort((columns[1], columns[0]))
         return cls(*(column[order] for column in columns))
 
 
-def outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> list[LogOutgrown]:
-    """What retention.ms and retention.bytes of these topics no longer keep, of what is projected; by topic id.
+def find_outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> list[LogOutgrown]:
+    """Return what retention.ms and retention.bytes of these topics no longer keep, by topic id.
 
-    topics: as of a step that the tables do not go beyond, or any before it. FileNotFoundError: a table was merged
-    meanwhile.
+    Args:
+        topics: as of a step that the tables do not go beyond, or an earlier one.
+
+    Raises:
+        FileNotFoundError: a table was merged meanwhile.
     """
     filled = [topics[i] for i in sorted(topics) if (topics[i].high_watermarks > topics[i].log_starts).any()]
     aging = [topic for topic in filled if topic.setting("retention.ms") >= 0]
@@ -85,9 +91,9 @@ def outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> list[Log
         return []
     segments = store.open(SEGMENTS)
     files = segments.files()
-    by_age = _by_age(segments, files, _Logs.of(aging), now_ms) if aging else {}
-    # after those that name them: what these name is there still
-    by_size = _by_size(segments, files, _Logs.of(bounded), store.open(MESSAGES)) if bounded else {}
+    by_age = _find_by_age(segments, files, _Logs.of(aging), now_ms) if aging else {}
+    # open messages after segments, so that every file that a segment names is there
+    by_size = _find_by_size(segments, files, _Logs.of(bounded), store.open(MESSAGES)) if bounded else {}
     return [
         LogOutgrown(
             topic_id,
@@ -100,7 +106,9 @@ def outgrown(store: Store, topics: Mapping[int, Topic], now_ms: int) -> list[Log
     ]
 
 
-def _by_age(segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, now_ms: int) -> dict[int, dict[int, int]]:
+def _find_by_age(
+    segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, now_ms: int
+) -> dict[int, dict[int, int]]:
     # a bound of centuries is before all time
     kept_ms = np.array([min(topic.setting("retention.ms"), now_ms) for topic in logs.topics], np.int64)
     horizons = now_ms - kept_ms
@@ -108,18 +116,21 @@ def _by_age(segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, now
     ages = ("max_timestamp_ms", "decided_at_ms")
     young = pc.field("max_timestamp_ms") >= latest
     where = ~young | pc.field("max_timestamp_ms").is_null() | pc.field("decided_at_ms").is_valid()
-    found = []
-    for rows in _rows(segments, [file for file in files if _may_be_old(file, latest)], (*_FOUND_BY, *ages), where):
-        at, known = logs.index(rows.column("topic_id").to_numpy())
+    parts = []
+    for rows in _read_rows(segments, [file for file in files if _may_be_old(file, latest)], (*_FOUND_BY, *ages), where):
+        at, is_known = logs.index(rows.column("topic_id").to_numpy())
         timestamp, decided = (rows.column(name).fill_null(_NEVER).to_numpy() for name in ages)
         is_old = np.where(decided == _NEVER, timestamp, decided) < horizons[at]
-        found.append(_of_logs(rows, logs, at, known & is_old))
-    every = _Found.of(found)
-    return _cuts(logs, every, _is_first(logs, every))
+        parts.append(_select_segments(rows, logs, at, is_known & is_old))
+    every = _SegmentColumns.of(parts)
+    return _find_cuts(logs, every, _mask_unbroken(logs, every))
 
 
 def _may_be_old(file: StoredFile, horizon_ms: int) -> bool:
-    """By its statistics. A marker has no age, and may lie between what is old."""
+    """Return whether a file may hold old segments, by its statistics.
+
+    Markers have no age, and may lie between old segments.
+    """
     first_kind = file.statistics.get("min.kind")  # of all kinds those of markers come first
     if first_kind is None or first_kind < "data":
         return True
@@ -128,22 +139,22 @@ def _may_be_old(file: StoredFile, horizon_ms: int) -> bool:
     return youngest is None or youngest < horizon_ms or (decided is not None and decided < horizon_ms)
 
 
-def _by_size(
+def _find_by_size(
     segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
 ) -> dict[int, dict[int, int]]:
-    stored = sorted((file_id_of(f.path), f.size_bytes, f.record_count) for f in messages.files() if f.record_count)
+    stored = sorted((parse_file_id(f.path), f.size_bytes, f.record_count) for f in messages.files() if f.record_count)
     ids, sizes, counts = np.array(stored or [(-1, 0, 1)], np.int64).T
     low, high = int(logs.topic_ids[0]), int(logs.topic_ids[-1])
-    near = [f for f in files if _overlaps(f, low, high)]
+    near = [f for f in files if _may_hold_topics(f, low, high)]
     where = (pc.field("topic_id") >= low) & (pc.field("topic_id") <= high)
-    found = []
-    for rows in _rows(segments, near, (*_FOUND_BY, "file_id"), where):
-        at, known = logs.index(rows.column("topic_id").to_numpy())
+    parts = []
+    for rows in _read_rows(segments, near, (*_FOUND_BY, "file_id"), where):
+        at, is_known = logs.index(rows.column("topic_id").to_numpy())
         file_ids = rows.column("file_id").fill_null(-1).to_numpy()
         place = np.minimum(np.searchsorted(ids, file_ids), len(ids) - 1)
         per_row = np.where(ids[place] == file_ids, sizes[place] / counts[place], 0.0)
-        found.append(_of_logs(rows, logs, at, known, per_row))
-    every = _Found.of(found)
+        parts.append(_select_segments(rows, logs, at, is_known, per_row))
+    every = _SegmentColumns.of(parts)
     limits = np.repeat(
         np.array([topic.setting("retention.bytes") for topic in logs.topics], np.int64),
         np.diff(logs.firsts, append=len(logs.log_starts)),
@@ -152,28 +163,28 @@ def _by_size(
     np.add.at(totals, every.place, every.size)
     up_to = np.cumsum(every.size)
     before = np.concatenate([[0], up_to])[np.searchsorted(every.place, every.place)]
-    goes = _is_first(logs, every) & (totals[every.place] - (up_to - before) >= limits[every.place])
-    return _cuts(logs, every, goes)
+    goes = _mask_unbroken(logs, every) & (totals[every.place] - (up_to - before) >= limits[every.place])
+    return _find_cuts(logs, every, goes)
 
 
-def _overlaps(file: StoredFile, low: int, high: int) -> bool:
+def _may_hold_topics(file: StoredFile, low: int, high: int) -> bool:
     least, most = file.statistics.get("min.topic_id"), file.statistics.get("max.topic_id")
     return least is None or most is None or (least <= high and most >= low)
 
 
-def _rows(
+def _read_rows(
     segments: TableHandle, files: Sequence[StoredFile], columns: Sequence[str], where: pc.Expression
 ) -> Iterator[pa.Table]:
-    """File by file: what is held at once does not grow with the table."""
+    """Yield rows file by file, so that memory does not grow with the table."""
     of_log = pc.field("kind").isin(["data", "commit", "abort"])
     for file in files:
         yield segments.read(columns, where & of_log, files=[file])
 
 
-def _of_logs(
+def _select_segments(
     rows: pa.Table, logs: _Logs, at: Numbers, chosen: Mask, bytes_per_row: npt.NDArray[np.float64] | None = None
-) -> _Found:
-    """The segments chosen that reach beyond the log start. at: which topic each is of."""
+) -> _SegmentColumns:
+    """Return the chosen segments that reach beyond the log start. at: index of each one's topic."""
     partition, base, last = (rows.column(n).to_numpy() for n in ("partition", "base_offset", "last_offset"))
     place = np.where(chosen, logs.firsts[at] + partition, 0)
     counts = np.diff(logs.firsts, append=len(logs.log_starts))
@@ -181,11 +192,11 @@ def _of_logs(
     start = logs.log_starts[np.where(chosen, place, 0)]
     chosen &= last >= start
     size = np.zeros(len(base)) if bytes_per_row is None else bytes_per_row * (last + 1 - np.maximum(base, start))
-    return _Found(place[chosen], base[chosen], last[chosen], np.ceil(size[chosen]).astype(np.int64))
+    return _SegmentColumns(place[chosen], base[chosen], last[chosen], np.ceil(size[chosen]).astype(np.int64))
 
 
-def _is_first(logs: _Logs, found: _Found) -> Mask:
-    """Which of them follow one another from the log start on."""
+def _mask_unbroken(logs: _Logs, found: _SegmentColumns) -> Mask:
+    """Return which segments follow one another from the log start on."""
     opens = np.ones(len(found.place), np.bool_)
     opens[1:] = found.place[1:] != found.place[:-1]
     follows = np.ones(len(opens), np.bool_)
@@ -194,8 +205,8 @@ def _is_first(logs: _Logs, found: _Found) -> Mask:
     return mask
 
 
-def _cuts(logs: _Logs, found: _Found, goes: Mask) -> dict[int, dict[int, int]]:
-    """topic_id -> partition -> the offset after the last of the first that all go."""
+def _find_cuts(logs: _Logs, found: _SegmentColumns, goes: Mask) -> dict[int, dict[int, int]]:
+    """Return topic_id -> partition -> the offset after the last of the leading segments that all go."""
     stays = np.concatenate([[0], np.cumsum(~goes)])
     gone = stays[1:] == stays[np.searchsorted(found.place, found.place)]
     ends = np.full(len(logs.log_starts), _NEVER)

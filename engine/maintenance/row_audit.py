@@ -1,4 +1,7 @@
-"""Whether the rows are there that the tables point at, and where their keys belong: one pass over the data files."""
+"""Check that all rows that tables point at exist, and are in their keys' partitions.
+
+One pass over the data files does it.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,31 @@ from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace.data_file import file_name, is_as_written, look
+from ..namespace.data_file import file_name, is_expected_file, look
 from ..namespace.snapshot import Snapshot
-from ..protocol.hashing import Partitioner, partitions_of
+from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.values.topics import Topic
-from .data_files import file_id_of
+from .data_file_merger import parse_file_id
 
 Numbers = npt.NDArray[np.int64]
 
 ANY_PARTITION = -1
-"""Of a range whose rows are in no partition, and whose file is known by its name alone: a dead letter's."""
+"""Partition of a dead letter's range: its rows are in no partition, and its file is known by name alone."""
 
 POINTING: pa.Schema = pa.schema(
     [(name, pa.int64()) for name in ("file_id", "footer_hash", "first_row", "record_count", "file_partition", "placed")]
 )
-"""Ranges of rows that are needed. file_partition: or ANY_PARTITION; placed: the number of the topic's Placing, -1 where
-no key has decided."""
+"""Ranges of needed rows.
+
+file_partition: or ANY_PARTITION; placed: the number of the topic's Placing. -1: no key decided.
+"""
 
 _AT_ONCE = 16
 _COLUMNS = ["row", "partition", "key"]
 
 
 class Placing(NamedTuple):
-    """By what a topic places keys now."""
+    """How a topic maps keys to partitions at present."""
 
     partition_count: int
     partitioner: Partitioner
@@ -48,28 +53,28 @@ class Placing(NamedTuple):
 
 
 class Flaws(NamedTuple):
-    """Of each range: rows that are not there, and rows that are elsewhere than their key says."""
+    """For each range, the number of missing rows, and of rows in another partition than their key says."""
 
     missing: Numbers
     elsewhere: Numbers
 
 
-def file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[str, str]:
-    """Path -> what is wrong with the data file, empty where nothing is: those of `messages`, and those pointed at."""
-    known = ranges.filter(pc.field("file_partition") != ANY_PARTITION)
-    pairs = zip(known["file_id"].to_pylist(), known["footer_hash"].to_pylist(), strict=True)
+def find_file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[str, str]:
+    """Return path -> the flaw of a data file, "" if none: for files of `messages` and files that ranges point at."""
+    in_partitions = ranges.filter(pc.field("file_partition") != ANY_PARTITION)
+    pairs = zip(in_partitions["file_id"].to_pylist(), in_partitions["footer_hash"].to_pylist(), strict=True)
     needed = {f"{file_stem(file_id)}.parquet": footer for file_id, footer in pairs}
     pointed_at = {f"{file_stem(file_id)}.parquet" for file_id in ranges["file_id"].unique().to_pylist()}
     registered = {file.path: file.record_count for file in snapshot.handles[MESSAGES.name].files()}
 
     def flaw(path: str) -> str:
-        file_id = file_id_of(path)
+        file_id = parse_file_id(path)
         facts = None if file_id < 0 else look(files, file_id)
         if facts is None:
-            return "gone" if file_id >= 0 else "somebody else's"
+            return "gone" if file_id >= 0 else "a foreign file"
         if facts.flaw:
             return facts.flaw
-        if path in needed and not is_as_written(needed[path], facts.footer_hash, facts.is_journaled):
+        if path in needed and not is_expected_file(needed[path], facts.footer_hash, facts.is_journaled):
             return "rewritten or damaged"
         if path not in registered:
             return "not in messages"
@@ -80,29 +85,29 @@ def file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[str, 
         return dict(zip(paths, pool.map(flaw, paths), strict=True))
 
 
-def range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]) -> Flaws:
-    """ranges: columns of POINTING. Of a file that has a flaw every row is missing."""
+def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing], flaws: Mapping[str, str]) -> Flaws:
+    """Return the flaws of ranges, columns of POINTING. Of a flawed file, every row is missing."""
     columns = {name: ranges.column(name).to_numpy() for name in POINTING.names if name != "footer_hash"}
     missing, elsewhere = columns["record_count"].copy(), np.zeros(ranges.num_rows, np.int64)
-    for file_id, mine in _by_file(columns["file_id"]):
+    for file_id, indexes in _group_by_file(columns["file_id"]):
         if flaws[f"{file_stem(file_id)}.parquet"]:
             continue
         with files.open_input(file_name(file_id)) as source:
             rows = pq.ParquetFile(source).read(_COLUMNS)
         first, counts, partition, placed = (
-            columns[name][mine] for name in ("first_row", "record_count", "file_partition", "placed")
+            columns[name][indexes] for name in ("first_row", "record_count", "file_partition", "placed")
         )
-        missing[mine], elsewhere[mine] = _of_file(rows, first, counts, partition, placed, placings)
+        missing[indexes], elsewhere[indexes] = _count_flaws(rows, first, counts, partition, placed, placings)
     return Flaws(missing, elsewhere)
 
 
-def _by_file(file_ids: Numbers) -> Iterator[tuple[int, Numbers]]:
+def _group_by_file(file_ids: Numbers) -> Iterator[tuple[int, Numbers]]:
     order = np.argsort(file_ids, kind="stable")
     ids, begins = np.unique(file_ids[order], return_index=True)
     yield from zip(ids.tolist(), np.split(order, begins[1:]), strict=True) if len(ids) else ()
 
 
-def _of_file(
+def _count_flaws(
     rows: pa.Table,
     first: Numbers,
     counts: Numbers,
@@ -110,21 +115,21 @@ def _of_file(
     placed: Numbers,
     placings: Sequence[Placing],
 ) -> tuple[Numbers, Numbers]:
-    """missing, elsewhere: of each range of one file, whose rows are numbered from 0 on."""
-    found, keys = rows.column("partition").to_numpy().astype(np.int64), rows.column("key")
+    """Return (missing, elsewhere) for each range of one file, whose rows are numbered from 0."""
+    actual, keys = rows.column("partition").to_numpy().astype(np.int64), rows.column("key")
     numbers = rows.column("row").to_numpy()
     is_whole = np.array_equal(numbers, np.arange(len(numbers)))
     ends = np.cumsum(counts)
     index = np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
-    is_there = (index >= 0) & (index < len(found)) & is_whole
+    is_there = (index >= 0) & (index < len(actual)) & is_whole
     index = np.where(is_there, index, 0)
-    wanted = np.repeat(partition, counts)
-    is_there &= (wanted == ANY_PARTITION) | (found[index] == wanted) if len(found) else False
+    expected = np.repeat(partition, counts)
+    is_there &= (expected == ANY_PARTITION) | (actual[index] == expected) if len(actual) else False
     lost = np.add.reduceat((~is_there).astype(np.int64), ends - counts)
     astray = np.zeros(len(counts), np.int64)
     has_key = pc.is_valid(keys).to_numpy()
     for number in np.unique(placed[placed >= 0]).tolist():
-        where = partitions_of(keys, placings[number].partition_count, placings[number].partitioner, 0)
-        is_astray = (np.repeat(placed, counts) == number) & is_there & has_key[index] & (where[index] != wanted)
+        where = partition_keys(keys, placings[number].partition_count, placings[number].partitioner, 0)
+        is_astray = (np.repeat(placed, counts) == number) & is_there & has_key[index] & (where[index] != expected)
         astray += np.add.reduceat(is_astray.astype(np.int64), ends - counts)
     return lost, astray

@@ -1,4 +1,4 @@
-"""Writing what a merge puts in the place of files of a table."""
+"""Write the file that a merge puts in the place of others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.commits import GROUP_ROWS, NewFile, StoredFile, statistics_of
+from lakemq.tables.storage.commits import GROUP_ROWS, NewFile, StoredFile, compute_statistics
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.leftovers import Leftovers
 
 
-def write_merged(
+def write_merged_file(
     files: Files, leftovers: Leftovers, spec: TableSpec, rows: pa.Table, replaced: Sequence[StoredFile]
 ) -> tuple[NewFile, ...]:
-    """The rows as one file, none where there are none. Said before: which files are of no use afterwards."""
+    """Write the rows as one file; none if there are no rows. First announce the files that will be unneeded."""
     path = f"merged-{uuid.uuid4().hex}.parquet"
     leftovers.announce(spec.name, [path, *(file.path for file in replaced)])
     if not rows.num_rows:
@@ -28,4 +28,4 @@ def write_merged(
     with files.open_output(name) as sink:
         pq.write_table(rows, sink, compression="zstd", row_group_size=GROUP_ROWS)
     size, written_ms = files.size(name), files.modified_ms(name)
-    return (NewFile(path, size or 0, written_ms or 0, statistics_of(rows)),)
+    return (NewFile(path, size or 0, written_ms or 0, compute_statistics(rows)),)

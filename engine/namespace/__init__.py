@@ -1,1 +1,1 @@
-"""What all who work on a namespace share: its settings, how it is opened and loaded, data files, time, crash points."""
+"""Shared by all processes of a namespace: settings, opening and loading, data files, time, crash points."""

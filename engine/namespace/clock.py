@@ -1,4 +1,4 @@
-"""Time, passed in so that tests own it."""
+"""Clocks, passed as arguments so that tests control time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", None)
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Epoch milliseconds; may jump."""
+        """Return epoch milliseconds, which may jump."""
 
     def steady_ms(self) -> int:
-        """Milliseconds that only go forward, from any origin."""
+        """Return milliseconds that only go forward, from any origin."""
 
     def sleep(self, ms: float) -> None: ...
 
     def wait(self, event: threading.Event, ms: float) -> bool:
-        """Until it is set, at most so long; whether it is."""
+        """Wait until the event is set, at most for ms. Return whether it is set."""
 
 
 class SystemClock:

@@ -11,15 +11,25 @@ import yaml
 
 from ..protocol.errors import InvalidConfig
 from ..protocol.hashing import SHARDS
-from ..protocol.not_ours import NOT_OURS
-from ..protocol.parameters import Parameter, Parameters, Value
-from ..protocol.values.deciding import Limits
+from ..protocol.parameters import GROUP, MEMBER, TOPIC, Parameter, Parameters, Value
+from ..protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
+from ..protocol.values.decision import Limits
 
-__all__ = ["ENGINE", "NOT_OURS", "VARIABLE", "EngineConfig", "Parameter", "limits_of", "load_config"]
+__all__ = [
+    "ENGINE",
+    "MEMBER",
+    "REPLACEMENTS",
+    "UNSUPPORTED",
+    "VARIABLE",
+    "EngineConfig",
+    "Parameter",
+    "build_limits",
+    "load_config",
+]
 
 VARIABLE = "LAKEMQ_CONF"
 EXPECTATIONS = "expectations"
-"""Beside the settings file: the folder of suites."""
+"""Folder of expectation suites, beside the settings file."""
 _DAY_MS = 86_400_000
 
 ENGINE = Parameters(
@@ -128,23 +138,23 @@ ENGINE = Parameters(
         Parameter(
             "group.history.ms",
             7 * _DAY_MS,
-            "How long it is told who had which partition of a group: `assignment_history`, `handoffs`.",
+            "How long `assignment_history` and `handoffs` show who had which partition of a group.",
             0,
             3650 * _DAY_MS,
         ),
         Parameter(
             "offsets.topic.num.partitions",
             SHARDS,
-            "Shards of the groups; a group's is told with it. All are with whoever leads, so that the number is fixed.",
-            SHARDS,
-            SHARDS,
+            "Shards of the groups. Chosen when the namespace is created; later its own number counts.",
+            1,
+            100_000,
         ),
         Parameter(
             "transaction.state.log.num.partitions",
             SHARDS,
-            "Shards of the transactional ids; as offsets.topic.num.partitions.",
-            SHARDS,
-            SHARDS,
+            "Shards of the transactional ids. Chosen when the namespace is created; later its own number counts.",
+            1,
+            100_000,
         ),
         Parameter(
             "reader.grace.ms",
@@ -156,7 +166,7 @@ ENGINE = Parameters(
         Parameter(
             "assignor.timeout.ms",
             1000,
-            "How long a plug-in may compute who is to have which partition; then a built-in assignor does.",
+            "How long an assignor plug-in may compute an assignment. After that a built-in assignor does it.",
             1,
             600_000,
         ),
@@ -170,7 +180,7 @@ ENGINE = Parameters(
         Parameter(
             "delay.load.ahead.ms",
             120_000,
-            "How long before they are due the due times of messages in data files are read.",
+            "How long before messages are due their due times are read from data files.",
             0,
             _DAY_MS,
         ),
@@ -184,7 +194,7 @@ ENGINE = Parameters(
         Parameter(
             "delay.history.ms",
             7 * _DAY_MS,
-            "How long it is told what became of delayed messages that were released or cancelled.",
+            "How long `delayed_history` shows released and cancelled messages, and receipts tell their outcome.",
             0,
             400 * _DAY_MS,
         ),
@@ -195,13 +205,29 @@ ENGINE = Parameters(
 )
 
 
-class EngineConfig(Mapping[str, Value]):
-    """All settings of the engine; what was not set has its default."""
+_EVERY = Parameters(
+    {**GROUP.declared, **TOPIC.declared, **MEMBER.declared, **ENGINE.declared}.values()  # the engine's win
+)
 
-    def __init__(self, given: Mapping[str, Any] | None = None, expectations: Path | None = None) -> None:
-        self._values = {**ENGINE.defaults(), **ENGINE.parse(given or {})}
+
+class EngineConfig(Mapping[str, Value]):
+    """All settings of the engine, with their defaults, and the defaults of topics, groups and members.
+
+    Attributes:
+        expectations: the folder of suites by which publishers check rows. None: there is none.
+        topic_defaults, group_defaults: settings that topics and groups get when they are created.
+        member_defaults: options of consumers, by keyword.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, expectations: Path | None = None) -> None:
+        parsed = _EVERY.parse(settings or {})
+        self._values = {**ENGINE.defaults(), **_select(parsed, ENGINE)}
         self.expectations = expectations
-        """The folder of suites, by which publishers judge their rows; None: there is none."""
+        self.topic_defaults = _select(parsed, TOPIC)
+        self.group_defaults = {
+            key: value for key, value in _select(parsed, GROUP).items() if key not in ENGINE.declared
+        }
+        self.member_defaults = {key.replace(".", "_"): value for key, value in _select(parsed, MEMBER).items()}
 
     def __getitem__(self, key: str) -> Value:
         return self._values[key]
@@ -213,7 +239,7 @@ class EngineConfig(Mapping[str, Value]):
         return len(self._values)
 
     def ms(self, key: str) -> int:
-        """A whole number, whatever its unit."""
+        """Return a whole number. Its unit is in the setting's name."""
         value = self._values[key]
         assert isinstance(value, int), key
         return value
@@ -221,49 +247,56 @@ class EngineConfig(Mapping[str, Value]):
     number = ms
 
 
-def limits_of(config: EngineConfig) -> Limits:
-    """The settings that decisions depend on."""
+def _select(values: Mapping[str, Value], parameters: Parameters) -> dict[str, Value]:
+    return {key: value for key, value in values.items() if key in parameters.declared}
+
+
+def build_limits(config: EngineConfig) -> Limits:
+    """Return the settings that decisions depend on."""
     return Limits(
         client_expiration_ms=config.ms("client.expiration.ms"),
         producer_id_expiration_ms=config.ms("producer.id.expiration.ms"),
         transactional_id_expiration_ms=config.ms("transactional.id.expiration.ms"),
         transaction_max_timeout_ms=config.ms("transaction.max.timeout.ms"),
         offsets_retention_ms=config.ms("offsets.retention.ms"),
+        topic_defaults=config.topic_defaults,
+        group_defaults=config.group_defaults,
     )
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML takes the last of two equal keys silently; here they are refused."""
+    """A YAML loader that refuses a repeated key. YAML itself silently takes the last one."""
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: dict[Any, Any] = {}
+def _construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    values: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node)
         if not isinstance(key, str):
             raise InvalidConfig("A key is not text.", found=f"{key!r} in line {key_node.start_mark.line + 1}")
-        if key in seen:
+        if key in values:
             raise InvalidConfig("A key stands twice.", found=f"{key} in line {key_node.start_mark.line + 1}")
-        seen[key] = loader.construct_object(value_node, deep=True)
-    return seen
+        values[key] = loader.construct_object(value_node, deep=True)
+    return values
 
 
-_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 
 
 def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
-    """Settings of the file named, else of $LAKEMQ_CONF, else the defaults; `overrides` win.
+    """Load the settings of the file named, else of $LAKEMQ_CONF, else the defaults. `overrides` win.
 
-    Raises InvalidConfig for a file that cannot be read, an unknown key, a key that stands twice, a bad value.
+    Raises:
+        InvalidConfig: a file that cannot be read, an unknown or repeated key, or a bad value.
     """
-    name = path or os.environ.get(VARIABLE)
-    given = {} if not name else _settings_of(str(name))
+    name = os.path.expanduser(path or os.environ.get(VARIABLE) or "")
+    settings = {} if not name else _read_settings(str(name))
     suites = None if not name else Path(name).absolute().parent / EXPECTATIONS
-    return EngineConfig({**given, **(overrides or {})}, suites if suites and suites.is_dir() else None)
+    return EngineConfig({**settings, **(overrides or {})}, suites if suites and suites.is_dir() else None)
 
 
-def _settings_of(name: str) -> dict[str, Any]:
-    """What a file sets, not checked yet."""
+def _read_settings(name: str) -> dict[str, Any]:
+    """Return the settings of a file, not checked yet."""
     try:
         loaded = yaml.load(Path(name).read_text(encoding="utf-8"), _UniqueKeys)
     except UnicodeDecodeError as error:

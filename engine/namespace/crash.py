@@ -1,7 +1,7 @@
-"""Crash points: the named places between two writes where a process may die.
+"""Crash points: named places between two writes, where tests kill the process.
 
-`LAKEMQ_CRASH_AT=<point>:<n>` kills the process with SIGKILL at its n-th arrival there, so that a test can prove that
-the point was reached and that nothing is half done. Without the variable an arrival costs one comparison.
+`LAKEMQ_CRASH_AT=<point>:<n>` kills the process with SIGKILL at its n-th arrival at the point. So a test can prove that
+the point was reached and that no work is left half done. Without the variable, an arrival costs one comparison.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ POINTS: tuple[str, ...] = (
 
 
 def nowhere(point: str) -> None:
-    """Never dies."""
+    """Do nothing: no crash point is active."""
 
 
 def from_environment(environ: dict[str, str] | None = None) -> Reached:
-    """The function to call on arrival at a point, as the environment asks."""
-    wanted = (os.environ if environ is None else environ).get(VARIABLE)
-    if not wanted:
+    """Return the function to call at crash points, as the environment says."""
+    setting = (os.environ if environ is None else environ).get(VARIABLE)
+    if not setting:
         return nowhere
-    name, _, count = wanted.partition(":")
+    name, _, count = setting.partition(":")
     if name not in POINTS:
         raise ValueError(f"{VARIABLE} names no crash point: found {name!r}, expected one of {', '.join(POINTS)}")
     arrivals: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """Data files: message rows as Parquet, written once under a random name.
 
-Runs on Spark executors too, where only pyarrow, numpy and xxhash are at hand.
+Spark executors run this, too. They have only pyarrow, numpy and xxhash.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _WRITTEN_SCHEMA: pa.Schema = pa.schema(
 
 
 def repeat_name(name: str, count: int) -> pa.DictionaryArray:
-    """`count` times the same text, as a writer of data files takes it."""
+    """Return `count` times the same text, in the form that writers of data files take."""
     return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([name], pa.string()))
 
 
 class WrittenFile(NamedTuple):
-    """A finished data file; the fields are those of a request's DataFile."""
+    """A finished data file. The fields are those of a request's DataFile."""
 
     file_id: int
     size_bytes: int
@@ -64,7 +64,7 @@ class WrittenFile(NamedTuple):
 
 
 def new_file_id() -> int:
-    """A random id, as publishers' files have it. From the system: processes that were forked must not agree on it."""
+    """Return a random id for a publisher's file, from the system: forked processes must not share a sequence."""
     return secrets.randbelow(SEQUENCERS_FILES)
 
 
@@ -73,7 +73,7 @@ def file_name(file_id: int) -> str:
 
 
 class DataFileWriter:
-    """Writes one file. Rows get consecutive numbers in the order written."""
+    """Writes one file. Rows get consecutive numbers in the order of writing."""
 
     def __init__(self, writer: pq.ParquetWriter, file_id: int) -> None:
         self._writer, self.file_id = writer, file_id
@@ -81,7 +81,11 @@ class DataFileWriter:
         self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
 
     def write(self, body: pa.Table) -> int:
-        """Append rows (columns of BODY, the topic as text or dictionary); returns the number of the first one."""
+        """Append rows, and return the number of the first one.
+
+        Args:
+            body: columns of BODY; the topic as text or as a dictionary.
+        """
         first, n = self.record_count, body.num_rows
         if n == 0:
             return first
@@ -98,7 +102,7 @@ class DataFileWriter:
         return first
 
     def written(self, files: Files) -> WrittenFile:
-        """What there is to say of the finished file, as the store has it. Raises OSError."""
+        """Return the facts of the finished file, read back from the store. Raises OSError."""
         facts = look(files, self.file_id)
         if facts is None or facts.flaw:
             raise OSError(f"data file {file_stem(self.file_id)} was written and is gone, or {facts and facts.flaw}")
@@ -108,9 +112,9 @@ class DataFileWriter:
 
 @contextmanager
 def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = None) -> Iterator[DataFileWriter]:
-    """A writer whose file appears, whole and durable, when the block ends without an exception.
+    """Yield a writer. Its file appears, whole and durable, when the block ends without an exception.
 
-    mark: what its footer says besides; by default what no other file's does.
+    mark: entries for its footer. By default a random one, so that no two files have the same footer.
     """
     with (
         files.open_output(file_name(file_id)) as sink,
@@ -125,12 +129,12 @@ def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = N
         ) as writer,
     ):
         yield DataFileWriter(writer, file_id)
-        # written anew with other values of the same length, it has another footer
+        # a file that is rewritten with other values of the same length must have another footer
         writer.add_key_value_metadata(mark or {"lakemq.written": uuid.uuid4().hex})
 
 
 def write_data_file(files: Files, file_id: int, body: pa.Table) -> WrittenFile:
-    """One file with these rows."""
+    """Write one file with these rows."""
     with new_data_file(files, file_id) as writer:
         writer.write(body)
     return writer.written(files)
@@ -139,51 +143,51 @@ def write_data_file(files: Files, file_id: int, body: pa.Table) -> WrittenFile:
 # -- what is there ----------------------------------------------------------------------------------------
 
 _TAIL_BYTES = 1 << 14
-"""Read at once from the end of a file: the footers of most fit in."""
+"""Bytes that are read from the end of a file at once. Most footers fit."""
 
 _MAGIC = b"PAR1"
 
 
 JOURNALED = "lakemq.journaled"
-"""In the footer of a file of rows that rode in the journal: a digest of them, as they stood there."""
+"""Key in the footer of a file whose rows came in the journal: the digest of these rows as encoded there."""
 
 
-def journaled_digest(metadata: pq.FileMetaData) -> str | None:
-    """Of the rows of a file that rode in the journal; None: they did not."""
+def read_journaled_digest(metadata: pq.FileMetaData) -> str | None:
+    """Return the digest of the rows if they came in the journal, else None."""
     digest: bytes | None = (metadata.metadata or {}).get(JOURNALED.encode())
     return None if digest is None else digest.decode("ascii", "replace")
 
 
-class Footer(NamedTuple):
-    """Of a Parquet file; `hash` is of its bytes, seeded with the size of the file, as a signed number."""
+class ParquetFooter(NamedTuple):
+    """The footer of a Parquet file. hash: of its bytes, seeded with the file's size, as a signed number."""
 
     size_bytes: int
     hash: int
     metadata: pq.FileMetaData
 
 
-def read_footer(source: pa.NativeFile) -> Footer:
-    """Raises ValueError for what is no Parquet file, OSError when it cannot be read."""
+def read_footer(source: pa.NativeFile) -> ParquetFooter:
+    """Read the footer. Raises ValueError if the file is not Parquet, OSError if it cannot be read."""
     size = source.size()
     tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES)) if size else b""
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if len(tail) < 12 or tail[-4:] != _MAGIC or length > size:
-        raise ValueError("no Parquet file")
+        raise ValueError("not a Parquet file")
     if length > len(tail):
         tail = source.read_at(length, size - length)
     footer = tail[-length:]
     try:
         metadata = pq.read_metadata(pa.BufferReader(footer))
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"no Parquet file: {error}") from error
+        raise ValueError(f"not a Parquet file: {error}") from error
     unsigned = xxhash.xxh64_intdigest(footer, seed=size)
-    return Footer(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
+    return ParquetFooter(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
 
 
 def look(files: Files, file_id: int) -> FileFacts | None:
-    """What is there under the name of a data file, from one or two small reads; None: nothing.
+    """Return the facts of a data file from one or two small reads. None: there is no such file.
 
-    What cannot be read, or holds no message rows, is told as its flaw.
+    If the file is unreadable, or holds no message rows, the facts have a flaw.
     """
     name = file_name(file_id)
     size = files.size(name)
@@ -198,20 +202,23 @@ def look(files: Files, file_id: int) -> FileFacts | None:
         return FileFacts(size, flaw=" ".join(str(error).split()))
     columns = footer.metadata.schema.to_arrow_schema()
     flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
-    is_journaled = journaled_digest(footer.metadata) is not None
+    is_journaled = read_journaled_digest(footer.metadata) is not None
     return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw, is_journaled)
 
 
-def is_as_written(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
-    """Whether a file is the one that segments name. expected_hash: their `footer_hash`; None: its rows rode first."""
+def is_expected_file(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
+    """Return whether a file is the one that segments name.
+
+    expected_hash: their `footer_hash`. None: the rows came in the journal, so only the digest identifies the file.
+    """
     return is_journaled if expected_hash is None else found_hash == expected_hash
 
 
 # -- as part of the table ---------------------------------------------------------------------------------
 
 
-class _Told(Protocol):
-    """What a file is registered by: WrittenFile has it, and a request's DataFile."""
+class _RegisteredFile(Protocol):
+    """The facts by which a file becomes part of `messages`. WrittenFile has them, and a request's DataFile."""
 
     @property
     def file_id(self) -> int: ...
@@ -225,13 +232,16 @@ class _Told(Protocol):
     def max_timestamp_ms(self) -> int: ...
 
 
-def registered(file: _Told) -> NewFile:
-    """As `messages` names it, with what engines need to know of its rows to pass it over."""
+def to_table_file(file: _RegisteredFile) -> NewFile:
+    """Return the file as an entry of `messages`, with the statistics that let engines skip it."""
     least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
     most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}
-    # rows refused for their time are in the file too, and few readers know a year 0 or 10000: say nothing then
+    # the file also has rows that were refused for their time. Few readers know a year 0 or 10000: leave it out then
     if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
-        least["timestamp"], most["timestamp"] = _iso(file.min_timestamp_ms), _iso(file.max_timestamp_ms + 1)
+        least["timestamp"], most["timestamp"] = (
+            _format_time(file.min_timestamp_ms),
+            _format_time(file.max_timestamp_ms + 1),
+        )
     statistics = {
         "numRecords": file.record_count,
         "minValues": least,
@@ -241,6 +251,6 @@ def registered(file: _Told) -> NewFile:
     return NewFile(f"{file_stem(file.file_id)}.parquet", file.size_bytes, file.max_timestamp_ms, statistics)
 
 
-def _iso(ms: int) -> str:
+def _format_time(ms: int) -> str:
     # Delta's statistics know milliseconds; the upper one is rounded up by the caller
     return str(pc.strftime(pa.scalar(ms, pa.timestamp("ms", "UTC")), "%Y-%m-%dT%H:%M:%SZ"))

@@ -1,4 +1,4 @@
-"""What `pip install lakemq` leaves out, and how it is asked for where it is missing."""
+"""The optional dependencies, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXTRAS = {
     "quality": ("great_expectations",),
     "airflow": ("airflow",),
 }
-"""Each with the modules that it brings; setup.cfg has the packages."""
+"""Each extra with the modules that it brings. setup.cfg has the packages."""
 
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """What is imported within comes with this extra. Raises MissingExtra, which says how to install it."""
+    """Turn a failed import in this block into MissingExtra, which says how to install the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -31,11 +31,12 @@ def needs(extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_pandas() -> Iterator[None]:
-    """pyarrow finds no pandas where it looks for it: once, as it makes its first value, to tell a frame from others.
+def hide_pandas() -> Iterator[None]:
+    """Keep pyarrow from importing pandas in this block.
 
-    To load it takes a third of a short command, and of the start of a stream; they have no frames. Who wants pandas
-    later gets it. For processes of our own alone: a Series is one to pyarrow only where it has found pandas.
+    pyarrow looks for pandas once, when it makes its first value, to recognize data frames. Loading it takes a third of
+    a short command's time, and of the start of a stream; neither has data frames. Code that needs pandas later can
+    import it. Only for processes of our own: pyarrow recognizes a Series only if it has found pandas.
     """
     sys.meta_path.insert(0, _NoPandas)
     try:
@@ -48,4 +49,4 @@ class _NoPandas(MetaPathFinder):
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is not looked for", name=fullname)
+            raise ModuleNotFoundError("pandas is hidden from this import", name=fullname)

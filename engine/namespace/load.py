@@ -1,8 +1,8 @@
-"""From what is stored to a state: the projections at the watermark, then the journal's tail."""
+"""Load the state from what is stored: the projections at the watermark. The caller replays the journal's tail on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
@@ -16,14 +16,16 @@ from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import PARTITIONS, TOPICS
-from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
-from lakemq.tables.storage.changelog import newest
-from lakemq.tables.storage.foreign import foreign_commits
+from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS, WatermarkRow
+from lakemq.tables.storage.changelog import select_newest
+from lakemq.tables.storage.foreign import find_foreign_commits
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..protocol.errors import StepTooOld, TableDamaged
-from ..protocol.projection import RESTORED, restore
+from ..protocol.projection import RESTORED, restore, restore_delays
+from ..protocol.values.shards import Shards
 from ..protocol.values.state import State
+from .waiting_rows import read_waiting
 
 T = TypeVar("T")
 
@@ -42,38 +44,59 @@ BEGINNING = WatermarkRow(
     routing_step=0,
     delay_pointer_ms=0,
 )
-"""The watermark of a namespace in which nothing was projected yet."""
+"""The watermark of a namespace in which nothing is projected yet."""
 
 
 def read_watermark(store: Store) -> WatermarkRow:
-    """The newest watermark."""
+    """Return the newest watermark."""
     handle = store.open(WATERMARKS)
     files = handle.files()
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last != handle.last_step():
-        raise _damaged(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
+        raise _make_damage_error(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
     if not files:
         return BEGINNING
-    newest_row: WatermarkRow = WATERMARKS.rows(WATERMARKS.checked(handle.read(step=(last, None))))[-1]
+    newest_row: WatermarkRow = WATERMARKS.rows(WATERMARKS.validate(handle.read(step=(last, None))))[-1]
     return newest_row
 
 
 def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED) -> State:
-    """The state at the watermark, as these tables have it: all that there are, READERS or MEMBERS.
+    """Return the state at the watermark, from the named tables: all of RESTORED, READERS or MEMBERS.
 
-    Raises StepTooOld when a merge has forgotten meanwhile what keys were then: read the watermark again; TableDamaged.
+    Raises:
+        StepTooOld: a merge has removed the keys' older rows meanwhile. Read the watermark again.
+        TableDamaged: a table lacks rows that LakeMQ wrote.
     """
-    tables = {name: _newest(store, BY_NAME[name], watermark.step) for name in names}
-    # of a deleted topic a row may be left in one table, and none in the other
+    # open all tables before reading any. An opened version stays readable for long, however slow this is; a later
+    # merge may remove the rows that keys had at the watermark
+    handles = {name: _open_at_step(store, BY_NAME[name], watermark.step) for name in names}
+    tables = {name: _read_newest(handle, watermark.step) for name, handle in handles.items() if name != DELAYED.name}
+    # a deleted topic may have a row in one table and none in the other
     counts = _partition_counts(tables[PARTITIONS.name].filter(~pc.field("removed")))
     if unnamed := counts.keys() - set(tables[TOPICS.name].column("topic_id").to_pylist()):
-        raise _damaged(store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions")
+        raise _make_damage_error(
+            store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions"
+        )
     state = restore(watermark, tables)
     for topic in state.topics.values():
-        found, expected = counts.get(topic.topic_id, 0), topic.log_count
-        if found < expected:  # their offsets would be given out again
-            raise _damaged(store, f"{PARTITIONS.name} has {found} partitions of {topic.topic}, expected {expected}")
+        count, expected = counts.get(topic.topic_id, 0), topic.log_count
+        if count < expected:  # their offsets would be given out again
+            raise _make_damage_error(
+                store, f"{PARTITIONS.name} has {count} partitions of {topic.topic}, expected {expected}"
+            )
+    state.shards = shards_from(store.properties(WATERMARKS))
+    if DELAYED.name in handles:
+        restore_delays(state, read_waiting(handles[DELAYED.name], watermark.step))
     return state
+
+
+def shards_from(properties: Mapping[str, str]) -> Shards:
+    """Return the numbers of shards from the properties of `watermarks`, which keep them."""
+    default = Shards()
+    return Shards(
+        group_shard_count=int(properties.get(GROUP_SHARDS, default.group_shard_count)),
+        transaction_shard_count=int(properties.get(TRANSACTION_SHARDS, default.transaction_shard_count)),
+    )
 
 
 def _partition_counts(partitions: pa.Table) -> dict[int, int]:
@@ -82,44 +105,48 @@ def _partition_counts(partitions: pa.Table) -> dict[int, int]:
 
 
 @contextmanager
-def damage_told(store: Store) -> Iterator[None]:
-    """What goes wrong in reading the state because the tables hold something else than was written is TableDamaged.
+def report_damage(store: Store) -> Iterator[None]:
+    """Raise TableDamaged if decoding fails in this block, because a table holds something that LakeMQ did not write.
 
-    These are what decoding raises; a TypeError or AttributeError is a mistake of ours, and told as itself.
+    Only errors that decoding raises count. A TypeError or AttributeError is a bug of ours, and passes unchanged.
     """
     try:
         yield
     except (LookupError, ValueError, OverflowError, MsgspecError, pa.ArrowTypeError) as error:
-        raise _damaged(store, f"{type(error).__name__}: {error}") from error
+        raise _make_damage_error(store, f"{type(error).__name__}: {error}") from error
 
 
-def _damaged(store: Store, what: str) -> TableDamaged:
+def _make_damage_error(store: Store, what: str) -> TableDamaged:
     return TableDamaged(
-        f"{what}. Commits of somebody else: {_foreign(store)}.",
+        f"{what}. Commits that are not LakeMQ's: {_describe_foreign_commits(store)}.",
         expected="what LakeMQ wrote: restore the namespace from a backup",
     )
 
 
-def _foreign(store: Store) -> str:
+def _describe_foreign_commits(store: Store) -> str:
     try:
-        foreign = [str(one) for one in islice(foreign_commits(store), _SHOWN)]
+        foreign = [str(commit) for commit in islice(find_foreign_commits(store), _SHOWN)]
     except (OSError, DeltaError):
-        return "unknown, for a log cannot be read"
+        return "unknown, because a log cannot be read"
     return "; ".join(foreign) or "none that the logs still have"
 
 
-def _newest(store: Store, spec: TableSpec, step: int) -> pa.Table:
+def _read_newest(handle: TableHandle, step: int) -> pa.Table:
+    return select_newest(handle.spec.validate(handle.read(step=(None, step))), handle.spec.keys)
+
+
+def _open_at_step(store: Store, spec: TableSpec, step: int) -> TableHandle:
     handle = store.open(spec)
     if handle.floor() > step:
         raise StepTooOld(f"{spec.name} was compacted.", found=step, expected=f"a step from {handle.floor()} on")
-    rows = newest_delayed(handle, step) if spec is DELAYED else handle.read(step=(None, step))
-    return newest(spec.checked(rows), spec.keys)
+    return handle
 
 
-def newest_delayed(handle: TableHandle, step: int | None = None) -> pa.Table:
-    """Of `delayed`, up to the step, all rows of the ranges that are there still, and not many of others.
+def read_delayed_rows(handle: TableHandle, step: int | None = None) -> pa.Table:
+    """Return all rows of ranges that still wait at the step, and few other rows of `delayed`.
 
-    What has ended stays for days, and may be a hundred times as much: of that only what shares a file is read.
+    Rows of ended ranges stay for days, and may be a hundred times as many. Of these, only rows of the same files are
+    read.
     """
     there = handle.read(where=~pc.field("removed"), step=(None, step))
     files = pc.field("file_id").isin(pc.unique(there.column("file_id")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from lakemq.tables.migrations import migrate
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files, LocalFiles, open_files
 from lakemq.tables.storage.mailbox import Mailbox
@@ -24,10 +26,10 @@ from .process import claim_tables
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything a sequencer or a client needs to reach the stored state.
+    """Everything that a sequencer or client needs to reach the stored state.
 
-    namespace_id: Delta's id of its journal. One made anew at the same path has another, one restored from a backup the
-    same.
+    namespace_id: Delta's id of the journal. A namespace that was created again at the same path has another id; one
+    that was restored from a backup has the same.
     """
 
     path: str
@@ -53,6 +55,7 @@ def open_namespace(
     that was forked from one that has opened some.
     """
     config = config or EngineConfig()
+    path = os.path.expanduser(path)
     claim_tables()
     try:
         files = open_files(path, storage_options)
@@ -61,6 +64,7 @@ def open_namespace(
             _share(files)
         if create and not store.exists(JOURNAL):
             _check_free(path, files, store)
+            store.create(WATERMARKS, _shard_properties(config))
             migrate(store, 0)
         namespace_id = _open_journal(path, files, store)
     except OSError as error:
@@ -83,21 +87,55 @@ def _share(files: Files) -> None:
         ) from error
 
 
+def _shard_properties(config: EngineConfig) -> dict[str, str]:
+    """Return the table properties that keep the chosen numbers of shards. Two that create at once agree on one's."""
+    return {
+        GROUP_SHARDS: str(config.number("offsets.topic.num.partitions")),
+        TRANSACTION_SHARDS: str(config.number("transaction.state.log.num.partitions")),
+    }
+
+
 _USABLE = "a folder that this user may read and write, or the URI of an object store"
 _RESTORED = "a copy of it from a backup"
 
 
 def _check_free(path: str, files: Files, store: Store) -> None:
-    """What an interrupted init has left is completed; a journal that was lost is not replaced by an empty one."""
+    """Check that a namespace can be created here. An interrupted init is completed; a lost journal is not replaced."""
     if DeltaLog(files).exists():
-        found = f"{path} is itself a Delta table, and no place for a namespace."
-        raise NamespaceError(found, expected="another path")
-    if written := _written(store):
-        raise _without_journal(path, written)
+        text = f"{path} is itself a Delta table, and no place for a namespace."
+        raise NamespaceError(text, expected="another path")
+    if written := _find_written_tables(store):
+        raise _make_lost_journal_error(path, written)
+    if foreign := _find_foreign_names(files):
+        shown = ", ".join(foreign[:_SHOWN]) + (f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else "")
+        raise NamespaceError(
+            f"A namespace cannot be created in {path}: the folder is not empty.",
+            found=shown,
+            expected=f"an empty folder, or one that is not there yet, such as {path.rstrip('/')}/mq",
+        )
+
+
+_SHOWN = 5
+_OWN_FOLDERS = {*(spec.name for spec in TABLES), "aside", "beats", "leaders", "leftovers", "mailbox", "messages"} | {
+    "replies",
+    "streams",
+}
+"""Folders of a namespace: an interrupted `create` has made some of them."""
+
+
+def _find_foreign_names(files: Files) -> list[str]:
+    """Return names in the folder that do not belong to a namespace, other namespaces first, without hidden files."""
+    folders = [name for name in files.folders("", _MANY) if name not in _OWN_FOLDERS]
+    namespaces = [name for name in folders if DeltaLog(files, f"{name}/{JOURNAL.name}").exists()]
+    folders_left = [f"{name}/" for name in folders if name not in namespaces and name != "lost+found"]
+    return [*(f"the namespace {name}/" for name in namespaces), *folders_left, *files.list("", _MANY)]
+
+
+_MANY = 100
 
 
 def _open_journal(path: str, files: Files, store: Store) -> str:
-    """The id of its table. Raises NamespaceError, NewerFormat, saying what is there and what helps."""
+    """Return the id of the journal's table. Raises NamespaceError, NewerFormat, with what is there and what helps."""
     try:
         return store.open(JOURNAL).table_id
     except NewerTable as error:
@@ -108,34 +146,34 @@ def _open_journal(path: str, files: Files, store: Store) -> str:
             expected="the version that wrote it",
         ) from error
     except NotATable as error:
-        raise _no_journal(path, files, store, error) from error
+        raise _explain_missing_journal(path, files, store, error) from error
 
 
-def _no_journal(path: str, files: Files, store: Store, error: NotATable) -> NamespaceError:
+def _explain_missing_journal(path: str, files: Files, store: Store, error: NotATable) -> NamespaceError:
     try:
         if store.exists(JOURNAL) or DeltaLog(files, JOURNAL.name).exists():
             return NamespaceError(f"{path} has a journal that cannot be used ({error}).", expected=_RESTORED)
-        if written := _written(store):
-            return _without_journal(path, written)
+        if written := _find_written_tables(store):
+            return _make_lost_journal_error(path, written)
     except DeltaError as unreadable:
         return NamespaceError(f"{path} cannot be read: {unreadable}", expected=_USABLE)
-    found = f"{path} is not a LakeMQ namespace ({error})."
-    return NamespaceError(found, expected=f"the path of one, or one made by: lakemq --path {path} init")
+    text = f"{path} is not a LakeMQ namespace ({error})."
+    return NamespaceError(text, expected=f"the path of one, or one made by: lakemq --path {path} init")
 
 
-def _without_journal(path: str, written: list[str]) -> NamespaceError:
+def _make_lost_journal_error(path: str, written: list[str]) -> NamespaceError:
     tables = ", ".join(written[:3])
-    found = f"{path} is a namespace without its journal: {tables} were written to."
-    return NamespaceError(found, expected=_RESTORED)
+    text = f"{path} is a namespace without its journal: {tables} were written to."
+    return NamespaceError(text, expected=_RESTORED)
 
 
-def _written(store: Store) -> list[str]:
-    """The tables, but the journal, that are not as init leaves them."""
-    others = (spec for spec in TABLES if spec is not JOURNAL and store.exists(spec))
-    return [spec.name for spec in others if not _is_new(store, spec)]
+def _find_written_tables(store: Store) -> list[str]:
+    """Return the tables, except the journal, that are not as init leaves them."""
+    candidates = (spec for spec in TABLES if spec is not JOURNAL and store.exists(spec))
+    return [spec.name for spec in candidates if not _is_unwritten(store, spec)]
 
 
-def _is_new(store: Store, spec: TableSpec) -> bool:
+def _is_unwritten(store: Store, spec: TableSpec) -> bool:
     try:
         return store.open(spec).version == 0
     except (NotATable, NewerTable):

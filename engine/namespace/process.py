@@ -1,4 +1,4 @@
-"""What belongs to one process: its threads, locks and numbers do not come along when it forks."""
+"""Guards for objects that belong to one process: threads, locks and counters do not survive a fork."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ Lock: TypeAlias = AbstractContextManager[Any]
 
 
 current_id = os.getpid()
-"""Of this process: `os.getpid()` asks the system, which takes as long as ten calls of Python's."""
+"""The id of this process. `os.getpid()` makes a system call, which takes as long as ten calls in Python."""
 
 
-_collects_later = False
+_pauses_collection = False
 
 
-def _forked() -> None:
-    global current_id, _collects_later
+def _reset_in_child() -> None:
+    global current_id, _pauses_collection
     current_id = os.getpid()
-    if _collects_later:  # who is to turn it on again has not come along
-        _collects_later = False
+    if _pauses_collection:  # the thread that would turn it on again does not exist in the child
+        _pauses_collection = False
         gc.enable()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def same_process(pid: int, what: str) -> None:
-    """Nothing, in the process `pid`. Raises IllegalState in one forked from it."""
+def check_same_process(pid: int, what: str) -> None:
+    """Raise IllegalState in a process that was forked from the process `pid`."""
     if current_id != pid:
         raise IllegalState(f"{what} was made in another process (fork): make one there.", expected=_ADVICE)
 
 
 def claim_tables() -> None:
-    """From the first call on, tables are for this process, and not for those forked from it: they get IllegalState.
+    """Claim tables for this process: from the first call on, processes forked from it get IllegalState.
 
-    The threads of delta-rs are lost in a fork; it panics when it is used there.
+    The threads of delta-rs do not survive a fork, and it panics when it is used there.
     """
     global _first_with_tables
     if _first_with_tables is None:
@@ -54,8 +54,12 @@ def claim_tables() -> None:
         raise IllegalState("The process this one was forked from has used tables already.", expected=_ADVICE)
 
 
-def started_thread(run: Callable[[], object], name: str) -> threading.Thread:
-    """A daemon thread that runs it. Raises UnknownServerError: the system gives no thread, and nothing has begun."""
+def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
+    """Start a daemon thread.
+
+    Raises:
+        UnknownServerError: the system gives no thread, and nothing has begun.
+    """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
@@ -69,33 +73,33 @@ def started_thread(run: Callable[[], object], name: str) -> threading.Thread:
 
 
 class OwnLock:
-    """A lock of one process. Who got it by a fork is refused, and does not wait for a holder who is not there."""
+    """A lock of one process. A forked process is refused; it would wait for a holder that does not exist there."""
 
     def __init__(self, what: str, lock: Lock | None = None) -> None:
-        """lock: the one that is taken, such as an RLock that others share; else a Lock of its own."""
+        """lock: the lock to take, such as an RLock that is shared. By default a new Lock."""
         self._pid, self._what, self._lock = os.getpid(), what, lock or threading.Lock()
 
     @property
     def own(self) -> Lock:
-        """The lock itself, for `with`: between taking it and the block no signal comes, as one may in Python code.
+        """The lock itself, for `with`. Raises IllegalState in another process.
 
-        Raises IllegalState in another process.
+        `with` on the lock itself leaves no gap between taking it and the block, in which a signal handler could raise.
         """
-        same_process(self._pid, self._what)
+        check_same_process(self._pid, self._what)
         return self._lock
 
 
 @contextmanager
-def no_collecting() -> Iterator[None]:
-    """No garbage is looked for in this block: it makes many objects, and all of them stay."""
-    global _collects_later
+def pause_garbage_collection() -> Iterator[None]:
+    """Collect no garbage in this block, because it makes many objects that all stay."""
+    global _pauses_collection
     if not gc.isenabled():
         yield
         return
-    _collects_later = True
+    _pauses_collection = True
     gc.disable()
     try:
         yield
     finally:
-        _collects_later = False
+        _pauses_collection = False
         gc.enable()

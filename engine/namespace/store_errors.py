@@ -1,4 +1,4 @@
-"""What the store fails with, as errors that a user knows."""
+"""Turn errors of the store into errors that users know."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from lakemq.tables.storage.store import NewerTable, NotATable
 
 from ..protocol.errors import NewerFormat, StorageError
+from .storage_error import storage_error
 
 
 @contextmanager
 def store_errors(what: str = "A table or file cannot be read or written.") -> Iterator[None]:
-    """Raises StorageError, NewerFormat. what: that which could not be done."""
+    """Turn errors of the store in this block into StorageError or NewerFormat. what: the operation that failed."""
     try:
         yield
     except FileNotFoundError as gone:
@@ -21,6 +22,6 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
     except (OSError, NotATable) as error:
-        # delta-rs paints a tree of causes over several lines
+        # delta-rs draws a tree of causes over several lines
         text = " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
-        raise StorageError(what, found=text) from error
+        raise storage_error(what, error, text) from error

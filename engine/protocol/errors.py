@@ -1,7 +1,7 @@
-"""Every refusal is one class, named after its code; the docstring's first line is what it means.
+"""Every refusal is a class, named after its code. The first line of its docstring is its meaning.
 
-Kafka's names and numbers are kept where Kafka has the error (``org.apache.kafka.common.protocol.Errors``);
-ours have no number. An error travels in a reply as `Refusal` and is raised again by the client.
+Names and numbers are Kafka's where Kafka has the error (``org.apache.kafka.common.protocol.Errors``); other errors have
+no number. An error travels in a reply as `Refusal`, and the client raises it again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import msgspec
 
 MAX_SHOWN = 1000
-"""Characters of what a client sent that a reply repeats."""
+"""Characters of a client's value that a reply repeats."""
 
 _BY_NAME: dict[str, type[LakeMQError]] = {}
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="outcome"):
-    """A refused request, as it stands in a reply: nothing of the request happened."""
+    """A refused request, as a reply contains it. Nothing of the request happened."""
 
     error: str
     message: str
@@ -54,16 +54,16 @@ class LakeMQError(Exception):
 
     @classmethod
     def meaning(cls) -> str:
-        """The first line of the docstring (which `python -OO` takes away)."""
+        """Return the first line of the docstring, which `python -OO` removes."""
         return (cls.__doc__ or cls.name).partition("\n")[0]
 
     def refusal(self) -> Refusal:
-        """For a reply: what was found and expected cut to a length that a journal can bear."""
-        return Refusal(self.name, self.detail[:MAX_SHOWN], _shown(self.found), _shown(self.expected))
+        """Return the error for a reply, with its values cut to a length that the journal can hold."""
+        return Refusal(self.name, self.detail[:MAX_SHOWN], _truncate(self.found), _truncate(self.expected))
 
 
-class _Brief(reprlib.Repr):
-    """As repr, cut where it is deep or long, whatever the value does."""
+class _BriefRepr(reprlib.Repr):
+    """A repr that is cut where a value is deep or long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,20 +73,20 @@ class _Brief(reprlib.Repr):
 
 def _brief(value: Any) -> str:
     try:
-        return _Brief().repr(value)
-    except Exception:  # such as a number too long to be told
+        return _BriefRepr().repr(value)
+    except Exception:  # for example a number with more digits than Python prints
         return f"an object of type {type(value).__name__}"
 
 
-def _shown(value: Any) -> Any:
+def _truncate(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else _brief(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def error_of(refusal: Refusal) -> LakeMQError:
-    """The error a refusal stands for; an unknown name (a newer engine) becomes the base class."""
+def error_from_refusal(refusal: Refusal) -> LakeMQError:
+    """Return the error of a refusal. An unknown name, from a newer engine, becomes the base class."""
     return _rebuild(refusal.error, refusal.message, refusal.found, refusal.expected)
 
 
@@ -98,7 +98,7 @@ def _rebuild(name: str, detail: str, found: Any, expected: Any) -> LakeMQError:
 
 
 def all_errors() -> list[type[LakeMQError]]:
-    """Every error class, in order of name (for the docs)."""
+    """Return every error class, sorted by name, for the docs."""
     return [_BY_NAME[name] for name in sorted(_BY_NAME)]
 
 
@@ -114,7 +114,7 @@ class UnknownTopicOrPartition(LakeMQError, name="UNKNOWN_TOPIC_OR_PARTITION", co
 
 
 class UnknownTopicId(LakeMQError, name="UNKNOWN_TOPIC_ID", code=100):
-    """The topic was deleted: one made anew under its name is another one, whose offsets are its own."""
+    """The topic was deleted. A new topic of the same name has another id and its own offsets."""
 
 
 class MessageTooLarge(LakeMQError, name="MESSAGE_TOO_LARGE", code=10):
@@ -134,11 +134,11 @@ class TopicAlreadyExists(LakeMQError, name="TOPIC_ALREADY_EXISTS", code=36):
 
 
 class InvalidPartitions(LakeMQError, name="INVALID_PARTITIONS", code=37):
-    """The number of partitions cannot be what was asked."""
+    """The requested number of partitions is not possible."""
 
 
 class OffsetMetadataTooLarge(LakeMQError, name="OFFSET_METADATA_TOO_LARGE", code=12):
-    """What a consumer noted beside an offset is too long."""
+    """The metadata of a committed offset is too long."""
 
 
 class InvalidGroupId(LakeMQError, name="INVALID_GROUP_ID", code=24):
@@ -146,7 +146,7 @@ class InvalidGroupId(LakeMQError, name="INVALID_GROUP_ID", code=24):
 
 
 class GroupIdNotFound(LakeMQError, name="GROUP_ID_NOT_FOUND", code=69):
-    """There is no such group: it was never made, and has committed nothing."""
+    """There is no such group: it was never created, and has committed nothing."""
 
 
 class NonEmptyGroup(LakeMQError, name="NON_EMPTY_GROUP", code=68):
@@ -154,7 +154,7 @@ class NonEmptyGroup(LakeMQError, name="NON_EMPTY_GROUP", code=68):
 
 
 class GroupSubscribedToTopic(LakeMQError, name="GROUP_SUBSCRIBED_TO_TOPIC", code=86):
-    """A member of the group reads this topic, and would commit again what is to be deleted."""
+    """A member of the group reads this topic, and would commit its offsets again."""
 
 
 class UnknownMemberId(LakeMQError, name="UNKNOWN_MEMBER_ID", code=25):
@@ -170,23 +170,23 @@ class InvalidRegularExpression(LakeMQError, name="INVALID_REGULAR_EXPRESSION", c
 
 
 class IllegalGeneration(LakeMQError, name="ILLEGAL_GENERATION", code=22):
-    """The classic group is in another generation: what was read in one before it does not count any more."""
+    """The classic group is in another generation: offsets that were read in an earlier one cannot be committed."""
 
 
 class RebalanceInProgress(LakeMQError, name="REBALANCE_IN_PROGRESS", code=27):
-    """The classic group shares its partitions anew, and nobody has any: poll, then commit what that brings."""
+    """The classic group is rebalancing, and no member has partitions: poll, and commit what that returns."""
 
 
 class InconsistentGroupProtocol(LakeMQError, name="INCONSISTENT_GROUP_PROTOCOL", code=23):
-    """The group has members of another protocol."""
+    """The group has members of another protocol, or members that support other assignors."""
 
 
 class FencedInstanceId(LakeMQError, name="FENCED_INSTANCE_ID", code=82):
-    """Another process has joined with the same group.instance.id: this one is at an end."""
+    """Another process has joined with the same group.instance.id: this member is closed."""
 
 
 class FencedMemberEpoch(LakeMQError, name="FENCED_MEMBER_EPOCH", code=110):
-    """The partition is not this member's any more, or was given to it anew: what it says of it does not count."""
+    """The member no longer owns the partition, or got it again since: its commit or acknowledgement does not count."""
 
 
 class UnsupportedAssignor(LakeMQError, name="UNSUPPORTED_ASSIGNOR", code=112):
@@ -194,7 +194,7 @@ class UnsupportedAssignor(LakeMQError, name="UNSUPPORTED_ASSIGNOR", code=112):
 
 
 class InvalidRecordState(LakeMQError, name="INVALID_RECORD_STATE", code=121):
-    """The member does not have this message: it was never delivered to it, or was given back."""
+    """The member does not have this message: it was never delivered to the member, or was given back."""
 
 
 class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
@@ -202,7 +202,7 @@ class InvalidConfig(LakeMQError, name="INVALID_CONFIG", code=40):
 
 
 class InvalidRequest(LakeMQError, name="INVALID_REQUEST", code=42):
-    """The request contradicts itself or what it names."""
+    """The request contradicts itself or the state."""
 
 
 class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
@@ -210,19 +210,19 @@ class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
 
 
 class ExpectationFailed(LakeMQError, name="EXPECTATION_FAILED"):
-    """Rows do not hold what the topic's suite of expectations says: those that fail, or all, are refused."""
+    """Rows violate the topic's suite of expectations. Either those rows or all rows are refused."""
 
 
 class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):
-    """The client knew another shape of the topic; it must reload its metadata and repeat."""
+    """The topic has changed since the client loaded its metadata: the client must reload and repeat."""
 
 
 class StaleApplicationVersion(LakeMQError, name="STALE_APPLICATION_VERSION", retriable=True):
-    """Another instance of the application has published since: go on after the version found."""
+    """Another instance of the application has published since: continue after the version that was found."""
 
 
 class FileMissing(LakeMQError, name="FILE_MISSING"):
-    """A data file the request names is not there, or is not the file it tells of: its size, its rows, its footer."""
+    """A data file of the request does not exist, or its size, rows or footer are not as the request says."""
 
 
 # -- idempotent producers -------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class UnknownProducerId(LakeMQError, name="UNKNOWN_PRODUCER_ID", code=59):
 
 
 class InvalidTxnState(LakeMQError, name="INVALID_TXN_STATE", code=48):
-    """The transaction is not in a state in which this can be asked."""
+    """The transaction is in a state that does not allow this."""
 
 
 class InvalidProducerIdMapping(LakeMQError, name="INVALID_PRODUCER_ID_MAPPING", code=49):
@@ -256,11 +256,15 @@ class InvalidTransactionTimeout(LakeMQError, name="INVALID_TRANSACTION_TIMEOUT",
 
 
 class UnstableOffsetCommit(LakeMQError, name="UNSTABLE_OFFSET_COMMIT", code=88, retriable=True):
-    """A transaction that is still open has offsets for this partition: ask again when it has ended."""
+    """An open transaction has offsets for this partition: ask again when it has ended."""
+
+
+class EndNotReached(LakeMQError, name="END_NOT_REACHED", retriable=True):
+    """The group did not read to the end in time: other members, or no member yet, have the rest."""
 
 
 class ProducerFenced(LakeMQError, name="PRODUCER_FENCED", code=90):
-    """A newer producer with the same transactional id has taken over: this one is at an end."""
+    """A newer producer with the same transactional id has taken over: this one is closed."""
 
 
 class TransactionalIdNotFound(LakeMQError, name="TRANSACTIONAL_ID_NOT_FOUND", code=105):
@@ -268,7 +272,7 @@ class TransactionalIdNotFound(LakeMQError, name="TRANSACTIONAL_ID_NOT_FOUND", co
 
 
 class TransactionAbortable(LakeMQError, name="TRANSACTION_ABORTABLE", code=120):
-    """Something of the transaction was refused: it can only be aborted. Abort it and begin another."""
+    """A part of the transaction was refused, so it can only be aborted. Abort it and begin another."""
 
 
 class TransactionAborted(LakeMQError, name="TRANSACTION_ABORTED"):
@@ -276,22 +280,22 @@ class TransactionAborted(LakeMQError, name="TRANSACTION_ABORTED"):
 
 
 class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
-    """This version of the engine does not offer what was asked."""
+    """This version of the engine does not support the request."""
 
 
 # -- clients, mailbox, engine ---------------------------------------------------------------------------
 
 
 class UnknownServerError(LakeMQError, name="UNKNOWN_SERVER_ERROR", code=-1):
-    """An error nobody foresaw: a mistake of LakeMQ's, which refuses this request and no other."""
+    """An unexpected error, which is a bug of LakeMQ. It refuses this request and no other."""
 
 
 class NoOffsetForPartition(LakeMQError, name="NO_OFFSET_FOR_PARTITION"):
-    """The group has committed no offset for the partition, and auto_offset_reset is none."""
+    """The group has committed no offset for the partition, and auto_offset_reset is `none`."""
 
 
 class RequestTimedOut(LakeMQError, name="REQUEST_TIMED_OUT", code=7, retriable=True):
-    """No sequencer answered in time; the outcome of the request is unknown."""
+    """No sequencer answered in time. Whether the request was carried out is unknown."""
 
 
 class ClientEnded(LakeMQError, name="CLIENT_ENDED"):
@@ -299,7 +303,7 @@ class ClientEnded(LakeMQError, name="CLIENT_ENDED"):
 
 
 class InconsistentClusterId(LakeMQError, name="INCONSISTENT_CLUSTER_ID", code=104):
-    """The namespace at this path is another one than the connection has opened: it was made anew. Connect again."""
+    """The namespace at this path is not the one that the connection opened: it was created again. Connect again."""
 
 
 class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
@@ -307,15 +311,23 @@ class MailboxFullError(LakeMQError, name="MAILBOX_FULL", retriable=True):
 
 
 class ThrottlingQuotaExceeded(LakeMQError, name="THROTTLING_QUOTA_EXCEEDED", code=89, retriable=True):
-    """The requests before this one in its letter were told so much that it is to be asked again."""
+    """The answers to earlier requests of the same letter are too large: send this request again."""
 
 
 class StorageError(LakeMQError, name="KAFKA_STORAGE_ERROR", code=56, retriable=True):
-    """The store could not be read or written, such as for want of space."""
+    """The store could not be read or written, for example because it is full."""
+
+
+class ReadOvertaken(LakeMQError, name="READ_OVERTAKEN", retriable=True):
+    """Tables were merged faster than this process could open them, many times in a row: it gets too little CPU time."""
+
+
+class StorageAccessDenied(StorageError, name="STORAGE_ACCESS_DENIED"):
+    """The store denies access to this user or process: change its permissions first."""
 
 
 class DelayQueueFull(LakeMQError, name="DELAY_QUEUE_FULL", retriable=True):
-    """As many messages wait for their time as the topic lets wait (delay.max.pending)."""
+    """The topic has as many delayed messages as it allows (delay.max.pending)."""
 
 
 class DelayTooLong(LakeMQError, name="DELAY_TOO_LONG"):
@@ -323,7 +335,7 @@ class DelayTooLong(LakeMQError, name="DELAY_TOO_LONG"):
 
 
 class InvalidReceipt(LakeMQError, name="INVALID_RECEIPT"):
-    """This is no receipt of a delayed message, or one of another namespace."""
+    """This is not a receipt of a delayed message, or it belongs to another namespace."""
 
 
 class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
@@ -331,27 +343,27 @@ class BufferFull(LakeMQError, name="BUFFER_FULL", retriable=True):
 
 
 class IllegalState(LakeMQError, name="ILLEGAL_STATE"):
-    """The call is not legal now: it came in the wrong order, or the object is closed."""
+    """The call is not allowed now: it comes in the wrong order, or the object is closed."""
 
 
 class StepTooOld(LakeMQError, name="STEP_TOO_OLD"):
-    """The step asked for has been compacted away."""
+    """The requested step has been compacted away."""
 
 
 class FileTruncated(LakeMQError, name="FILE_TRUNCATED"):
-    """A data file is gone, or is not as it was written: put it back from a backup."""
+    """A data file is missing or has changed since it was written: restore it from a backup."""
 
 
 class TableDamaged(LakeMQError, name="TABLE_DAMAGED"):
-    """A table does not hold what was written to it: somebody else has changed it, or a file of it is damaged."""
+    """A table has lost or changed what LakeMQ wrote: it was changed from outside, or a file of it is damaged."""
 
 
 class NamespaceError(LakeMQError, name="NOT_A_NAMESPACE"):
-    """The path holds no LakeMQ namespace, or one this version cannot open."""
+    """The path holds no LakeMQ namespace, or one that this version cannot open."""
 
 
 class MissingExtra(LakeMQError, name="MISSING_EXTRA"):
-    """This needs a package that comes with an extra of LakeMQ, which is not installed."""
+    """This needs a package of an extra of LakeMQ that is not installed."""
 
 
 class NewerFormat(LakeMQError, name="NEWER_FORMAT"):

@@ -1,15 +1,15 @@
-"""Where a key, a group or a transactional id belongs: the same answer in every process, language and release.
+"""Placement of keys, groups and transactional ids: the same answer in every process, language and release.
 
-Three hashes, each fixed by somebody else and never to be changed here:
+Three hashes, each defined by another project and never to be changed here:
 
 - `xxhash64` (the default partitioner) is Spark's `xxhash64(key)`: XXH64, seed 42, as a signed 64-bit number;
-- `murmur2` is Kafka's `Utils.murmur2`, so a queue can keep the placement it had in Kafka;
+- `murmur2` is Kafka's `Utils.murmur2`, so that a queue keeps the placement that it had in Kafka;
 - `java_hash` is `String.hashCode`, which shards groups and transactional ids.
 
-A columnar form equals its scalar form for every key. It reads all keys of one length together, as strided
-little-endian words straight from the Arrow buffer, because numpy then pays per word of a column, not per key.
-Measured on one core, million keys/s: 20 to 80 of one length (8 to 36 bytes), 6 to 25 of mixed lengths (to 64
-bytes), where one call a key gives 4.5.
+The form for columns returns the same as the form for single keys. It hashes all keys of one length together, as strided
+little-endian words straight from the Arrow buffer, so that numpy pays per word of a column and not per key. Measured on
+one core, in million keys/s: 20 to 80 of one length (8 to 36 bytes), 6 to 25 of mixed lengths (to 64 bytes). One call
+per key gives 4.5.
 """
 
 from __future__ import annotations
@@ -37,69 +37,79 @@ _POSITIVE = 0x7FFFFFFF
 
 
 def murmur2(data: bytes | memoryview) -> int:
-    """Kafka's murmur2 of `data`, a signed 32-bit number. Source: `org.apache.kafka.common.utils.Utils`."""
-    return _signed(_murmur2(data), 32)
+    """Return Kafka's murmur2 of `data`, a signed 32-bit number. Source: `org.apache.kafka.common.utils.Utils`."""
+    return _to_signed_number(_murmur2(data), 32)
 
 
 def murmur2_partition(key: bytes, partition_count: int) -> int:
-    """Where Kafka's default partitioner puts `key`, in `[0, partition_count)`. ValueError: no partitions."""
-    return (_murmur2(key) & _POSITIVE) % _checked_count(partition_count)
+    """Return the partition of Kafka's default partitioner, in `[0, partition_count)`. ValueError: no partitions."""
+    return (_murmur2(key) & _POSITIVE) % _check_count(partition_count)
 
 
 def xxhash64_partition(key: bytes, partition_count: int) -> int:
-    """The same as Spark's `pmod(xxhash64(key), partition_count)`. ValueError: no partitions."""
+    """Return the same as Spark's `pmod(xxhash64(key), partition_count)`. ValueError: no partitions."""
     # Python's % takes the sign of the divisor, which is what pmod means.
-    return _signed(_xxhash64(key), 64) % _checked_count(partition_count)
+    return _to_signed_number(_xxhash64(key), 64) % _check_count(partition_count)
 
 
 def java_hash(text: str) -> int:
-    """Java's `text.hashCode()`, a signed 32-bit number.
+    """Return Java's `text.hashCode()`, a signed 32-bit number.
 
-    It runs over UTF-16 units, so that a character beyond the first plane counts as its two surrogates.
+    It covers UTF-16 units, so a character beyond the first plane counts as its two surrogates.
     """
     h = 0
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), dtype="<u2")
     for unit in units.tolist():
         h = (31 * h + unit) & _MASK_32
-    return _signed(h, 32)
+    return _to_signed_number(h, 32)
 
 
 def shard(name: str, n: int = SHARDS) -> int:
-    """Kafka's `Utils.abs(name.hashCode()) % n`: -2^31, which has no positive twin, counts as 0."""
+    """Return Kafka's `Utils.abs(name.hashCode()) % n`. The hash -2^31, which has no positive twin, counts as 0."""
     h = java_hash(name)
-    return (0 if h == -(2**31) else abs(h)) % _checked_count(n)
+    return (0 if h == -(2**31) else abs(h)) % _check_count(n)
 
 
-def partitions_of(
+def partition_keys(
     keys: pa.Array | pa.ChunkedArray, partition_count: int, partitioner: Partitioner, start: int
 ) -> npt.NDArray[np.int32]:
-    """Each key's partition: equal keys get equal partitions, null keys are dealt round-robin from `start` on.
+    """Return the partition of each key: equal keys get equal partitions, null keys are dealt round-robin from `start`.
 
-    The i-th null of the column goes to `(start + i) % partition_count`, however the column is chunked: a
-    retry gets the same answer.
+    The i-th null of the column gets `(start + i) % partition_count`, however the column is chunked, so a retry gets the
+    same answer.
 
-    Args: `keys` binary or string (hashed as UTF-8), plain or dictionary-encoded; `partition_count` >= 1.
-    Returns int32, one per key. Errors: ValueError (count, partitioner), TypeError (type of the keys).
+    Args:
+        keys: binary or string (hashed as UTF-8), plain or dictionary-encoded.
+        partition_count: at least 1.
+        partitioner: the hash.
+        start: the partition of the first null.
+
+    Returns:
+        int32, one per key.
+
+    Raises:
+        ValueError: for the count or the partitioner.
+        TypeError: for the type of the keys.
     """
-    count = _checked_count(partition_count)
+    count = _check_count(partition_count)
     if partitioner not in _HASHES:
         raise ValueError(f"partitioner: found {partitioner!r}, expected one of {', '.join(_HASHES)}")
     partitions = np.empty(len(keys), dtype=np.int32)
     done, dealt = 0, start % count
     for chunk in keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]:
         here = partitions[done : done + len(chunk)]
-        column = _KeyColumn.of(chunk)
-        here[:] = _partitions_of_hashes(_hashes(column, partitioner), count, partitioner)
+        column = _KeyColumn.from_array(chunk)
+        here[:] = _hashes_to_partitions(_hash_column(column, partitioner), count, partitioner)
         here[column.nulls] = (dealt + np.arange(len(column.nulls))) % count
         done, dealt = done + len(chunk), (dealt + len(column.nulls)) % count
     return partitions
 
 
-def partitions_of_few(
+def partition_few_keys(
     keys: Sequence[bytes | None], partition_count: int, partitioner: Partitioner, start: int
 ) -> list[int]:
-    """The same as `partitions_of`, sooner for a few keys, one call each."""
-    count = _checked_count(partition_count)
+    """Return the same as `partition_keys`, faster for a few keys: one call each."""
+    count = _check_count(partition_count)
     if partitioner not in _HASHES:
         raise ValueError(f"partitioner: found {partitioner!r}, expected one of {', '.join(_HASHES)}")
     of_one = xxhash64_partition if partitioner == "xxhash64" else murmur2_partition
@@ -107,7 +117,7 @@ def partitions_of_few(
     return [next(nulls) % count if key is None else of_one(key, count) for key in keys]
 
 
-def _partitions_of_hashes(hashes: _Words, count: int, partitioner: Partitioner) -> _Words:
+def _hashes_to_partitions(hashes: _Words, count: int, partitioner: Partitioner) -> _Words:
     """`pmod` of the signed number for xxhash64, the lower 31 bits modulo for murmur2: in `[0, count)`."""
     signed = hashes.view(np.int64) if partitioner == "xxhash64" else (hashes & np.uint32(_POSITIVE)).astype(np.int64)
     # numpy divides by a constant several times faster than it takes a remainder; // rounds down, hence pmod.
@@ -150,10 +160,10 @@ _BLOCK = 16_384
 
 @dataclass(frozen=True)
 class _KeyColumn:
-    """One Arrow array of keys as numpy sees it: key i is `data[offsets[i]:offsets[i + 1]]`.
+    """An Arrow array of keys as numpy sees it: key i is `data[offsets[i]:offsets[i + 1]]`.
 
-    A null's bytes are whatever the buffer holds there: hashed like a key and then overwritten, which is
-    cheaper than leaving them out.
+    The bytes of a null key are whatever the buffer holds. They are hashed like a key and the result is overwritten,
+    which is cheaper than leaving them out.
     """
 
     data: _Bytes
@@ -161,8 +171,8 @@ class _KeyColumn:
     nulls: _Positions  # the positions of null keys, ascending
 
     @classmethod
-    def of(cls, array: pa.Array) -> _KeyColumn:
-        """The view of `array`, without a copy of the bytes. TypeError: not binary."""
+    def from_array(cls, array: pa.Array) -> _KeyColumn:
+        """Return a view of the array that does not copy the bytes. TypeError: not binary."""
         kind = array.type
         value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (_is_plain(value_kind) or pa.types.is_fixed_size_binary(value_kind)):
@@ -181,7 +191,7 @@ class _KeyColumn:
         return cls(data, offsets, np.flatnonzero(is_null))
 
     def by_length(self, longest: int) -> Iterator[tuple[int, slice | _Positions]]:
-        """Every key once, in groups of one length of at most `_BLOCK` keys: (length, where they are).
+        """Yield all keys in groups of one length, with at most `_BLOCK` keys: (length, positions).
 
         All keys above `longest` bytes count as `longest + 1`.
         """
@@ -197,8 +207,8 @@ class _KeyColumn:
                 yield int(lengths[group[0]]), group[low : low + _BLOCK]
 
 
-def _hashes(column: _KeyColumn, partitioner: Partitioner) -> _Words:
-    """The unsigned hash of every key of `column`: uint64 for xxhash64, uint32 for murmur2."""
+def _hash_column(column: _KeyColumn, partitioner: Partitioner) -> _Words:
+    """Return the unsigned hash of each key: uint64 for xxhash64, uint32 for murmur2."""
     hasher = _HASHES[partitioner]
     hashes: _Words = np.empty(len(column.offsets) - 1, dtype=hasher.dtype)
     data = column.data.data
@@ -207,23 +217,23 @@ def _hashes(column: _KeyColumn, partitioner: Partitioner) -> _Words:
         count = len(starts)
         if count < hasher.few_keys or length > hasher.long_key:
             bounds = zip(starts.tolist(), column.offsets[1:][where].tolist(), strict=True)
-            found = (hasher.of_one(data[low:high]) for low, high in bounds)
-            hashes[where] = np.fromiter(found, dtype=hasher.dtype, count=count)
+            scalar_hashes = (hasher.of_one(data[low:high]) for low, high in bounds)
+            hashes[where] = np.fromiter(scalar_hashes, dtype=hasher.dtype, count=count)
         elif isinstance(where, slice):
-            load = _evenly_spaced(column.data, int(starts[0]), count, length)
+            load = _strided_loader(column.data, int(starts[0]), count, length)
             hashes[where] = hasher.of_many(load, count, length)
         else:
-            hashes[where] = hasher.of_many(_scattered(column.data, starts), count, length)
+            hashes[where] = hasher.of_many(_gathering_loader(column.data, starts), count, length)
     return hashes
 
 
-def _evenly_spaced(data: _Bytes, first: int, count: int, length: int) -> _Load:
-    """Words of `count` keys that follow each other from byte `first` on: a strided view, without a copy."""
+def _strided_loader(data: _Bytes, first: int, count: int, length: int) -> _Load:
+    """Load words of `count` keys that follow each other from byte `first` on: a strided view, without a copy."""
     return lambda dtype, at: np.ndarray((count,), dtype, data, first + at, (length,))
 
 
-def _scattered(data: _Bytes, starts: _Positions) -> _Load:
-    """Words of the keys that begin at `starts`, gathered from a view in which word i begins at byte i."""
+def _gathering_loader(data: _Bytes, starts: _Positions) -> _Load:
+    """Load words of keys that begin at `starts`, gathered from a view in which word i begins at byte i."""
 
     def load(dtype: str, at: int) -> _Words:
         words: _Words = np.ndarray((len(data) - np.dtype(dtype).itemsize + 1,), dtype, data, 0, (1,))
@@ -233,7 +243,7 @@ def _scattered(data: _Bytes, starts: _Positions) -> _Load:
     return load
 
 
-def _xxhash64_of_many(load: _Load, count: int, length: int) -> _Words:
+def _xxhash64_many(load: _Load, count: int, length: int) -> _Words:
     """XXH64 of `count` keys of `length` bytes. Source: xxHash's doc/xxhash_spec.md, step by step."""
     zero: _Words = np.zeros(count, dtype=np.uint64)
     at = 0
@@ -281,7 +291,7 @@ def _round(lane: _Words, word: _Words) -> _Words:
     return turned
 
 
-def _murmur2_of_many(load: _Load, count: int, length: int) -> _Words:
+def _murmur2_many(load: _Load, count: int, length: int) -> _Words:
     """murmur2 of `count` keys of `length` bytes, step by step what `_murmur2` does to one."""
     m = np.uint32(_MURMUR2_M)
     h: _Words = np.full(count, (_MURMUR2_SEED ^ length) & _MASK_32, dtype=np.uint32)
@@ -303,8 +313,8 @@ def _murmur2_of_many(load: _Load, count: int, length: int) -> _Words:
 class _Hash:
     """How keys are hashed under one partitioner.
 
-    Below `few_keys` of one length, and above `long_key` bytes (itself below 2^16 - 1), one call a key is the
-    faster way (measured).
+    Below `few_keys` keys of one length, and above `long_key` bytes (itself below 2^16 - 1), one call per key is faster,
+    as measured.
     """
 
     dtype: type[np.unsignedinteger[Any]]
@@ -315,22 +325,22 @@ class _Hash:
 
 
 _HASHES = {
-    "xxhash64": _Hash(np.uint64, _xxhash64_of_many, _xxhash64, few_keys=128, long_key=96),
-    "murmur2": _Hash(np.uint32, _murmur2_of_many, _murmur2, few_keys=8, long_key=4_096),
+    "xxhash64": _Hash(np.uint64, _xxhash64_many, _xxhash64, few_keys=128, long_key=96),
+    "murmur2": _Hash(np.uint32, _murmur2_many, _murmur2, few_keys=8, long_key=4_096),
 }
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether arrays of `kind` are offsets and bytes."""
+    """Return whether arrays of `kind` are offsets and bytes."""
     is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     return bool(is_binary or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _signed(number: int, bits: int) -> int:
+def _to_signed_number(number: int, bits: int) -> int:
     return number - (1 << bits) if number >> (bits - 1) else number
 
 
-def _checked_count(count: int) -> int:
+def _check_count(count: int) -> int:
     if count < 1:
         raise ValueError(f"number of partitions: found {count}, expected at least 1")
     return count

@@ -21,73 +21,77 @@ def is_name(text: str) -> bool:
 
 
 def check_topic_name(topic: str) -> None:
-    """Raises InvalidTopic unless `topic` is a name."""
+    """Raise InvalidTopic unless `topic` is a name."""
     if not is_name(topic):
         raise InvalidTopic(
             "This is not a topic name.",
-            found=shown(topic),
+            found=shorten(topic),
             expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'",
         )
 
 
 def check_group(group: str) -> None:
-    """Raises InvalidGroupId unless `group` is a name."""
+    """Raise InvalidGroupId unless `group` is a name."""
     if not is_name(group):
-        raise InvalidGroupId(found=shown(group), expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'")
+        raise InvalidGroupId(found=shorten(group), expected=f"1 to {MAX_LENGTH} of [A-Za-z0-9._-], not '.' or '..'")
 
 
 def check_destination(destination: str) -> None:
-    """Raises InvalidTopic unless every level of `destination` is a name."""
+    """Raise InvalidTopic unless every level of `destination` is a name."""
     if not all(is_name(level) for level in destination.split("/")):
         raise InvalidTopic(
             "This is not a destination.",
-            found=shown(destination),
+            found=shorten(destination),
             expected="names joined by '/', each 1 to 249 of [A-Za-z0-9._-]",
         )
 
 
 def check_subscription(subscription: str) -> None:
-    """Raises InvalidTopic unless the levels are names, `*`, or a final `>`."""
+    """Raise InvalidTopic unless the levels are names, `*`, or a final `>`."""
     levels = subscription.split("/")
     last = len(levels) - 1
     for i, level in enumerate(levels):
         if not (is_name(level) or level == "*" or (level == ">" and i == last)):
             raise InvalidTopic(
                 "This is not a subscription.",
-                found=shown(subscription),
+                found=shorten(subscription),
                 expected="names or '*' joined by '/', the last may be '>'",
             )
 
 
-def folded(topic: str) -> str:
-    """The same for names that differ in `.` against `_` only, of which Kafka lets one topic have one."""
+def unify_collision_chars(topic: str) -> str:
+    """Return the name with `.` replaced by `_`. As in Kafka, two topics must not differ only in these."""
     return topic.replace(".", "_")
 
 
 def matches(subscription: str, destination: str) -> bool:
-    """Whether a queue with this subscription receives what is published to `destination`."""
-    wanted, given = subscription.split("/"), destination.split("/")
-    if wanted[-1] == ">":
-        wanted = wanted[:-1]
-        if len(given) <= len(wanted):
+    """Return whether a topic with this subscription receives messages published to `destination`."""
+    pattern, levels = subscription.split("/"), destination.split("/")
+    if pattern[-1] == ">":
+        pattern = pattern[:-1]
+        if len(levels) <= len(pattern):
             return False
-        given = given[: len(wanted)]
-    return len(wanted) == len(given) and all(w in ("*", g) for w, g in zip(wanted, given, strict=True))
+        levels = levels[: len(pattern)]
+    return len(pattern) == len(levels) and all(w in ("*", g) for w, g in zip(pattern, levels, strict=True))
 
 
-def reached(destination: str, topics: Container[str], subscriptions: Mapping[str, Iterable[str]]) -> list[str]:
-    """Names of the topics a destination reaches, sorted: the one so named, and all that subscribe to it.
+def find_reached_topics(
+    destination: str, topics: Container[str], subscriptions: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """Return the topics that a destination reaches, sorted: the topic with this name, and all that subscribe to it.
 
-    topics: the names of all; subscriptions: topic name -> its subscriptions, of those that have any.
+    topics: the names of all topics. subscriptions: topic -> its subscriptions, for topics that have any.
     """
     named = {destination} if destination in topics else set()
     return sorted(
         named.union(
-            topic for topic, wanted in subscriptions.items() if any(matches(one, destination) for one in wanted)
+            topic
+            for topic, listed in subscriptions.items()
+            if any(matches(subscription, destination) for subscription in listed)
         )
     )
 
 
-def shown(text: str) -> str:
-    """At most 60 characters of what somebody gave as a name."""
+def shorten(text: str) -> str:
+    """Return at most 60 characters of a name, for an error message."""
     return text if len(text) <= 60 else f"{text[:57]}... ({len(text)} characters)"

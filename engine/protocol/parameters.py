@@ -1,8 +1,7 @@
-"""Parameters: one declaration gives name, type, default, range and meaning; validation and docs follow from it."""
+"""Parameters: one declaration gives name, type, default, range and meaning. Validation and docs follow from it."""
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ from lakemq.tables.specs.messages import MAX_TTL_MS
 
 from .errors import InvalidConfig
 from .names import is_name
-from .not_ours import NOT_OURS
+from .unsupported_settings import unknown_name_error
 
 Value = int | str | bool | tuple[int, ...]
 
@@ -21,12 +20,23 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _FLAGS = {"true": True, "false": False}
 
 
+_DURATION = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _in_milliseconds(raw: object) -> object:
+    """Return a duration such as `5s` as its number of milliseconds, and any other value unchanged."""
+    match = _DURATION.fullmatch(raw) if isinstance(raw, str) else None
+    return int(match[1]) * _MILLISECONDS[match[2]] if match else raw
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """One setting; its default says of what kind it is.
+    """A setting. The type of its default is the type of its values.
 
-    True or False; a whole number from `low` to `high` (both included); a tuple: a list of such numbers, in text divided
-    by commas; text: one of `choices`, or without them a name that a topic may have, empty where the default is.
+    A bool: True or False. An int: a whole number from `low` to `high`, both included. A tuple: a list of such numbers,
+    as text separated by commas or spaces, in milliseconds or as durations such as `5s`, `30m`, `2h`, `1d`. A str: one
+    of `choices` or, without choices, a name that a topic may have; empty if the default is empty.
     """
 
     name: str
@@ -37,7 +47,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def parse(self, raw: object) -> Value:
-        """`raw` as this parameter's value; raises InvalidConfig naming the key."""
+        """Return `raw` as a value of this parameter. Raises InvalidConfig, which names the key."""
         value: Value | None
         if isinstance(self.default, bool):
             value = _FLAGS.get(str(raw).strip().lower()) if isinstance(raw, bool | str) else None
@@ -57,10 +67,10 @@ class Parameter:
         return is_name(raw) or (raw == "" and self.default == "")
 
     def _whole_numbers(self, raw: object) -> tuple[int, ...] | None:
-        listed = raw.split(",") if isinstance(raw, str) else raw
+        listed = re.split(r"\s*,\s*|\s+", raw.strip()) if isinstance(raw, str) else raw
         if not isinstance(listed, list | tuple) or not listed:
             return None
-        numbers = [self._whole_number(one) for one in listed]
+        numbers = [self._whole_number(_in_milliseconds(element)) for element in listed]
         return None if None in numbers else tuple(number for number in numbers if number is not None)
 
     def _whole_number(self, raw: object) -> int | None:
@@ -82,12 +92,14 @@ class Parameter:
         if isinstance(self.default, str):
             return " or ".join(self.choices) or "a name of letters, digits, '.', '_' and '-'"
         unit = {"ms": "milliseconds", "bytes": "bytes"}.get(self.name.rsplit(".", 1)[-1], "")
-        what = "whole numbers, divided by commas, each" if isinstance(self.default, tuple) else "a whole number"
-        return f"{what} of {unit}".rstrip(" of") + f" from {self.low} to {self.high}"
+        if isinstance(self.default, tuple):
+            numbers = "whole numbers of milliseconds, or durations such as 5s, 30m and 2h, divided by commas or spaces"
+            return f"{numbers}, each from {self.low} to {self.high}"
+        return f"a whole number of {unit}".rstrip(" of") + f" from {self.low} to {self.high}"
 
 
 class Parameters:
-    """A set of parameters, and values checked against them."""
+    """A set of parameters, against which values are checked."""
 
     def __init__(self, declared: Iterable[Parameter]) -> None:
         self.declared: dict[str, Parameter] = {p.name: p for p in declared}
@@ -96,22 +108,24 @@ class Parameters:
         return {name: p.default for name, p in self.declared.items()}
 
     def parse(self, raw: Mapping[str, object]) -> dict[str, Value]:
-        """The values given, each checked; raises InvalidConfig for an unknown key or a bad value."""
+        """Return the checked values. Raises InvalidConfig for an unknown key or a bad value."""
         return {key: self[key].parse(value) for key, value in raw.items()}
 
     def __getitem__(self, key: str) -> Parameter:
         if key not in self.declared:
-            if key in NOT_OURS:
-                raise InvalidConfig(f"{key} is no setting of LakeMQ: {NOT_OURS[key]}.")
-            near = difflib.get_close_matches(str(key), self.declared, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else "one of " + ", ".join(sorted(self.declared))
-            raise InvalidConfig("Unknown parameter.", found=key, expected=hint)
+            raise unknown_name_error(key, self.declared, "parameter")
         return self.declared[key]
+
+
+def with_defaults(changes: Mapping[str, object], defaults: Mapping[str, Value]) -> dict[str, object]:
+    """Return the changes to store. None stands for the default, and is left out if there is no default."""
+    changed = {key: defaults.get(key) if value is None else value for key, value in changes.items()}
+    return {key: value for key, value in changed.items() if value is not None}
 
 
 _MAX_MS = 2**63 - 1
 _YEAR_MS = 365 * 86_400_000
-"""Added to a time, it still is one."""
+"""An upper bound for delays: a time plus a year is still a valid time."""
 
 TOPIC = Parameters(
     [
@@ -126,13 +140,13 @@ TOPIC = Parameters(
         Parameter(
             "retention.waits.for.groups",
             False,
-            "Whether neither age nor size deletes what a group with committed offsets has not come to.",
+            "Whether messages stay, whatever their age and size, until groups with committed offsets have read them.",
         ),
         Parameter("cleanup.policy", "delete", "What happens to old messages.", choices=("delete",)),
         Parameter(
             "ttl.ms",
             -1,
-            "How long a message is delivered that has no time to live of its own; -1: for ever.",
+            "Time to live of messages that have none of their own; -1: unlimited.",
             -1,
             MAX_TTL_MS,
         ),
@@ -140,7 +154,7 @@ TOPIC = Parameters(
         Parameter(
             "message.timestamp.type",
             "CreateTime",
-            "Whose time a message bears: the producer's or the sequencer's.",
+            "Which timestamp a message has: the producer's or the sequencer's.",
             choices=("CreateTime", "LogAppendTime"),
         ),
         Parameter(
@@ -166,7 +180,7 @@ TOPIC = Parameters(
                 3_600_000,
                 7_200_000,
             ),
-            "Delays that there are with delay.mode levels, in milliseconds.",
+            "The possible delays with delay.mode levels, as in `5s 10s 30s 1m 2h`; plain numbers are milliseconds.",
             1,
             _YEAR_MS,
         ),
@@ -177,12 +191,12 @@ TOPIC = Parameters(
             choices=("refuse", "clamp"),
         ),
         Parameter(
-            "delay.max.pending", -1, "Messages that may wait at once; above it publishes are refused.", -1, _MAX_MS
+            "delay.max.pending", -1, "Largest number of waiting messages; beyond it publishes fail.", -1, _MAX_MS
         ),
         Parameter(
             "dead.letter.topic",
             "",
-            "Where messages go that a queue group gives up; empty: to the topic's name with .dlq, made when needed.",
+            "Topic for messages that a queue group gives up; empty: the topic's name with .dlq, created when needed.",
         ),
         Parameter(
             "dead.letter.expired",
@@ -198,15 +212,15 @@ GROUP = Parameters(
         Parameter(
             "group.protocol",
             "queue",
-            "When a partition changes hands: cooperative, when its owner says that it is done with it; queue, when "
-            "what it has of it is acknowledged; classic, when all members have given up all that they had.",
+            "When a partition moves to another member: cooperative, when its owner releases it; queue, when its "
+            "owner has acknowledged its messages; classic, when all members have given up all partitions.",
             choices=("queue", "cooperative", "classic"),
         ),
         Parameter(
             "group.assignor",
             "cooperative-sticky",
-            "Who is to have which partition: range (the default in classic groups), roundrobin, sticky, "
-            "cooperative-sticky, or a plug-in's name.",
+            "How partitions are assigned: range (the default in classic groups), roundrobin, sticky, "
+            "cooperative-sticky, or a plug-in's name. If it is set, every member must support it; else members choose.",
         ),
         Parameter(
             "group.initial.rebalance.delay.ms",
@@ -218,7 +232,7 @@ GROUP = Parameters(
         Parameter(
             "scheduled.rebalance.max.delay.ms",
             0,
-            "In cooperative groups: how long partitions of a member that was lost wait for it before others get them.",
+            "In cooperative groups: how long partitions of a lost member wait for it before others get them.",
             0,
             _YEAR_MS,
         ),
@@ -232,21 +246,21 @@ GROUP = Parameters(
         Parameter(
             "max.handoff.ms",
             3_000,
-            "In queue groups: how long a partition that is to move waits for what its owner has of it.",
+            "In queue groups: how long a partition that must move waits until its owner has acknowledged its messages.",
             0,
             _YEAR_MS,
         ),
         Parameter(
             "max.delivered.unacked.msgs.per.flow",
             10_000,
-            "In queue groups: messages that a member may have been given and not have acknowledged.",
+            "In queue groups: unacknowledged messages that a member may have.",
             1,
             10_000_000,
         ),
         Parameter(
             "max.redelivery.count",
             5,
-            "In queue groups: how often a message is delivered again before it is given up; -1: without end.",
+            "In queue groups: how often a message is delivered again before it is given up; -1: unlimited.",
             -1,
             1_000_000,
         ),
@@ -259,15 +273,21 @@ GROUP = Parameters(
         Parameter(
             "nack.backoff.ms",
             0,
-            "In queue groups: how long a message that is given back waits; twice as long each time.",
+            "In queue groups: how long a message waits after it is given back; the wait doubles each time.",
             0,
             _YEAR_MS,
         ),
-        Parameter("nack.backoff.max.ms", 60_000, "In queue groups: how long it waits at most.", 0, _YEAR_MS),
+        Parameter(
+            "nack.backoff.max.ms",
+            60_000,
+            "In queue groups: the longest wait of a message that is given back.",
+            0,
+            _YEAR_MS,
+        ),
         Parameter(
             "ack.mode",
             "explicit",
-            "In queue groups: whether a poll acknowledges what the poll before it brought (auto).",
+            "In queue groups: with auto, a poll acknowledges the messages of the poll before it.",
             choices=("explicit", "auto"),
         ),
         Parameter(
@@ -279,9 +299,32 @@ GROUP = Parameters(
         Parameter(
             "offsets.retention.ms",
             604_800_000,
-            "As the engine's setting of this name, which counts where the group has none; -1 keeps offsets.",
+            "How long a group without members keeps its offsets; the default is the engine's setting; -1 keeps them.",
             -1,
             _MAX_MS,
         ),
     ]
 )
+
+MEMBER = Parameters(
+    [
+        Parameter(
+            "session.timeout.ms",
+            45_000,
+            "How long a member may send no heartbeat before it is lost.",
+            6_000,
+            1_800_000,
+        ),
+        Parameter("heartbeat.interval.ms", 3_000, "How often a member's process sends a heartbeat.", 1, 3_600_000),
+        Parameter(
+            "max.poll.interval.ms", 300_000, "How long a member may go without `poll` before it is lost.", 1, 2**40
+        ),
+        Parameter(
+            "auto.offset.reset",
+            "earliest",
+            "Where a consumer starts if its group has no committed offset, or the messages there were deleted.",
+            choices=("earliest", "latest", "none"),
+        ),
+    ]
+)
+"""Options of consumers whose defaults a settings file may change."""

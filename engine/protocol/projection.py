@@ -1,4 +1,4 @@
-"""Projections: the tables as the rows of all subjects make them, and the state as they hold it. Pure."""
+"""Projections: the rows of all tables from the state, and the state from the rows. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.watermarks import WatermarkRow
 
 from .rows import clients, delays, groups, log, offsets, producers, topics, transactions
-from .rows.leader import state_at, watermark
-from .rows.log import JournaledRows, files_added, files_named, rows_journaled
+from .rows.delays import RESTORED_COLUMNS
+from .rows.delays import restore_pieces as restore_delays
+from .rows.leader import build_watermark, create_state
+from .rows.log import JournaledRows, collect_journaled_rows, find_added_files, find_named_files
 from .rows.steps import Project, Restore, Steps
 from .values.state import State
 
@@ -19,46 +21,50 @@ __all__ = [
     "MEMBERS",
     "READERS",
     "RESTORED",
+    "RESTORED_COLUMNS",
     "JournaledRows",
-    "files_added",
-    "files_named",
+    "build_watermark",
+    "collect_journaled_rows",
+    "find_added_files",
+    "find_named_files",
     "project",
     "restore",
-    "rows_journaled",
-    "watermark",
+    "restore_delays",
 ]
 
-# transactional ids after the producers that hold them
+# Transactions come after producers: restoring an id sets it on its producer.
 SUBJECTS = (topics, log, delays, producers, transactions, offsets, groups, clients)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
-"""In the order in which tables are written. None of them needs another; `messages` goes before, the watermark after."""
+"""The tables in the order in which they are written. None depends on another; `messages` is written before them, and
+the watermark after them, which makes the step visible.
+"""
 
 RESTORE: Restore = {name: restored for subject in SUBJECTS for name, restored in subject.RESTORE.items()}
 
 RESTORED = tuple(RESTORE)
-"""The tables from which a sequencer's state is restored."""
+"""The tables from which a sequencer restores its state."""
 
 READERS = tuple(topics.RESTORE)
-"""Those which are enough for a reader, who decides nothing."""
+"""The tables that a reader needs, which decides nothing."""
 
 MEMBERS = (*topics.RESTORE, *offsets.RESTORE, *groups.RESTORE)
-"""Those which are enough for members of groups."""
+"""The tables that members of groups need."""
 
 
 def project(state: State, steps: Steps) -> dict[str, pa.Table]:
-    """Rows per table, for all tables these steps change but `messages` and `watermarks`.
+    """Return the rows of each table that these steps change, except `messages` and `watermarks`.
 
-    Holds: `state` is the fold up to the last of `steps`. Rows of a changelog bear that last step: what a key was in
-    between is in the journal.
+    Precondition: `state` is the fold up to the last of `steps`. Rows of a changelog carry the number of that last step;
+    the values that a key had in between are in the journal.
     """
     tables = {name: rows(state, steps) for name, rows in PROJECT.items()}
     return {name: table for name, table in tables.items() if table.num_rows}
 
 
 def restore(watermark: WatermarkRow, tables: Mapping[str, pa.Table]) -> State:
-    """The state at the watermark. All rows are the newest of their key at or below its step."""
-    state = state_at(watermark)
+    """Return the state at the watermark. The rows are the newest ones of their keys at or below its step."""
+    state = create_state(watermark)
     for name, restored in RESTORE.items():
         if name in tables:
             restored(state, tables[name].filter(~pc.field("removed")))

@@ -1,181 +1,375 @@
-"""Attendance: who beats, who polls. What is seen is kept by the leader alone; nothing of it is journaled.
+"""Attendance: find the members of groups that are lost, by the heartbeats that their processes write to the store.
 
-A member is silent when a whole look at the beats that began after its deadline has found no new one. A leader that was
-stopped itself counts that time for nobody, and a new leader begins to count anew: nobody is ever thought dead early.
+A process writes one object, its beat, every few seconds. The beat lists the process's members, with how often each has
+polled. About once a second the leader reads all beats in another thread, compares them with those it has seen, and
+reports silent members. A step then removes them from their groups.
+
+Nothing seen here is journaled: a new leader starts with what the store holds. Three rules keep every live member safe.
+
+1. A member is silent only if a whole reading of the beats, begun after its deadline, has found no new beat of it.
+2. Sessions run on while no sequencer leads. For this, the first reading of a term takes the age of each beat by the
+   store's clock alone. But no age condemns a member: the leader must itself see the beat unchanged for so long that a
+   live member would have beaten (`_confirmation_ms`). So a clock that jumped, a machine that slept or a store that
+   could not be written ends no session early.
+3. Time in which the leader could not read counts against nobody, and restarts that observation
+   (`_discount_blind_time`).
+
+A member whose process has certainly ended is lost at once (`namespace.process_identity`). Static members keep their
+session: a process that restarts under the same instance id takes the member's place within it.
 """
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lakemq.tables.storage.beats import Beats
 
 from ..namespace.clock import Clock
-from ..protocol.codec.beat import Beating, decode_beat
-from ..protocol.values.assignments import Member
+from ..namespace.process_identity import is_process_gone, read_own_identity
+from ..protocol.codec.beat import MemberBeat, decode_beat, encode_beat
+from ..protocol.values.assignments import GroupMember
 from ..protocol.values.groups import MemberSilent
 from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")
 
-LOOK_EVERY_MS = 1_000
-STOPPED_MS = 5_000
-"""Between two looks: who takes longer was stopped, or the store was."""
+READ_INTERVAL_MS = 1_000
+MAX_READ_GAP_MS = 5_000
+"""Longest normal time between two readings. If it takes longer, the leader or its store was stopped."""
+MAX_READ_MS = 30_000
+"""How long a run of `step` waits for one reading."""
+ABANDONED_AFTER_MS = 3_600_000
+"""Beats that name no member and stay unchanged for this long are deleted."""
 _SOON_MS = 5
-"""A look takes about so long on a disk."""
-ABANDONED_MS = 3_600_000
-"""After which beats that do not change, and are of nobody's, are deleted."""
+"""About how long a reading takes on a disk."""
 
-_Key = tuple[str, str]
+_MemberKey = tuple[str, str]
 """Group and member id."""
-_Look = tuple[int, int, dict[str, tuple[int, bytes | None]]]
-"""When it began and ended, and what it has found."""
+
+
+class _Beat(NamedTuple):
+    """The newest beat of a process.
+
+    number: grows with each beat; members: None if the process replaced the beat while it was read; age_ms: by the
+    store's clock in the first look of a term, 0 in all others.
+    """
+
+    number: int
+    members: list[MemberBeat] | None
+    age_ms: int
+
+
+class _BeatReading(NamedTuple):
+    """The result of reading all beats.
+
+    began_ms, ended_ms: by the leader's steady clock; beats: by the id of their process's beats; gone: identities of
+    processes that have certainly ended.
+    """
+
+    began_ms: int
+    ended_ms: int
+    beats: dict[str, _Beat]
+    gone: set[str]
 
 
 @dataclass
-class _Seen:
-    """When a member was seen to beat, and to poll, last; mark: that beat; polls: its count then; joined_at_ms: of the
-    membership that is judged, for one who was lost and is back is none that was silent.
+class _MemberRecord:
+    """The facts that this leader has seen of a member. All times are by the leader's steady clock.
+
+    Attributes:
+        beat_ms: when it beat last.
+        poll_ms: when it polled last.
+        marks: id of beats -> number, for all beats that name the member.
+        polls: how often it had polled by then.
+        joined_at_ms: when it joined. A member that was lost and has come back is observed from the beginning.
+        interval_ms: how often it beats. 0: unknown.
+        process: identity of its process. "": unknown.
+        confirmed_ms: from when on a beat that may be older than this term has been seen unchanged for long enough.
+            None: the beat is of this term.
     """
 
     beat_ms: int
     poll_ms: int
-    mark: tuple[str, int] | None = None
+    marks: dict[str, int] = field(default_factory=dict)
     polls: int = -1
     joined_at_ms: int | None = None
+    interval_ms: int = 0
+    process: str = ""
+    confirmed_ms: int | None = None
+
+    def deadline_ms(self, member: GroupMember) -> int:
+        """Return when its session is over, unless it beats before."""
+        return max(self.beat_ms + member.session_timeout_ms, self.confirmed_ms or 0)
 
 
 class Attendance:
-    """Of one term of leadership; called by the sequencer's thread, and looks in one of `executor`."""
+    """Watches the members of groups for one term of leadership.
+
+    The sequencer's thread calls it. It reads the beats in a thread of `executor`.
+    """
 
     def __init__(self, beats: Beats, clock: Clock, executor: Executor) -> None:
         self._beats, self._clock, self._executor = beats, clock, executor
-        self._seen: dict[_Key, _Seen] = {}
+        self._records: dict[_MemberKey, _MemberRecord] = {}
         self._unchanged: dict[str, tuple[int, int]] = {}
-        """Id of beats -> number, and since when it is that one."""
-        self._running: Future[_Look] | None = None
-        self._looked_ms: int | None = None
-        self._ended_ms: int | None = None
+        """Id of beats -> their number, and since when it has been that one."""
+        self._running: Future[_BeatReading] | None = None
+        self._running_since_ms = 0
+        self._last_began_ms: int | None = None
+        self._last_ended_ms: int | None = None
         self._deadline_ms: int | None = None
-        self._fails = False
+        self._is_first_reading = True
+        self._notes: set[str] = set()
+        """Ids of beats that this leader has written for members without any."""
+        self._cannot_read = False
 
-    def silent(self, state: State) -> list[MemberSilent]:
-        """Who was found silent by a look that has ended since the last call; begins the next one when it is time."""
-        found: list[MemberSilent] = []
+    def find_silent_members(self, state: State) -> list[MemberSilent]:
+        """Return the members that the last finished reading found silent, and begin a reading when one is due."""
+        silent: list[MemberSilent] = []
         if self._running is not None and self._running.done():
             running, self._running = self._running, None
-            found = self._taken(state, running)
+            silent = self._take_look(state, running)
         if self._running is None and self.due_in_ms(state) == 0:
-            self._running = self._executor.submit(self._look, self._abandoned())
-        return found
+            self._running_since_ms = self._clock.steady_ms()
+            members = set(_list_members(state)) if self._is_first_reading else None
+            self._running = self._executor.submit(self._read_beats, self._find_abandoned_beats(), members)
+        return silent
 
     def due_in_ms(self, state: State) -> float | None:
-        """Until something is to be done; None: there is nobody to be watched."""
-        if not state.manned_groups:
+        """Return in how many ms `find_silent_members` has something to do; None: no group has members."""
+        if not state.groups_with_members:
             return None
         if self._running is not None:
             return _SOON_MS
         now_ms = self._clock.steady_ms()
-        if self._looked_ms is None:
+        if self._last_began_ms is None:
             return 0
-        due_ms = self._looked_ms + LOOK_EVERY_MS
-        if self._deadline_ms is not None and self._deadline_ms >= self._looked_ms:
+        due_ms = self._last_began_ms + READ_INTERVAL_MS
+        if self._deadline_ms is not None and self._deadline_ms >= self._last_began_ms:
             due_ms = min(due_ms, self._deadline_ms + 1)
         return max(0, due_ms - now_ms)
 
-    def _look(self, abandoned: list[str]) -> _Look:
-        """In the background."""
+    def observation_left_ms(self, state: State) -> int:
+        """Return for how long members that seem dead must still be watched. 0: no member seems dead.
+
+        A run of `step` stays for it, because the next leader would have to start the observation again. The wait also
+        ends if beats cannot be read.
+        """
+        if not state.groups_with_members:
+            return 0
+        now_ms = self._clock.steady_ms()
+        if self._last_began_ms is None:
+            began_ms = now_ms if self._running is None else self._running_since_ms
+            return _SOON_MS if now_ms - began_ms <= MAX_READ_MS else 0
+        if self._cannot_read or (self._running is not None and now_ms - self._running_since_ms > MAX_READ_MS):
+            return 0
+        sessions_ms = {key: member.session_timeout_ms for key, member in _list_members(state).items()}
+        waits = [
+            record.confirmed_ms + 1 + _SOON_MS - now_ms
+            for key, record in self._records.items()
+            if record.confirmed_ms is not None and key in sessions_ms and record.beat_ms + sessions_ms[key] < now_ms
+        ]
+        return max([0, *(max(1, wait_ms) for wait_ms in waits)])
+
+    # -- looking, in the background ---------------------------------------------------------------------
+
+    def _read_beats(self, abandoned: list[str], unseen: set[_MemberKey] | None) -> _BeatReading:
+        """Read all beats, and delete the abandoned ones.
+
+        unseen: all members in the first look of a term, else None. A member without a beat gets one, which tells the
+        next leader for how long it has had none.
+        """
         began_ms = self._clock.steady_ms()
-        found = self._beats.look()
+        # read the store's time before the beats: if this process stops in between, beats seem younger, never older
+        store_ms = self._read_store_time() if unseen is not None else None
+        own = read_own_identity() if self._beats.is_on_local_disk else ""
+        beats: dict[str, _Beat] = {}
+        for beats_id, (number, body) in self._beats.read_newest().items():
+            if beats_id in self._notes:
+                continue
+            members = None if body is None else _decode_members(body)
+            age_ms = 0 if store_ms is None else self._read_age_ms(beats_id, number, store_ms)
+            beats[beats_id] = _Beat(number, members, age_ms)
+        processes = {beating.process for beat in beats.values() for beating in beat.members or () if beating.process}
+        gone = {process for process in processes if is_process_gone(process, own)}
+        if unseen and all(beat.members is not None for beat in beats.values()):
+            named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}
+            self._put_note(sorted(unseen - named))
         if abandoned:
             self._beats.forget(abandoned)
-        return began_ms, self._clock.steady_ms(), found
+        return _BeatReading(began_ms, self._clock.steady_ms(), beats, gone)
 
-    def _taken(self, state: State, running: Future[_Look]) -> list[MemberSilent]:
+    def _read_store_time(self) -> int | None:
         try:
-            began_ms, ended_ms, found = running.result()
-        except Exception as error:  # nobody is silent because the leader cannot read, whatever its store raises
-            if not self._fails:
+            return self._beats.time_ms()
+        except OSError as error:
+            log.warning("The store's time cannot be read, so sessions of members start again: %s", error)
+            return None
+
+    def _read_age_ms(self, beats_id: str, number: int, store_ms: int) -> int:
+        modified_ms = self._beats.modified_ms(beats_id, number)
+        return 0 if modified_ms is None else max(0, store_ms - modified_ms)
+
+    def _put_note(self, keys: list[_MemberKey]) -> None:
+        """Put one beat in the name of members without any, so that the next leader sees since when they have had none.
+
+        Such a member's first beat never landed, or it closed without leaving: it is static, or its request was lost.
+        """
+        if not keys:
+            return
+        note = uuid.uuid4().hex
+        self._notes.add(note)
+        try:
+            self._beats.put(note, 1, encode_beat([MemberBeat(*key, 0) for key in keys]))
+        except OSError as error:
+            log.warning("Members without a beat could not be noted: %s", error)
+
+    # -- judging ----------------------------------------------------------------------------------------
+
+    def _take_look(self, state: State, running: Future[_BeatReading]) -> list[MemberSilent]:
+        """Take in a look that has ended, and return the members that it found silent."""
+        try:
+            reading = running.result()
+        except Exception as error:  # whatever the store raises: no member is silent because the leader cannot read
+            if not self._cannot_read:
                 log.warning("The beats of members cannot be read: %s", error)
-            self._fails, self._looked_ms = True, self._clock.steady_ms()
+            self._cannot_read, self._last_began_ms = True, self._clock.steady_ms()
             return []
-        self._fails = False
-        before_ms = self._looked_ms
-        self._forgive(began_ms)
-        self._ended_ms = ended_ms
-        for beats_id, (number, body) in found.items():
-            if self._unchanged.get(beats_id, (None, 0))[0] != number:
-                self._unchanged[beats_id] = number, began_ms
-            for one in _beating(body):
-                self._see((one.group, one.member_id), (beats_id, number), one.polls, began_ms)
-            if body is None:  # followed by another one while it was looked at
-                self._see_again(beats_id, number, began_ms)
-        self._unchanged = {one: since for one, since in self._unchanged.items() if one in found}
-        return list(self._judged(state, began_ms, before_ms))
+        self._cannot_read = False
+        before_ms = self._last_began_ms
+        sessions_ms = {key: member.session_timeout_ms for key, member in _list_members(state).items()}
+        self._discount_blind_time(reading, sessions_ms)
+        self._last_ended_ms = reading.ended_ms
+        for beats_id, beat in reading.beats.items():
+            if self._unchanged.get(beats_id, (None, 0))[0] != beat.number:
+                self._unchanged[beats_id] = beat.number, reading.began_ms - beat.age_ms
+            for beating in beat.members or ():
+                key = beating.group, beating.member_id
+                self._note_beat(key, beating, beats_id, beat, reading, sessions_ms.get(key))
+            if beat.members is None:
+                self._note_replaced_beat(beats_id, beat.number, reading.began_ms)
+        self._unchanged = {beats_id: since for beats_id, since in self._unchanged.items() if beats_id in reading.beats}
+        self._is_first_reading = False
+        return list(self._find_silent(state, reading, before_ms))
 
-    def _forgive(self, began_ms: int) -> None:
-        """What passed while nobody could look counts for nobody."""
-        passed_ms = 0 if self._ended_ms is None else began_ms - self._ended_ms
-        if passed_ms > STOPPED_MS:
-            for seen in self._seen.values():
-                seen.beat_ms += passed_ms
-                seen.poll_ms += passed_ms
-        self._looked_ms = began_ms
+    def _discount_blind_time(self, reading: _BeatReading, sessions_ms: dict[_MemberKey, int]) -> None:
+        """Move all deadlines by the time in which the leader could not look, so that no session ends by it.
 
-    def _see(self, key: _Key, mark: tuple[str, int], polls: int, at_ms: int) -> None:
-        seen = self._seen.setdefault(key, _Seen(at_ms, at_ms))
-        if seen.mark != mark:
-            seen.mark, seen.beat_ms = mark, at_ms
-        if seen.polls != polls:
-            seen.polls, seen.poll_ms = polls, at_ms
+        Every observation starts again.
+        """
+        passed_ms = 0 if self._last_ended_ms is None else reading.began_ms - self._last_ended_ms
+        if passed_ms > MAX_READ_GAP_MS:
+            for key, record in self._records.items():
+                record.beat_ms += passed_ms
+                record.poll_ms += passed_ms
+                if record.confirmed_ms is not None and key in sessions_ms:
+                    record.confirmed_ms = reading.ended_ms + _confirmation_ms(sessions_ms[key], record.interval_ms)
+        self._last_began_ms = reading.began_ms
 
-    def _see_again(self, beats_id: str, number: int, at_ms: int) -> None:
-        for seen in self._seen.values():
-            if seen.mark is not None and seen.mark[0] == beats_id and seen.mark[1] != number:
-                seen.mark, seen.beat_ms = (beats_id, number), at_ms
+    def _note_beat(
+        self,
+        key: _MemberKey,
+        beating: MemberBeat,
+        beats_id: str,
+        beat: _Beat,
+        reading: _BeatReading,
+        session_ms: int | None,
+    ) -> None:
+        """Note that a beat names a member. session_ms: of the member; None: it has left."""
+        record = self._records.get(key)
+        if record is None:
+            # the member may already have been silent for the beat's age
+            record = self._records[key] = _MemberRecord(
+                reading.began_ms - beat.age_ms, reading.began_ms, {beats_id: beat.number}
+            )
+            if beat.age_ms and session_ms is not None:
+                record.confirmed_ms = reading.ended_ms + _confirmation_ms(session_ms, beating.interval_ms)
+        elif beats_id not in record.marks and self._is_first_reading:  # the younger of two counts
+            record.beat_ms = max(record.beat_ms, reading.began_ms - beat.age_ms)
+        elif record.marks.get(beats_id) != beat.number:
+            record.beat_ms, record.confirmed_ms = reading.began_ms, None
+        record.marks[beats_id] = beat.number
+        if beating.process:
+            record.interval_ms, record.process = beating.interval_ms, beating.process
+        if record.polls < beating.polls:  # a note, or a beat that outlived its thread, has a lower count
+            record.polls, record.poll_ms = beating.polls, reading.began_ms
 
-    def _judged(self, state: State, began_ms: int, before_ms: int | None) -> Iterator[MemberSilent]:
-        manned = (state.groups[name] for name in sorted(state.manned_groups))
-        members = {(group.group, one.member_id): one for group in manned for one in group.members.values()}
-        self._seen = {key: self._of(key, member, began_ms) for key, member in members.items()}
+    def _note_replaced_beat(self, beats_id: str, number: int, at_ms: int) -> None:
+        """Note that a process replaced its beat while it was read: all members that the last one named are alive."""
+        for record in self._records.values():
+            if beats_id in record.marks and record.marks[beats_id] != number:
+                record.marks[beats_id], record.beat_ms, record.confirmed_ms = number, at_ms, None
+
+    def _find_silent(self, state: State, reading: _BeatReading, before_ms: int | None) -> Iterator[MemberSilent]:
+        """Yield the silent members. before_ms: when the look before this one began."""
+        members = _list_members(state)
+        self._records = {key: self._record_of(key, member, reading.began_ms) for key, member in members.items()}
         deadlines = []
         for key, member in members.items():
-            reason, deadline_ms = _silence(self._seen[key], member, began_ms, before_ms)
+            record = self._records[key]
+            reason, deadline_ms = _judge_member(record, member, reading.began_ms, before_ms)
             deadlines.append(deadline_ms)
+            if record.process in reading.gone and member.instance_id is None:
+                reason = "process"
             if reason:
                 yield MemberSilent(*key, reason)
-        self._deadline_ms = min((one for one in deadlines if one >= began_ms), default=None)
+        self._deadline_ms = min(
+            (deadline_ms for deadline_ms in deadlines if deadline_ms >= reading.began_ms), default=None
+        )
 
-    def _of(self, key: _Key, member: Member, at_ms: int) -> _Seen:
-        seen = self._seen.get(key)
-        if seen is None or seen.joined_at_ms not in (None, member.joined_at_ms):
-            seen = _Seen(at_ms, at_ms)
-        seen.joined_at_ms = member.joined_at_ms
-        return seen
+    def _record_of(self, key: _MemberKey, member: GroupMember, at_ms: int) -> _MemberRecord:
+        """Return the record of this membership. A new member, or one that has joined again, counts as seen now."""
+        record = self._records.get(key)
+        if record is None or record.joined_at_ms not in (None, member.joined_at_ms):
+            record = _MemberRecord(at_ms, at_ms)
+        record.joined_at_ms = member.joined_at_ms
+        return record
 
-    def _abandoned(self) -> list[str]:
-        mine = {seen.mark[0] for seen in self._seen.values() if seen.mark}
-        now_ms = self._clock.steady_ms()
-        return [one for one, (_, since) in self._unchanged.items() if one not in mine and now_ms - since > ABANDONED_MS]
+    def _find_abandoned_beats(self) -> list[str]:
+        """Return the ids of beats that name no member and have not changed for ABANDONED_MS."""
+        used = {beats_id for record in self._records.values() for beats_id in record.marks}
+        oldest_ms = self._clock.steady_ms() - ABANDONED_AFTER_MS
+        return [
+            beats_id
+            for beats_id, (_, since_ms) in self._unchanged.items()
+            if beats_id not in used and since_ms < oldest_ms
+        ]
 
 
-def _silence(seen: _Seen, member: Member, began_ms: int, before_ms: int | None) -> tuple[str, int]:
-    """Why the member is lost, if it is, and when it will be, if nothing is seen of it until then.
+def _confirmation_ms(session_ms: int, interval_ms: int) -> int:
+    """Return how long a leader must see an old beat unchanged before it believes that the member is dead.
 
-    before_ms: when the look before began. Polls are told with beats: a member has not polled in time only if a beat
-    that was written after its deadline says so.
+    That is the longest stop that the leader does not notice, and two beats. If the interval is unknown, it is taken as
+    a third of the session, the longest that it should be. A whole session is always enough.
     """
-    session_ms, poll_ms = seen.beat_ms + member.session_timeout_ms, seen.poll_ms + member.max_poll_interval_ms
-    is_told = seen.beat_ms == began_ms and before_ms is not None and before_ms > poll_ms
-    reason = "session" if began_ms > session_ms else "poll" if is_told else ""
-    return reason, session_ms if poll_ms < began_ms else min(session_ms, poll_ms)
+    return min(session_ms, MAX_READ_GAP_MS + 2 * (interval_ms or session_ms // 3))
 
 
-def _beating(body: bytes | None) -> list[Beating]:
+def _judge_member(record: _MemberRecord, member: GroupMember, began_ms: int, before_ms: int | None) -> tuple[str, int]:
+    """Return why the member is lost, or "", and when it will be if nothing is seen of it until then.
+
+    began_ms, before_ms: when this look and the one before it began. Beats say how often a member has polled. So a
+    member has missed its poll only if a beat that was written after that deadline shows no new poll. A beat that this
+    look found new, and the one before did not, was written after the one before began.
+    """
+    session_end_ms, poll_end_ms = record.deadline_ms(member), record.poll_ms + member.max_poll_interval_ms
+    has_missed_poll = record.beat_ms == began_ms and before_ms is not None and before_ms > poll_end_ms
+    reason = "session" if began_ms > session_end_ms else "poll" if has_missed_poll else ""
+    return reason, session_end_ms if poll_end_ms < began_ms else min(session_end_ms, poll_end_ms)
+
+
+def _list_members(state: State) -> dict[_MemberKey, GroupMember]:
+    groups = (state.groups[name] for name in sorted(state.groups_with_members))
+    return {(group.group, member.member_id): member for group in groups for member in group.members.values()}
+
+
+def _decode_members(body: bytes) -> list[MemberBeat]:
     try:
-        return [] if body is None else decode_beat(body)
-    except ValueError:  # whoever put it there
+        return decode_beat(body)
+    except ValueError:  # not written by a member: any user may put a file there
         return []

@@ -1,7 +1,12 @@
-"""The intake: which letters a step takes, in whose turn, and what is refused unread.
+"""The intake: which letters a step takes, which of them must wait, and which are refused unread.
 
-Invariant: time passes for clients only when every letter that waited was looked at in this step, and none of those that
-were decided before is left. A letter that cannot be read, or not be deleted, is its client's trouble alone.
+A client numbers its letters. Its letters are decided in that order, each once. The number therefore tells for each
+waiting letter whether to decide it, to repeat its reply, to wait for an earlier letter, or to refuse it (`find_turn`).
+
+What a step does about time depends on the letters (`Sequencer._find_due`). While letters are unread, or come again that
+were decided before, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still wait. And
+no client is forgotten while a decided letter is undeleted. A letter that cannot be read or deleted affects its own
+client only.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from ..namespace.config import EngineConfig
 from ..protocol.codec.few_rows import Rows
 from ..protocol.codec.letter import decode_letter
 from ..protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError
-from ..protocol.rules.clients import Turn, turn_of
+from ..protocol.rules.clients import Turn, find_turn
 from ..protocol.values.clients import Letter
 from ..protocol.values.state import State
 
@@ -25,15 +30,15 @@ log = logging.getLogger("lakemq.serve")
 
 SHORTEST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
-"""Between two tries at a letter that cannot be read or deleted: each pause is twice the one before."""
+"""Pauses between two tries at a letter that cannot be read or deleted. Each is twice the one before."""
 
 _REQUEST_BYTES = 1 << 10
-"""Of memory, about, that a request takes with what is decided and answered, however short it is."""
+"""About the memory that a request takes with its decision and reply, however short it is."""
 
 
 @dataclass(frozen=True)
 class OpenedLetter:
-    """A letter whose turn it is, with the rows that ride in it, or why it is refused unread."""
+    """A letter that this step decides, with the rows that came in it, or the reason why it is refused unread."""
 
     name: LetterName
     letter: Letter
@@ -43,10 +48,15 @@ class OpenedLetter:
 
 @dataclass
 class StepLetters:
-    """What one step takes: letters to decide, oldest first; letters that were decided before.
+    """The letters of one step.
 
-    backlog: there may be letters that were not looked at; undeleted: letters are left that were decided before. While
-    there are, no client may be forgotten: its letter would be decided again. gaps: letters wait for one before them.
+    Attributes:
+        taken: letters to decide, oldest first.
+        repeated: letters that were decided before. Their replies are written again.
+        backlog: there may be letters that this step has not looked at.
+        undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
+            would be decided again.
+        gaps: letters wait for an earlier one.
     """
 
     taken: list[OpenedLetter] = field(default_factory=list)
@@ -57,7 +67,7 @@ class StepLetters:
 
 
 @dataclass
-class _Held:
+class _Retry:
     """A letter that goes on waiting: for one before it, since `since_ms`; or, after so many tries, until `again_at_ms`.
 
     decided: it was, and could not be deleted.
@@ -68,136 +78,143 @@ class _Held:
     tries: int = 0
     decided: bool = False
 
-    def put_off(self, now_ms: int) -> None:
+    def postpone(self, now_ms: int) -> None:
         self.again_at_ms = now_ms + min(SHORTEST_PAUSE_MS << min(self.tries, 16), LONGEST_PAUSE_MS)
         self.tries += 1
 
 
 class Intake:
-    """Takes letters, each client's in the order of their numbers, bounded in number and bytes."""
+    """Takes letters from the mailbox, each client's in the order of their numbers, bounded in number and bytes."""
 
     def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
         self._mailbox, self._config, self._clock = mailbox, config, clock
-        self._held: dict[str, _Held] = {}
-        """By name; of letters only that were there at the last look at all of them."""
+        self._retries: dict[str, _Retry] = {}
+        """By name of the letter.
 
-    def take(self, state: State, namespace_id: str, alive: Callable[[], None] = lambda: None) -> StepLetters:
-        """The letters of the next step. They go on waiting until they are discarded.
-
-        namespace_id: of whom letters are refused that were meant for another one; alive: called between them.
+        Complete only for letters that were there when the mailbox was last read completely.
         """
-        visit = _Visit(self._config, self._clock.steady_ms(), namespace_id)
+
+    def take_letters(self, state: State, namespace_id: str, alive: Callable[[], None] = lambda: None) -> StepLetters:
+        """Return the letters of the next step. They stay in the mailbox until they are discarded.
+
+        Args:
+            namespace_id: letters for another namespace are refused.
+            alive: called between letters.
+        """
+        mailbox_pass = _MailboxPass(self._config, self._clock.steady_ms(), namespace_id)
         names: set[str] = set()
-        for name in self._mailbox.look_through():
+        for name in self._mailbox.iterate_letters():
             alive()
             names.add(name.name)
-            self._look_at(name, state, visit)
-            if visit.is_enough:
-                visit.letters.backlog = True
+            self._process(name, state, mailbox_pass)
+            if mailbox_pass.is_enough:
+                mailbox_pass.letters.backlog = True
                 break
         else:
-            self._held = {name: held for name, held in self._held.items() if name in names}
-        visit.tell()
-        return visit.letters
+            self._retries = {name: retry for name, retry in self._retries.items() if name in names}
+        mailbox_pass.log_unreadable()
+        return mailbox_pass.letters
 
     def discard(self, letters: Iterable[LetterName]) -> None:
-        """These letters were decided. Those that cannot be deleted are tried again later, and never decided again."""
+        """Delete decided letters. A letter that cannot be deleted is tried again later, and never decided again."""
         now_ms = self._clock.steady_ms()
         for name, error in self._mailbox.discard(letters):
-            held = self._held.setdefault(name.name, _Held(now_ms))
-            if not held.decided:
+            retry = self._retries.setdefault(name.name, _Retry(now_ms))
+            if not retry.decided:
                 log.warning("The letter %s was decided and cannot be deleted: %s", name.name, error)
-            held.decided = True
-            held.put_off(now_ms)
+            retry.decided = True
+            retry.postpone(now_ms)
 
-    def _look_at(self, name: LetterName, state: State, visit: _Visit) -> None:
-        held, letters = self._held.get(name.name), visit.letters
-        turn = self._turn(state, name, visit, held)
+    def _process(self, name: LetterName, state: State, mailbox_pass: _MailboxPass) -> None:
+        retry, letters = self._retries.get(name.name), mailbox_pass.letters
+        turn = self._find_turn(state, name, mailbox_pass, retry)
         if turn is Turn.WAIT:
-            self._held.setdefault(name.name, _Held(visit.now_ms))
+            self._retries.setdefault(name.name, _Retry(mailbox_pass.now_ms))
             letters.gaps = True
-        elif held is not None and visit.now_ms < held.again_at_ms:
-            letters.undeleted |= held.decided
+        elif retry is not None and mailbox_pass.now_ms < retry.again_at_ms:
+            letters.undeleted |= retry.decided
         elif turn is Turn.REPEAT:
             letters.repeated.append(name)
-            visit.looked += 1
+            mailbox_pass.looked_count += 1
         else:
-            self._open(name, turn, visit)
+            self._take_letter(name, turn, mailbox_pass)
 
-    def _turn(self, state: State, name: LetterName, visit: _Visit, held: _Held | None) -> Turn:
-        if held is not None and held.decided:
-            return Turn.REPEAT  # whatever has become of its client since
-        planned = visit.planned.get(name.client_id)
+    def _find_turn(self, state: State, name: LetterName, mailbox_pass: _MailboxPass, retry: _Retry | None) -> Turn:
+        if retry is not None and retry.decided:
+            return Turn.REPEAT  # even if its client is forgotten by now
+        planned = mailbox_pass.planned.get(name.client_id)
         if planned is not None:
             return Turn.DECIDE if name.number == planned + 1 else Turn.WAIT
-        waited_ms = 0 if held is None else visit.now_ms - held.since_ms
-        return turn_of(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
+        waited_ms = 0 if retry is None else mailbox_pass.now_ms - retry.since_ms
+        return find_turn(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
 
-    def _open(self, name: LetterName, turn: Turn, visit: _Visit) -> None:
-        visit.looked += 1
+    def _take_letter(self, name: LetterName, turn: Turn, mailbox_pass: _MailboxPass) -> None:
+        mailbox_pass.looked_count += 1
         try:
-            body = self._mailbox.take(name)
+            body = self._mailbox.read(name)
         except OSError as error:
             if turn is not Turn.REFUSE:
-                held = self._held.setdefault(name.name, _Held(visit.now_ms))
-                if not held.tries:
-                    visit.unreadable.append((name, error))
-                held.put_off(visit.now_ms)
+                retry = self._retries.setdefault(name.name, _Retry(mailbox_pass.now_ms))
+                if not retry.tries:
+                    mailbox_pass.unreadable.append((name, error))
+                retry.postpone(mailbox_pass.now_ms)
                 return
-            body = b""  # it is refused whatever it says
+            body = b""  # the letter is refused whatever it contains
         if body is None:
             return
-        opened = _opened(name, body, visit.namespace_id, in_turn=turn is Turn.DECIDE)
-        visit.letters.taken.append(opened)
+        opened = _open_body(name, body, mailbox_pass.namespace_id, in_turn=turn is Turn.DECIDE)
+        mailbox_pass.letters.taken.append(opened)
         if turn is Turn.DECIDE:
-            visit.planned[name.client_id] = name.number
-        visit.room -= _memory_bytes(opened, len(body))
+            mailbox_pass.planned[name.client_id] = name.number
+        mailbox_pass.room -= _memory_bytes(opened, len(body))
 
 
-class _Visit:
-    """One look at the mailbox. planned: the last number per client that this step decides."""
+class _MailboxPass:
+    """A pass through the mailbox. planned: the last number of each client that this step decides."""
 
     def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str) -> None:
         self.now_ms, self.namespace_id = now_ms, namespace_id
         self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
-        self.letters, self.planned, self.looked = StepLetters(), dict[str, int](), 0
+        self.letters, self.planned, self.looked_count = StepLetters(), dict[str, int](), 0
         self.unreadable: list[tuple[LetterName, OSError]] = []
 
     @property
     def is_enough(self) -> bool:
-        return self.looked >= self._most or self.room <= 0
+        return self.looked_count >= self._most or self.room <= 0
 
-    def tell(self) -> None:
+    def log_unreadable(self) -> None:
         if self.unreadable:
             name, error = self.unreadable[0]
             text = "Letters that cannot be read: %d, such as %s (%s). They are tried again later; see lakemq doctor"
             log.warning(text, len(self.unreadable), name.name, error.strerror or error)
 
 
-def _opened(name: LetterName, body: bytes, namespace_id: str, in_turn: bool) -> OpenedLetter:
-    """The letter of an object, or the refusal of one that cannot be read, comes after a gap, or is for another."""
+def _open_body(name: LetterName, body: bytes, namespace_id: str, in_turn: bool) -> OpenedLetter:
+    """Decode a letter, or refuse it: it is unreadable, comes after a gap, or is for another namespace."""
     if not in_turn:
-        gap = ClientEnded("A letter before this one never came.", found=f"letter {name.number}")
-        return OpenedLetter(name, _nothing(name), refusal=gap)
+        refusal: LakeMQError = ClientEnded("A letter before this one never came.", found=f"letter {name.number}")
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
     try:
         letter, rows = decode_letter(body)
     except ValueError as error:
-        unreadable = InvalidRequest(f"The letter cannot be read: {error}")
-        return OpenedLetter(name, _nothing(name), refusal=unreadable)
+        refusal = InvalidRequest(f"The letter cannot be read: {error}")
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
     if (letter.client_id, letter.number) != (name.client_id, name.number):
-        alien = InvalidRequest("The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}")
-        return OpenedLetter(name, _nothing(name), refusal=alien)
-    if letter.namespace_id not in ("", namespace_id):  # ids of producers and topics begin anew in each
-        other = InconsistentClusterId(found=letter.namespace_id, expected=namespace_id)
-        return OpenedLetter(name, _nothing(name), refusal=other)
+        refusal = InvalidRequest(
+            "The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}"
+        )
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
+    if letter.namespace_id not in ("", namespace_id):  # ids of producers and topics begin at 0 in each namespace
+        refusal = InconsistentClusterId(found=letter.namespace_id, expected=namespace_id)
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
     return OpenedLetter(name, letter, rows)
 
 
 def _memory_bytes(opened: OpenedLetter, size_bytes: int) -> int:
-    """About what a letter takes while it is decided: a few bytes may stand for many requests, rows or headers."""
+    """Return about the memory that a letter takes in a step: few bytes may stand for many requests, rows or headers."""
     rows_bytes = 0 if opened.rows is None else opened.rows.nbytes
     return max(size_bytes, rows_bytes) + _REQUEST_BYTES * len(opened.letter.requests)
 
 
-def _nothing(name: LetterName) -> Letter:
+def _empty_letter(name: LetterName) -> Letter:
     return Letter(name.client_id, name.number, [], 0)

@@ -1,4 +1,13 @@
-"""The journal as the sequencer holds it: at one version, moving on with each of its own commits."""
+"""The journal as the sequencer sees it: at one version, which moves with each of its own commits. This is the fence.
+
+How the fence works. The journal is a Delta table, and a commit creates the log entry of exactly one version, if it is
+not there yet. A leader commits only to the version after its own last one. So of two sequencers that both believe to
+lead, one creates the next version; the other finds it taken, gets NotLeader and throws its state away. A leader that
+was stopped for an hour and goes on is fenced in the same way: a new leader's take-over is a commit, too. No clock and
+no lock takes part; the lease only decides who may try.
+
+Replies are written after the commit. So a fenced leader never answers for a step that the others do not know.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +21,22 @@ from lakemq.tables.storage.committer import Committer, open_committer
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.store import Store, TableHandle
 
-from ..maintenance.housekeeping import JOURNAL_KEPT
+from ..maintenance.housekeeping import JOURNAL_COLUMNS_KEPT
 from ..namespace import crash
-from ..protocol.codec.journal import steps_after
+from ..protocol.codec.journal import decode_steps_after
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import Step
 
-_MOST_KEPT, _MOST_KEPT_BYTES = 2_000, 32 << 10
-"""Files, and the size of each, whose rows stay in memory until they are merged: reading them back costs 2 ms a file."""
+_MAX_CACHED_FILES, _MAX_CACHED_BYTES = 2_000, 32 << 10
+"""Number and size of files whose rows stay in memory until they are merged. Reading them back costs 2 ms per file."""
 
 
 class Journal:
-    """Compare-and-append of whole steps. Any failed append leaves leadership in doubt: NotLeader.
+    """Appends whole steps by compare-and-set. After any failed append, leadership is in doubt, and the term must end.
 
-    table_id: by which the namespace is known. files: the live files of the table at its version; nobody else removes
-    any, so that they stay live until `replace`.
+    Attributes:
+        table_id: Delta's id of the table, which identifies the namespace.
+        files: the live files of the table at its version. Only the leader removes files, so they live until `replace`.
     """
 
     def __init__(self, store: Store, reached: crash.Reached = crash.nowhere) -> None:
@@ -35,25 +45,27 @@ class Journal:
         self._committer: Committer = open_committer(store, self._opened)
         self.table_id = self._opened.table_id
         self.files: tuple[StoredFile, ...] = tuple(self._opened.files())
-        self._kept: dict[str, pa.Table] = {}
+        self._cached_rows: dict[str, pa.Table] = {}
 
     @property
     def version(self) -> int:
         return self._committer.version
 
     def append(self, step: int, rows: pa.Table) -> None:
-        """One commit with all that the step decided, encoded; raises NotLeader when somebody else has committed.
+        """Commit the encoded records of one step.
 
-        OSError: the store has failed; the step may have landed or not.
+        Raises:
+            NotLeader: another sequencer has committed this version.
+            OSError: the store failed. The step may have landed or not.
         """
         file = self._committer.write(rows)
         self._reached("sequencer.step_written")
         self._commit(f"Step {step} did not land", [file])
-        if len(self._kept) < _MOST_KEPT and file.size_bytes <= _MOST_KEPT_BYTES:
-            self._kept[file.path] = rows.select(JOURNAL_KEPT)
+        if len(self._cached_rows) < _MAX_CACHED_FILES and file.size_bytes <= _MAX_CACHED_BYTES:
+            self._cached_rows[file.path] = rows.select(JOURNAL_COLUMNS_KEPT)
 
     def replace(self, add: Sequence[NewFile], remove: Sequence[StoredFile]) -> None:
-        """Swap files for merged ones; a commit like any other, hence raises NotLeader."""
+        """Swap files for merged ones. This is a commit like any other, hence raises NotLeader."""
         self._commit("The journal was not merged", add, remove)
 
     def _commit(self, failed: str, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
@@ -63,42 +75,38 @@ class Journal:
             raise NotLeader(f"{failed}: {conflict}") from conflict
         gone = {file.path for file in remove}
         for path in gone:
-            self._kept.pop(path, None)
+            self._cached_rows.pop(path, None)
         stay = self.files if not gone else (file for file in self.files if file.path not in gone)
-        self.files = (*stay, *(file.stored() for file in add))
+        self.files = (*stay, *(file.to_stored_file() for file in add))
 
-    def kept(self) -> dict[str, pa.Table]:
-        """What this one has appended and nobody has merged yet, by the path of its file, without rows of messages.
+    def copy_cached_rows(self) -> dict[str, pa.Table]:
+        """Return the rows of small appended files that are not merged yet, by path, without message rows."""
+        return dict(self._cached_rows)
 
-        Most of it, that is, and none of steps that are large.
+    def read_steps_after(self, step: int) -> list[Step]:
+        """Return all later steps of the version at which the journal was opened, in order.
+
+        Raises NotLeader for a gap: the journal was cut meanwhile, so the watermark must be read again.
         """
-        return dict(self._kept)
-
-    def steps_after(self, step: int) -> list[Step]:
-        """All later steps of the version at which this was opened, in order.
-
-        Raises NotLeader for a gap (the journal was cut meanwhile: read the watermark again).
-        """
-        steps = steps_after(self._opened.read(step=(step + 1, None)), step)
+        steps = decode_steps_after(self._opened.read(step=(step + 1, None)), step)
         if steps is None:
             raise NotLeader(f"The journal's steps after {step} have a gap.")
         return steps
 
-    def lookout(self) -> Callable[[], None]:
-        """Looks, in any thread, whether the journal still goes on from the version of now: raises NotLeader if not.
+    def make_continuity_check(self) -> Callable[[], None]:
+        """Return a function that raises NotLeader unless the journal still goes on from the present version.
 
-        So it is where others went on for long, and where the namespace was deleted, made anew or restored.
+        Any thread may call it. The check fails if other leaders have gone on for so long that the log was cleaned, or
+        if the namespace was deleted, created again or restored. It does not fail for a newer version alone.
         """
-        version, stands_on = self._committer.version, self._committer.stands_on
+        version, stands_on = self._committer.version, self._committer.entry_identity
 
         def look() -> None:
-            if not self._log.has_still(version, stands_on):
-                raise NotLeader(
-                    f"The journal does not go on from version {version}: it is another one, or was cleaned."
-                )
+            if not self._log.has_same_entry(version, stands_on):
+                raise NotLeader(f"The journal does not continue from version {version}: it was replaced or cleaned up.")
 
         return look
 
     def sync(self) -> None:
-        """The newest commit, maybe of a leader that died before it could say so, survives a loss of power."""
+        """Make the newest commit survive a loss of power. The leader that wrote it may have died before it did this."""
         self._log.sync_commit(self.version)

@@ -1,7 +1,10 @@
-"""Rows that rode in the journal become their data file, whoever leads by then.
+"""Write rows that came in the journal to their data file, whoever leads by then.
 
-Invariant: the file is a function of the journal alone, so that it does not matter who writes it, and it is written
-before anything names it but the journal. What is found under its name is adopted only if it is that file.
+Small publishes put their rows into the journal, so that a step is one write. The journal already names the file in
+which these rows will be (`pending_file`); the next pass writes it.
+
+Invariant: the file is a function of the journal alone, so any leader may write it. Until it exists, only the journal
+names it. A file that already has its name is accepted only if its digest is the same.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from ..namespace.data_file import (
     JOURNALED,
     DataFileWriter,
     file_name,
-    journaled_digest,
     new_data_file,
     read_footer,
+    read_journaled_digest,
 )
 from ..protocol.codec.letter_rows import decode_rows
 from ..protocol.errors import FileTruncated
@@ -27,7 +30,7 @@ from ..protocol.values.log import DataFile
 
 
 def write_journaled_rows(files: Files, rows: JournaledRows) -> DataFile:
-    """The data file of these rows, durable. Raises FileTruncated: there is another one of that name; OSError."""
+    """Write the data file of these rows durably. Raises FileTruncated: another file has that name; OSError."""
     digest = xxhash.xxh3_128()
     for stream in rows.streams:
         digest.update(stream)
@@ -48,12 +51,12 @@ def _check(files: Files, rows: JournaledRows, digest: str) -> None:
     try:
         with files.open_input(file_name(rows.file_id)) as source:
             metadata = read_footer(source).metadata
-        found = f"{metadata.num_rows} rows, digest {journaled_digest(metadata)}"
+        actual = f"{metadata.num_rows} rows, digest {read_journaled_digest(metadata)}"
     except ValueError as error:
-        found = str(error)
-    if found != expected:
+        actual = str(error)
+    if actual != expected:
         raise FileTruncated(
-            f"Data file {file_stem(rows.file_id)} is there, and not of the rows that the journal has.",
-            found=found,
+            f"Data file {file_stem(rows.file_id)} exists, but does not hold the rows that the journal has.",
+            found=actual,
             expected=expected,
         )

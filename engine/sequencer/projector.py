@@ -1,8 +1,17 @@
-"""Projecting: what was decided is written to the tables people query, `messages` first, the watermark last.
+"""Write decided steps to the tables that users query.
 
-Killed anywhere, it goes on: every commit notes the last step the table holds, and nothing up to that step is written
-again. What is written was decided, hence is right even when a projector does so whose sequencer does not lead any more;
-of two that write to a table, one finds that the other was there.
+The order of writes makes a pass safe to repeat:
+
+1. The data files of rows that came in the journal, then their names in `messages`. A segment must never point at rows
+   that no file holds.
+2. All other tables.
+3. The watermark. Readers trust the tables up to its step only, and follow the journal from there.
+4. Maintenance: checkpoints, merges and removals.
+
+A process may be killed anywhere. Every commit notes the last step that its table holds. The next leader begins at the
+watermark and repeats the pass, and drops rows of steps that a table holds already. A projector whose sequencer does
+not lead any more still writes decided facts. Of two projectors that write to one table, the second one's commit
+conflicts, and it stops.
 """
 
 from __future__ import annotations
@@ -20,11 +29,11 @@ from lakemq.tables.storage.commits import CommitConflict
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..maintenance.housekeeping import Housekeeping
-from ..maintenance.trimming import Living, living
+from ..maintenance.row_trimming import LiveState, read_live_state
 from ..namespace import crash
-from ..namespace.data_file import registered
+from ..namespace.data_file import to_table_file
 from ..protocol.errors import NotLeader
-from ..protocol.projection import JournaledRows, files_added, project, rows_journaled, watermark
+from ..protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
 from ..protocol.values.journal import Step
 from ..protocol.values.log import DataFile
 from ..protocol.values.state import State
@@ -33,24 +42,31 @@ from .journaled_rows import write_journaled_rows
 
 @dataclass(frozen=True)
 class Projection:
-    """The rows of one pass, computed from the state at `step` and safe to write while the state moves on."""
+    """The rows of one pass, computed from the state at `step`. They stay valid while the state moves on."""
 
     step: int
     files: list[DataFile]
     journaled: list[JournaledRows]
     tables: dict[str, pa.Table]
     watermark: pa.Table
-    now: Living
+    live_state: LiveState
 
 
 def plan_projection(state: State, steps: Sequence[Step], floor: int, journal_start: int) -> Projection:
-    """What to write so that the tables hold all of `steps`, the last of which is the state's."""
-    mark = watermark(state, floor, journal_start)
-    return Projection(state.step, files_added(steps), rows_journaled(steps), project(state, steps), mark, living(state))
+    """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
+    mark = build_watermark(state, floor, journal_start)
+    return Projection(
+        state.step,
+        find_added_files(steps),
+        collect_journaled_rows(steps),
+        project(state, steps),
+        mark,
+        read_live_state(state),
+    )
 
 
 class Projector:
-    """Writes passes, one at a time. A conflict means another sequencer projects: NotLeader."""
+    """Writes passes, one at a time. A conflict means that another sequencer projects: NotLeader."""
 
     def __init__(self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere) -> None:
         self._store, self._housekeeping, self._reached = store, housekeeping, reached
@@ -59,13 +75,13 @@ class Projector:
     def write(self, work: Projection, look: Callable[[], None]) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader.
 
-        look: whether the journal is still that of the term, else raises NotLeader.
+        look: raises NotLeader unless the journal still continues from the version at which the pass began.
         """
         try:
             data = [MESSAGES.name] if work.files or work.journaled else []
-            looked_at = self._housekeeping.tables_to_look_at()
+            looked_at = self._housekeeping.list_tables_to_open()
             self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
-            files = [*work.files, *map(self._written, work.journaled)]
+            files = [*work.files, *map(self._write_rows_of_journal, work.journaled)]
             if files:
                 self._register(files, work.step)
                 self._reached("projector.messages_registered")
@@ -75,7 +91,7 @@ class Projector:
             self._reached("projector.tables_appended")
             self._append(WATERMARKS.name, work.watermark, work.step)
             self._reached("projector.watermark_written")
-            self._housekeeping.projected(work.step, work.now)
+            self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
                 self._housekeeping.maintain(handle)
             if looked_at:
@@ -85,13 +101,14 @@ class Projector:
 
     def _append(self, name: str, rows: pa.Table, step: int) -> None:
         handle = self._handles[name]
-        # rows of a changelog bear the step of their pass, so that of them, too, only newer ones are written
+        # Drop what a killed pass has written. Rows of a changelog have the last step of their pass: if the repeated
+        # pass goes further, they are written once more, and readers take the newest row of a key.
         rows = rows.filter(pc.field("step") > handle.last_step())
         if rows.num_rows:
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
 
-    def _written(self, rows: JournaledRows) -> DataFile:
+    def _write_rows_of_journal(self, rows: JournaledRows) -> DataFile:
         file = write_journaled_rows(self._store.files, rows)
         self._reached("projector.rows_written")
         return file
@@ -100,13 +117,13 @@ class Projector:
         handle = self._handles[MESSAGES.name]
         if handle.last_step() < step:
             # the same path added again replaces itself: registering is idempotent
-            handle.replace_at(handle.version, [registered(file) for file in files], last_step=step)
+            handle.replace_at(handle.version, [to_table_file(file) for file in files], last_step=step)
 
     def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
-        """Opens those that are not yet: the term's own, or none.
+        """Open the tables that are not open yet: those of this term's namespace, or none.
 
-        Of one that was made anew at this path they are there only after our journal has gone; a handle that was opened
-        before that commits to no other table.
+        If the namespace was created again at this path, its tables appear only after our journal has gone. `look`
+        notices that after opening. A handle that was opened before commits to no other table.
         """
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
         look()

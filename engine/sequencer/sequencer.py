@@ -1,8 +1,20 @@
-"""The sequencer: takes all letters that wait, decides them together, appends one step to the journal, answers.
+"""The sequencer: take the waiting letters, decide them together, append one step to the journal, write the replies.
 
-Invariants. A letter is answered only after its step has landed. The state in memory is the fold of the journal: when
-anything fails on the way, leadership is in doubt, the state is thrown away and loaded again. Killed anywhere, a letter
-that was not answered is still in the mailbox; decided again, it is recognised by its number.
+A step goes from letters to replies in this order:
+
+1. Take letters from the mailbox, each client's in the order of its numbers (`intake`).
+2. Prepare: write the rows that came in letters to a data file, or keep them for the journal; read the footers of
+   the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
+3. Decide: the pure core turns each request into records and a result, and folds the records into the state.
+   Observations of the leader, deadlines and due messages follow in the same step.
+4. Append the step to the journal, in one commit. The projection gets the step too.
+5. Write the replies, then delete the letters.
+6. If it is time, begin to project all steps that have landed, in another thread.
+
+Invariants. A reply is written only after its step has landed. The state in memory is the fold of the journal. If
+anything fails on the way, leadership is in doubt: the sequencer throws the state away and loads it again. A process
+may be killed anywhere: a letter without a reply is still in the mailbox. If it is taken again, its number tells
+whether it was decided.
 """
 
 from __future__ import annotations
@@ -18,60 +30,72 @@ from typing import TypeVar
 import pyarrow as pa
 
 from lakemq.tables.storage.inotify import Watch
+from lakemq.tables.storage.leader_locks import LeaderLocks
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace import crash
 from ..namespace.clock import Clock
-from ..namespace.config import limits_of
-from ..namespace.load import damage_told
+from ..namespace.config import build_limits
+from ..namespace.load import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
 from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
-from ..protocol.rules.ending import waits_for_patience
 from ..protocol.rules.timers import Time
+from ..protocol.rules.transaction_end import has_unobserved_timeout
 from ..protocol.values.clients import Answered, ClientRemoved
 from ..protocol.values.dead_letters import DyingFound
-from ..protocol.values.deciding import Given, InlineRows
+from ..protocol.values.decision import DecisionInputs, InlineRows
 from ..protocol.values.delays import RangeKey
 from ..protocol.values.groups import MemberSilent, TargetComputed
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
-from .aside import Aside
 from .intake import Intake, OpenedLetter, StepLetters
-from .preparing import PreparedStep, Preparing
+from .quarantine import Quarantine
 from .replies import Replies, Reply
 from .standby import Standby
-from .term import Term, Terms
+from .step_preparer import PreparedStep, StepPreparer
+from .term import Term, TermFactory
 
 log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
 
-Seen = MemberSilent | TargetComputed | LogOutgrown | DyingFound
-"""What the leader has found out by itself."""
+Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound
+"""A fact that the leader has found out by itself, beside its steps."""
 
 EXPIRY_INTERVAL_MS = 10_000
-MOST_FAILURES = 3
-"""Terms in a row without a step that landed; then the lease is given away, for one that may do better where it runs."""
+MAX_FAILED_TERMS = 3
+"""Terms in a row without a step that landed. After these the sequencer waits for its own lease like any other process,
+so that another one, which may work where it runs, can lead.
+"""
 
-BACKLOG_MS = 10_000
-"""Of letters that were not looked at; one that lasts longer keeps no transaction from its timeout any more."""
+MAX_BACKLOG_MS = 10_000
+"""How long unread letters hold up timeouts. A longer backlog no longer protects a transaction from its timeout."""
 
-_WHAT = "The sequencer cannot read or write what it must."
+_STORE_FAILED = "The sequencer cannot read or write what it must."
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. `letters`: taken and decided; `backlog`: more wait; `patience`: something is overdue that the
-    leader must see wait for a while yet: a transaction for its timeout, a letter for the one before it; working: what a
-    group is to have is being computed or is yet to move, or messages that are due are yet to be released; due_in_ms:
-    until members are to be looked at, a delay of a group is over, or a message is due.
+    """The work of one step, and when the next one is worthwhile.
+
+    Attributes:
+        step: number of the step.
+        letters: how many letters it took and decided.
+        decisions: how many records it decided.
+        backlog: more letters wait.
+        patience: something is overdue that the leader must watch for a while yet: a transaction before its timeout
+            counts, or a letter that waits for the one before it.
+        working: something beside the steps is unfinished: an assignment is computed or must still move, or due
+            messages must still be released.
+        due_in_ms: until members must be checked, a delay of a group ends, or a message is due. None: nothing is known.
+        observation_left_ms: how long members that seem dead must still be watched. 0: no member seems dead.
     """
 
     step: int
@@ -81,22 +105,26 @@ class StepReport:
     patience: bool
     working: bool = False
     due_in_ms: float | None = None
+    observation_left_ms: int = 0
 
 
-def _tell_of_seen(error: Exception) -> None:
-    log.error("What the leader has seen met an error nobody foresaw: %s", error, exc_info=error)
+def _log_failed_observation(error: Exception) -> None:
+    log.error("An observation of the leader met an unexpected error, and is dropped: %s", error, exc_info=error)
 
 
-def _tell_of_group(name: str, error: Exception) -> None:
-    log.error("The group %s met an error nobody foresaw, and stays as it is: %s", name, error, exc_info=error)
+def _log_failed_group(name: str, error: Exception) -> None:
+    log.error("The group %s met an unexpected error, and stays unchanged: %s", name, error, exc_info=error)
 
 
-def _tell_of_delay(key: RangeKey, error: Exception) -> None:
-    log.error("The release of %s met an error nobody foresaw, and waits: %s", key, error, exc_info=error)
+def _log_failed_release(key: RangeKey, error: Exception) -> None:
+    log.error("The release of %s met an unexpected error, and waits: %s", key, error, exc_info=error)
 
 
 class Sequencer:
-    """One of possibly many; at most one leads. Not thread-safe: one thread calls `try_lead`, `step`, `resign`."""
+    """Decide requests while it leads. A namespace may have several sequencers; at most one of them leads.
+
+    Not thread-safe: one thread calls `try_lead`, `step` and `resign`.
+    """
 
     def __init__(
         self,
@@ -106,25 +134,33 @@ class Sequencer:
         new_file_id: Callable[[], int],
         reached: crash.Reached = crash.nowhere,
         background: Executor | None = None,
+        locks: LeaderLocks | None = None,
     ) -> None:
-        """background: where projections are written; a thread of its own by default."""
+        """Create a sequencer that does not lead yet.
+
+        Args:
+            new_file_id: returns a random id for a data file.
+            background: writes projections. By default the sequencer has threads of its own.
+            locks: tell which leaders' processes have ended. Without them, a lease that nobody renews is waited out.
+        """
         self._ns, self.name, self._clock, self._reached = namespace, name, clock, reached
         self._owns_executor = background is None
         self._executor = background or Workers(1, "lakemq-projector")
-        # a mailbox of its own, because it remembers its listing
+        # not the namespace's mailbox: this one remembers its listing
         self._mailbox = Mailbox(namespace.files)
         self._intake = Intake(self._mailbox, namespace.config, clock)
-        self._aside = Aside(namespace.files, self._mailbox)
+        self._quarantine = Quarantine(namespace.files, self._mailbox)
         timeout_ms, max_age_ms = map(namespace.config.ms, ("step.timeout.ms", "publish.max.duration.ms"))
-        self._preparing = Preparing(namespace.files, new_file_id, timeout_ms, max_age_ms)
-        # not the projector's: sweeping may take long
+        self._preparer = StepPreparer(namespace.files, new_file_id, timeout_ms, max_age_ms)
+        # a thread of its own: sweeping may take long, and must not hold up projections
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
-        # what the leader sees of members and computes for groups, beside its steps
-        self._watchers = background or Workers(2, "lakemq-watch")
-        self._terms = Terms(namespace, clock, new_file_id, self._executor, self._watchers, reached)
-        self._limits = limits_of(namespace.config)
-        self._standby = Standby(namespace.store, clock)
+        # reads heartbeats, searches tables and computes assignments beside the steps
+        self._observers = background or Workers(2, "lakemq-watch")
+        self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, reached)
+        self._limits = build_limits(namespace.config)
+        self._locks = locks or LeaderLocks(None)
+        self._standby = Standby(namespace.store, clock, self._locks.is_dead)
         self._term: Term | None = None
         self._failures = 0
 
@@ -134,29 +170,39 @@ class Sequencer:
 
     @property
     def state(self) -> State:
-        """What it has decided on top of; of a standby, only who leads."""
-        term = self._term  # another thread may look while this one steps down
+        """The state that it decides on. For a standby it only says who leads."""
+        term = self._term  # another thread may read this while the sequencer steps down
         return term.state if term else self._standby.state
 
+    @property
+    def has_seen_life(self) -> bool:
+        """Whether another leader has decided something, or renewed its lease, while this one stood by."""
+        return self._standby.has_seen_life
+
     def watch_letters(self) -> Watch | None:
-        """Tells of letters that come; None: there was none yet, or they are not told of."""
+        """Return a watch on new letters. None: the mailbox has no folder yet, or the system cannot watch it."""
         return self._mailbox.watch_letters()
 
     # -- leadership -------------------------------------------------------------------------------------
 
     def try_lead(self) -> bool:
-        """Take the lease if it is free, ours, or the journal has not moved for a lease; True when this one leads.
+        """Take the lease if it is free, its own, a dead process's, or if the journal has not moved for a whole lease.
 
-        After so many steps that failed in a row it does not count as ours: another may have better luck.
+        After MAX_FAILED_TERMS failed terms in a row, the lease does not count as its own: another process may do
+        better.
 
-        Raises StorageError; trying again later is right then.
+        Returns:
+            Whether this sequencer leads.
+
+        Raises:
+            StorageError: the store failed. Try again later.
         """
         if self._term is not None:
             return True
         try:
-            with store_errors(_WHAT):
-                mine = self.name if self._failures < MOST_FAILURES else None
-                self._term = self._take_over() if self._standby.may_lead(mine) else None
+            with store_errors(_STORE_FAILED):
+                name = self.name if self._failures < MAX_FAILED_TERMS else None
+                self._term = self._take_over() if self._standby.may_lead(name) else None
         except (NotLeader, StepTooOld):
             self._standby.forget()
         except BaseException:
@@ -165,64 +211,85 @@ class Sequencer:
         return self.leads
 
     def _take_over(self) -> Term | None:
-        """A new term; None: the journal has moved meanwhile. Raises NotLeader, StepTooOld where others go on."""
-        with damage_told(self._ns.store):
-            term = self._terms.begin(self._standby.version)
+        """Begin a term. Return None if the journal has moved meanwhile.
+
+        The take-over is itself a step: it names the new leader and a higher epoch. Its commit fences the leader before.
+        That one appends at a version that is taken now, fails, and steps down.
+
+        Raises:
+            NotLeader: another sequencer committed first.
+            StepTooOld: another sequencer has merged the tables meanwhile.
+        """
+        with report_damage(self._ns.store):
+            term = self._term_factory.begin(self._standby.version)
         if term is not None:
             lease_ms = self._ns.config.ms("lease.ms")
+            # hold the lock before the journal names this leader: a standby that reads the name then finds the lock
+            self._locks.hold(self.name)
             self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
+            self._locks.remove_dead()
         return term
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
-            term.slots.close()
+            term.delay_queue.close()
             term.background.abandon()
 
     def resign(self) -> None:
-        """Project what is decided and give the lease back, so that another need not wait for it to run out.
+        """Project all decided steps and give the lease back, so that the next leader need not wait for it to run out.
 
-        Raises StorageError. The sequencer is of no use afterwards.
+        The sequencer is unusable afterwards.
+
+        Raises:
+            StorageError: the store failed. The lease runs out by itself.
         """
         try:
-            # NotLeader: somebody else has it already
-            with suppress(NotLeader), store_errors(_WHAT):
+            # NotLeader: another sequencer has the lease already
+            with suppress(NotLeader), store_errors(_STORE_FAILED):
                 if self._term is not None:
                     self._hand_over(self._term)
         finally:
             self._step_down()
-            self._preparing.close()
+            self._locks.release()
+            self._preparer.close()
             if self._owns_executor:
                 self._executor.shutdown()
                 self._sweeper.shutdown(wait=False, cancel_futures=True)
-                self._watchers.shutdown(wait=False, cancel_futures=True)
+                self._observers.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: Term) -> None:
-        # the lease goes last, so that the next leader does not meet our projector
+        # give the lease back last, so that the next leader does not meet our projector
         term.background.drain(term.state)
         self._decide(term, StepLetters(), [leader.decide_resign(term.state)])
         self._reached("sequencer.resigned")
         term.background.drain(term.state)
 
-    def look_for_old(self) -> None:
-        """Have the next step begin to look for messages that retention deletes, if this one leads."""
+    def make_retention_due(self) -> None:
+        """Let the next step look for messages that retention deletes, if this sequencer leads."""
         if self._term is not None:
             self._term.retention.make_due()
 
     # -- the step ---------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """Decide what waits and what is due.
+        """Decide the waiting letters and everything that is due.
 
-        Raises NotLeader when another one has taken over, StorageError. Either way nothing wrong was answered, and this
-        one does not lead any more: it may try to again.
+        Returns:
+            What the step did.
+
+        Raises:
+            NotLeader: another sequencer has taken over.
+            StorageError: the store failed.
+
+        After an error this sequencer does not lead any more, and no wrong reply was written. It may try to lead again.
         """
         if self._term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
         try:
-            with store_errors(_WHAT):
+            with store_errors(_STORE_FAILED):
                 report = self._step(self._term)
         except BaseException as error:
             self._failures += not isinstance(error, NotLeader)
@@ -232,48 +299,63 @@ class Sequencer:
         return report
 
     def _step(self, term: Term) -> StepReport:
-        term.background.collect()
-        letters = self._intake.take(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
+        term.background.finish_if_done()
+        letters = self._intake.take_letters(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
-        due = self._due(term, letters)
-        renewal = self._renewal(term)
+        due = self._find_due(term, letters)
+        renewal = self._renew_if_quiet(term)
         now_ms = term.time.store_ms()
-        old = term.retention.outgrown(term.state, min(now_ms, term.time.now_ms()))
-        dying = term.dead_letters.found(term.state)
-        seen: list[Seen] = [*term.targets.computed(), *term.attendance.silent(term.state), *old, *dying]
-        term.slots.read_ahead(term.state.delays, now_ms)
-        asked = letters.taken or renewal or due or seen or term.state.moving_on()
-        is_due = bool(asked) or term.slots.is_due(now_ms)
-        entries = self._decide(term, letters, renewal, due, seen) if is_due else []
-        term.targets.ask(term.state)
+        outgrown = term.retention.take_outgrown(term.state, min(now_ms, term.time.now_ms()))
+        findings = term.dying_search.take_findings(term.state)
+        observations: list[Observation] = [
+            *term.targets.take_targets(),
+            *term.attendance.find_silent_members(term.state),
+            *outgrown,
+            *findings,
+        ]
+        term.delay_queue.read_ahead(term.state.delays, now_ms)
+        has_work = letters.taken or renewal or due or observations or term.state.list_moving_groups()
+        is_due = bool(has_work) or term.delay_queue.is_due(now_ms)
+        entries = self._decide(term, letters, renewal, due, observations) if is_due else []
+        term.targets.start_missing(term.state)
+        # Nobody waits for a projection, so the replies come first.
         self._reply(term, letters, entries)
-        self._tell(term, letters)
+        self._log_step(term, letters)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
-        patience = letters.gaps or waits_for_patience(term.state, self._time(term, term.time.now_ms()))
-        told = term.state.step, len(letters.taken), len(entries), letters.backlog
-        return StepReport(*told, patience, term.is_working, term.due_in_ms())
+        term.delay_queue.pack(term.state.delays, term.background.planned_step)
+        patience = letters.gaps or has_unobserved_timeout(term.state, self._make_time(term, term.time.now_ms()))
+        return StepReport(
+            step=term.state.step,
+            letters=len(letters.taken),
+            decisions=len(entries),
+            backlog=letters.backlog,
+            patience=patience,
+            working=term.is_working,
+            due_in_ms=term.due_in_ms(),
+            observation_left_ms=term.attendance.observation_left_ms(term.state),
+        )
 
-    def _due(self, term: Term, letters: StepLetters) -> list[machine.Due]:
-        """What time brings to this step."""
+    def _find_due(self, term: Term, letters: StepLetters) -> list[machine.DueTimer]:
+        """Return the deadlines that this step must decide."""
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.backlog)
         if all_seen:
             term.all_seen_at_ms = steady_ms
-        elif steady_ms - term.all_seen_at_ms < BACKLOG_MS:
-            return []  # nothing ends while a letter that was sent in time may be waiting
-        # a letter of a client that was forgotten would be decided again
+        elif steady_ms - term.all_seen_at_ms < MAX_BACKLOG_MS:
+            return []  # let nothing time out while a letter that was sent in time may be waiting
+        # forget no client while one of its decided letters is undeleted: the letter would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-        due = machine.due(term.state, self._time(term, term.time.now_ms()), expire)
-        return [one for one in due if one not in term.given_up]
+        due = machine.find_due(term.state, self._make_time(term, term.time.now_ms()), expire)
+        return [deadline for deadline in due if deadline not in term.failed_due]
 
-    def _time(self, term: Term, now_ms: int) -> Time:
+    def _make_time(self, term: Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
 
-    def _renewal(self, term: Term) -> list[JournalEntry]:
-        """A sign of life when the lease is a third gone."""
+    def _renew_if_quiet(self, term: Term) -> list[JournalEntry]:
+        """Return a renewal of the lease if the journal has not moved for a third of it."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
@@ -282,128 +364,133 @@ class Sequencer:
         term: Term,
         letters: StepLetters,
         lease: Sequence[JournalEntry],
-        due: Sequence[machine.Due] = (),
-        seen: Sequence[Seen] = (),
+        due: Sequence[machine.DueTimer] = (),
+        observations: Sequence[Observation] = (),
     ) -> list[JournalEntry]:
-        """One step: what was asked, in order, then what was seen, what time asks for, and what follows of it all.
+        """Decide one step and append it to the journal. When this returns, the step has landed.
 
-        It has landed when this returns.
+        The order within a step: requests, the lease, observations, deadlines, due messages, then what follows for
+        groups.
         """
-        prepared = self._prepared(term, letters)
+        prepared = self._prepare(term, letters)
         state = term.state
         machine.begin_step(state, term.time.now_ms())
         entries = [JournalEntry(prepared.added)] if prepared.added else []
-        for one, first_row in zip(letters.taken, prepared.first_rows, strict=True):
-            entries += self._decide_letter(state, one, first_row, prepared)
+        for opened, first_row in zip(letters.taken, prepared.first_rows, strict=True):
+            entries += self._decide_letter(state, opened, first_row, prepared)
         entries += machine.fold(state, lease)
-        entries += machine.fold_seen(state, seen, _tell_of_seen)
-        entries += machine.fold_time(state, due, self._time(term, state.now_ms), partial(self._give_up, term))
+        entries += machine.fold_observations(state, observations, _log_failed_observation)
+        entries += machine.fold_time(
+            state, due, self._make_time(term, state.now_ms), partial(self._log_failed_due, term)
+        )
         entries += self._release(term)
-        entries += machine.settle(state, _tell_of_group)
-        if not entries:  # a step is never empty
+        entries += machine.settle_groups(state, _log_failed_group)
+        if not entries:  # a step is never empty: the renewal is its only record then
             entries = machine.fold(state, [leader.decide_renew(state)])
-        term.patience.look(machine.watched(state), self._clock.steady_ms())
-        self._land(term, entries, prepared.rows)
+        term.patience.observe(machine.find_watched_waits(state), self._clock.steady_ms())
+        self._append_step(term, entries, prepared.rows)
         return entries
 
     def _release(self, term: Term) -> list[JournalEntry]:
-        """What waited and is due by the time of this step, and by the store's, which may be behind."""
+        """Release messages that are due both by the step's time and by the store's, which may be behind it."""
         state = term.state
-        term.slots.look(state.delays)
-        due = term.slots.due(state.delays, min(state.now_ms, term.time.store_ms()))
-        return [] if due is None else machine.release(state, due, _tell_of_delay)
+        term.delay_queue.add_new_ranges(state.delays)
+        due = term.delay_queue.take_due(state.delays, min(state.now_ms, term.time.store_ms()))
+        return [] if due is None else machine.release_delays(state, due, _log_failed_release)
 
-    def _give_up(self, term: Term, due: machine.Due, error: Exception) -> None:
-        """What is due has met an error nobody foresaw, and would again in each step."""
-        log.error("What is due for %s met an error nobody foresaw: %s", due[1], error, exc_info=error)
-        term.given_up.add(due)
+    def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
+        """Log a deadline that failed unexpectedly, and leave it out for this term: it would fail in each step."""
+        log.error("A deadline of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
+        term.failed_due.add(due)
 
     def _decide_letter(
-        self, state: State, one: OpenedLetter, first_row: int, prepared: PreparedStep
+        self, state: State, opened: OpenedLetter, first_row: int, prepared: PreparedStep
     ) -> list[JournalEntry]:
-        refusal = one.refusal or self._aside.refusal(one.name)
+        refusal = opened.refusal or self._quarantine.find_refusal(opened.name)
         if refusal is not None:
-            return machine.refuse_letter(state, one.name.client_id, one.name.number, refusal)
+            return machine.refuse_letter(state, opened.name.client_id, opened.name.number, refusal)
         inline = None
-        if prepared.inline is not None and one.rows is not None:
-            inline = InlineRows(prepared.inline, first_row, one.rows.num_rows)
+        if prepared.inline is not None and opened.rows is not None:
+            inline = InlineRows(prepared.inline, first_row, opened.rows.num_rows)
 
-        def unforeseen(error: Exception) -> None:
-            self._aside.keep(one.name, error)
+        def on_error(error: Exception) -> None:
+            self._quarantine.store_copy(opened.name, error)
 
         try:
-            given = Given(self._limits, inline, prepared.facts)
-            return machine.decide_letter(state, one.letter, given, unforeseen)
+            context = DecisionInputs(self._limits, inline, prepared.facts)
+            return machine.decide_letter(state, opened.letter, context, on_error)
         except Exception as error:
-            # the state may be half folded: it is thrown away
-            unforeseen(error)
-            self._aside.poison(one.name.client_id, one.name.number)
+            # the state may be half folded. The caller throws it away, and the letter is refused unread next time
+            on_error(error)
+            self._quarantine.refuse_next_time(opened.name.client_id, opened.name.number)
             raise
 
-    def _prepared(self, term: Term, letters: StepLetters) -> PreparedStep:
-        prepared = self._preparing.prepare(letters.taken, term.pending, lambda: self._give_sign_of_life(term))
+    def _prepare(self, term: Term, letters: StepLetters) -> PreparedStep:
+        prepared = self._preparer.prepare(letters.taken, term.pending_file, lambda: self._give_sign_of_life(term))
         if isinstance(prepared.added, FilesAdded):
             self._reached("sequencer.rows_written")
         return prepared
 
     def _give_sign_of_life(self, term: Term) -> None:
-        """Within a step that takes long: a step of its own, when it is time for one."""
-        if renewal := self._renewal(term):
+        """Renew the lease in a step of its own, if it is time. Long work before or after a step calls it repeatedly."""
+        if renewal := self._renew_if_quiet(term):
             self._decide(term, StepLetters(), renewal)
 
-    def _land(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
-        """Append the step; from here on it is entries. Raises NotLeader."""
+    def _append_step(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
+        """Append the step to the journal, and queue it for projection. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
         step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
-        term.journal.append(step.step, self._encoded(step))
+        term.journal.append(step.step, self._encode(step))
         term.current_at_ms = begun_at_ms
-        term.background.landed(step)
+        term.background.add_step(step)
         self._reached("sequencer.journal_appended")
 
-    def _encoded(self, step: Step) -> pa.Table:
+    def _encode(self, step: Step) -> pa.Table:
         try:
             return encode_step(step)
         except Exception:
-            for one in step.entries:
-                self._poison_unless_encodable(step, one)
+            for entry in step.entries:
+                self._quarantine_unless_encodable(step, entry)
             raise
 
-    def _poison_unless_encodable(self, step: Step, one: JournalEntry) -> None:
+    def _quarantine_unless_encodable(self, step: Step, entry: JournalEntry) -> None:
         try:
-            encode_step(Step(step.step, step.decided_at_ms, step.leader_epoch, [one]))
+            encode_step(Step(step.step, step.decided_at_ms, step.leader_epoch, [entry]))
         except Exception as error:
-            told = {"step": step.step, "requests": [one.request_id]}
-            text = "What was decided for %s cannot be journaled: %s"
-            log.error(text, one.request_id or "time", error, extra=told)
-            if one.request_id is not None:
-                client_id, _, number = one.request_id.rpartition("/")
-                self._aside.poison(client_id, int(number))
+            fields = {"step": step.step, "requests": [entry.request_id]}
+            text = "The decision for %s cannot be encoded for the journal: %s"
+            log.error(text, entry.request_id or "time", error, extra=fields)
+            if entry.request_id is not None:
+                client_id, _, number = entry.request_id.rpartition("/")
+                self._quarantine.refuse_next_time(client_id, int(number))
 
     def _reply(self, term: Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
-        state, records = term.state, [one.record for one in entries]
+        state, records = term.state, [entry.record for entry in entries]
         replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
         for name in letters.repeated:
             client = state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
                 replies.append((name.client_id, name.number, client.results))
-        self._replies.give(state.step, self._living(term, replies))
-        self._replies.again(state)
-        expired = [one.record for one in entries if isinstance(one.record, ClientRemoved) and one.request_id is None]
+        self._replies.send(state.step, self._yield_between_signs_of_life(term, replies))
+        self._replies.retry_replies(state)
+        expired = [
+            entry.record for entry in entries if isinstance(entry.record, ClientRemoved) and entry.request_id is None
+        ]
         self._replies.forget([record.client_id for record in expired])
         self._reached("sequencer.answered")
-        done: list[LetterName] = [one.name for one in letters.taken] + letters.repeated
+        done: list[LetterName] = [entry.name for entry in letters.taken] + letters.repeated
         if done:
-            self._intake.discard(self._living(term, done))
+            self._intake.discard(self._yield_between_signs_of_life(term, done))
             self._reached("sequencer.letters_discarded")
 
-    def _tell(self, term: Term, letters: StepLetters) -> None:
+    def _log_step(self, term: Term, letters: StepLetters) -> None:
         if letters.taken and log.isEnabledFor(logging.DEBUG):
-            requests = [f"{one.name.client_id}/{one.name.number}" for one in letters.taken]
-            told = {"step": term.state.step, "letters": len(requests), "requests": requests}
-            log.debug("step %d decided %d letters", term.state.step, len(requests), extra=told)
+            requests = [f"{opened.name.client_id}/{opened.name.number}" for opened in letters.taken]
+            fields = {"step": term.state.step, "letters": len(requests), "requests": requests}
+            log.debug("step %d decided %d letters", term.state.step, len(requests), extra=fields)
 
-    def _living(self, term: Term, items: Iterable[T]) -> Iterator[T]:
-        """One after the other, with signs of life in between: each may take the store a while."""
-        for one in items:
+    def _yield_between_signs_of_life(self, term: Term, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items one by one, with signs of life in between: each may take the store a while."""
+        for item in items:
             self._give_sign_of_life(term)
-            yield one
+            yield item

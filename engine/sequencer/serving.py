@@ -1,16 +1,18 @@
-"""Keeping a sequencer going: lead or stand by, step, rest; end with the step finished and the lease handed over."""
+"""Keep a sequencer going: lead or stand by, step, rest. At the end, finish the step and hand over the lease."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..namespace.bell import Bell
+from ..namespace.at_exit import HOOKS, Stage
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
+from ..namespace.folder_waiter import FolderWaiter
 from ..protocol.errors import NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .watchdog import Watchdog
@@ -18,9 +20,15 @@ from .watchdog import Watchdog
 log = logging.getLogger("lakemq.serve")
 
 STANDBY_MS = 200
+OWN_LETTERS_MS = 5_000
+"""How long `Serving.close` goes on deciding for requests of its own connection. Without a fault it takes a step."""
+EXIT_TIMEOUT_S = 10.0
+"""How long handing over the lease may take at exit: as long as others wait by default for an unrenewed lease."""
 SHORTEST_RETRY_MS = 200
 LONGEST_RETRY_MS = 5_000
 _SHORTEST_REST_MS = 1.0
+_REPORT_FROM_MS = 1_000
+"""A run of `step` that waits longer than this logs the reason."""
 
 
 def serve(
@@ -30,65 +38,74 @@ def serve(
     stopped: Callable[[], bool],
     working: Callable[[bool], None] = lambda _: None,
 ) -> None:
-    """Until `stopped`: lead when possible, step at most every engine.tick.ms, rest longer while nothing comes.
+    """Lead when possible, step at most every engine.tick.ms, and rest longer while nothing comes, until `stopped`.
 
-    What the store fails with (no space left, gone for a while) is logged and tried again, ever more seldom: requests
-    wait meanwhile. Only when it fails twice from the very beginning is it raised. working: told when a step begins and
-    ends.
+    Errors of the store (no space left, read-only, gone for a while) are logged. The step is tried again after a pause
+    that grows; requests wait meanwhile. An error that does not pass by itself, such as a missing file, is raised if it
+    occurs twice before any step has succeeded.
+
+    Args:
+        stopped: returns whether to end.
+        working: called with True when a step begins, with False when it ends.
     """
-    bell = Bell(sequencer.watch_letters, clock)
+    waiter = FolderWaiter(sequencer.watch_letters, clock)
     pace, retry_ms, has_worked, has_failed = _Pace(config), SHORTEST_RETRY_MS, False, False
     try:
         while not stopped():
             try:
                 working(True)
                 try:
-                    rest = _lead_and_step(sequencer, pace, clock, bell)
+                    rest = _lead_and_step(sequencer, pace, clock, waiter)
                 finally:
                     working(False)
             except NotLeader as lost:
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
             except Exception as error:
-                # the first look may have been begun long ago, by a process that was stopped since: what it was about
-                # to read is gone, and what there is now it has not looked at
-                if has_failed and not has_worked:
+                # one failure is not enough to give up: this process may have been stopped for long in its first look.
+                # The file that it was about to read is gone then, and it has not read the present ones yet
+                if has_failed and not has_worked and not _may_pass(error):
                     raise
                 has_failed = True
-                log.error("%s goes on in %d ms: %s", sequencer.name, retry_ms, error, exc_info=not _is_known(error))
+                log.error(
+                    "%s goes on in %d ms: %s", sequencer.name, retry_ms, error, exc_info=not _is_self_explanatory(error)
+                )
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
             has_worked, retry_ms = True, SHORTEST_RETRY_MS
             if rest.ends_with_letter:
-                bell.wait(rest.poll_ms, rest.ms)
+                waiter.wait(rest.poll_ms, rest.ms)
             else:
                 clock.sleep(rest.ms)
     finally:
-        bell.close()
+        waiter.close()
         _resign(sequencer)
 
 
 class _Rest(NamedTuple):
-    """After a step. poll_ms: where no letter can end it."""
+    """How long to rest after a step.
+
+    ends_with_letter: a new letter ends it; poll_ms: the rest where letters are not watched.
+    """
 
     ms: float
     ends_with_letter: bool = False
     poll_ms: float = 0.0
 
 
-def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, bell: Bell) -> _Rest:
+def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, waiter: FolderWaiter) -> _Rest:
     if not sequencer.leads:
         if not sequencer.try_lead():
             return _Rest(STANDBY_MS)
         state = sequencer.state
         log.info("%s leads with epoch %d", sequencer.name, state.leader_epoch, extra={"step": state.step})
     started_ms = clock.steady_ms()
-    bell.clear()
+    waiter.reset()
     report = sequencer.step()
-    poll_ms = pace.after(report, clock.steady_ms() - started_ms)
+    poll_ms = pace.rest_after_ms(report, clock.steady_ms() - started_ms)
     if report.letters:
-        bell.found()
+        waiter.note_arrival()
         return _Rest(poll_ms)
     return _Rest(pace.idle_ms(report), True, poll_ms)
 
@@ -98,25 +115,28 @@ class _Pace:
 
     def __init__(self, config: EngineConfig) -> None:
         self._tick_ms, self._idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
-        self._rest_ms = self._told_rest_ms = _SHORTEST_REST_MS
+        self._rest_ms = self._wakeable_rest_ms = _SHORTEST_REST_MS
 
-    def after(self, report: StepReport, took_ms: float) -> float:
-        """Milliseconds to rest after the step reported."""
+    def rest_after_ms(self, report: StepReport, took_ms: float) -> float:
+        """Return how long to rest after the step, in milliseconds."""
         if report.letters:
-            self._rest_ms = self._told_rest_ms = _SHORTEST_REST_MS
+            self._rest_ms = self._wakeable_rest_ms = _SHORTEST_REST_MS
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
-        # the first requests after a pause should not wait: rest longer only little by little
+        # the first requests after a pause should not wait: let the rest grow slowly
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
         return _until_due(report, self._rest_ms)
 
     def idle_ms(self, report: StepReport) -> float:
-        """The same where a letter ends the rest. What else is due soon after a step should not wait for long either."""
-        self._told_rest_ms = min(self._idle_ms, 1.5 * self._told_rest_ms)
-        return _until_due(report, self._told_rest_ms)
+        """Return the rest where a new letter ends it.
+
+        It grows faster, but other work soon after a step should not wait long.
+        """
+        self._wakeable_rest_ms = min(self._idle_ms, 1.5 * self._wakeable_rest_ms)
+        return _until_due(report, self._wakeable_rest_ms)
 
 
 def _until_due(report: StepReport, rest_ms: float) -> float:
-    """The rest, or what is left of it before something is to be looked at."""
+    """Return the rest, cut so that it ends when something is due."""
     if report.working:
         return min(rest_ms, 1.0)
     return rest_ms if report.due_in_ms is None else min(rest_ms, max(1.0, report.due_in_ms))
@@ -127,76 +147,133 @@ def _resign(sequencer: Sequencer) -> None:
         sequencer.resign()
     except Exception as error:
         text = "%s could not hand over its lease, which runs out by itself: %s"
-        log.error(text, sequencer.name, error, exc_info=not _is_known(error))
+        log.error(text, sequencer.name, error, exc_info=not _is_self_explanatory(error))
 
 
-def _is_known(error: Exception) -> bool:
-    """Its message says all there is to say."""
+def _may_pass(error: Exception) -> bool:
+    """Return whether the store may recover without a repair of the namespace or of this process."""
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError)
+
+
+def _is_self_explanatory(error: Exception) -> bool:
+    """Return whether the error's message says everything, so that the log needs no stack trace."""
     return isinstance(error, StorageError)
 
 
-def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int) -> int:
-    """Step until no letter waits and nothing is overdue, then hand the lease over; the number of letters decided.
+def wait_to_lead(sequencer: Sequencer, clock: Clock, deadline_ms: float | None) -> None:
+    """Return when `sequencer` leads.
 
-    What is overdue takes up to a transaction's timeout, or request.gap.ms: only who leads for as long sees it pass.
+    Args:
+        deadline_ms: until when another one may lead, by the steady clock. None: until it shows life; a lease that
+            nobody renews is waited out, or not at all where its process is known to be dead.
 
-    Raises NotLeader when another sequencer leads for longer than `wait_ms`, and what the store fails with.
+    Raises:
+        NotLeader: another one leads.
+        StorageError: the store cannot be read or written.
     """
-    deadline_ms, letters, pace, has_led = clock.steady_ms() + wait_ms, 0, _Pace(config), False
+    while not sequencer.try_lead():
+        waited_enough = sequencer.has_seen_life if deadline_ms is None else clock.steady_ms() >= deadline_ms
+        if waited_enough:
+            raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
+        left_ms = math.inf if deadline_ms is None else deadline_ms - clock.steady_ms()
+        clock.sleep(max(1.0, min(STANDBY_MS, left_ms)))
+
+
+def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int | None) -> int:
+    """Step until no letter waits and nothing is overdue, then hand over the lease.
+
+    Overdue work may take up to a transaction's timeout, or request.gap.ms: only a sequencer that leads for so long sees
+    it pass. A group member that seems dead is watched for some seconds; then its partitions are free.
+
+    Args:
+        wait_ms: how long to wait for another leader. None: only until it shows life.
+
+    Returns:
+        The number of letters decided.
+
+    Raises:
+        NotLeader: another sequencer leads for longer than wait_ms.
+        StorageError: the store failed.
+    """
+    deadline_ms = None if wait_ms is None else clock.steady_ms() + wait_ms
+    letters, pace, has_led, has_reported = 0, _Pace(config), False, False
     try:
         while True:
-            if not sequencer.try_lead():
-                if clock.steady_ms() > deadline_ms:
-                    raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
-                clock.sleep(min(STANDBY_MS, wait_ms))
-                continue
+            wait_to_lead(sequencer, clock, deadline_ms)
             if not has_led:
-                sequencer.look_for_old()
+                sequencer.make_retention_due()
                 has_led = True
             begun_ms = clock.steady_ms()
             try:
                 report = sequencer.step()
             except NotLeader:
-                continue  # overtaken: it may be ours again, before the deadline
+                continue  # another sequencer took over. This one may lead again before the deadline
             letters += report.letters
-            if report.letters == 0 and not (report.backlog or report.patience or report.working):
+            is_busy = report.backlog or report.patience or report.working or report.observation_left_ms
+            if report.letters == 0 and not is_busy:
                 return letters
-            clock.sleep(pace.after(report, clock.steady_ms() - begun_ms))
+            if report.observation_left_ms > _REPORT_FROM_MS and not has_reported:
+                has_reported = True
+                log.info(
+                    "%s waits up to %d ms to see whether silent members of groups are dead",
+                    sequencer.name,
+                    report.observation_left_ms,
+                )
+            clock.sleep(pace.rest_after_ms(report, clock.steady_ms() - begun_ms))
     finally:
         sequencer.resign()
 
 
 class Serving:
-    """A sequencer in a thread of this process; a context manager. One that is stuck is given up for another.
+    """A sequencer in a thread of this process; a context manager. If it gets stuck, another one replaces it.
 
-    error: what ended it before its time, such as a full disk at the very beginning; logged when it happens.
+    If nobody calls `close`, it closes when the interpreter ends, after the producers of this process.
+
+    Attributes:
+        error: what ended it early, such as a disk that was full at the very beginning. It is logged when it happens.
     """
 
-    def __init__(self, make: Callable[[], Sequencer], config: EngineConfig, clock: Clock) -> None:
-        """make: a sequencer that is new."""
+    def __init__(
+        self,
+        make: Callable[[], Sequencer],
+        config: EngineConfig,
+        clock: Clock,
+        own_waited_ms: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            make: returns a new sequencer.
+            own_waited_ms: returns for how long the oldest unanswered request of its own connection has waited. None:
+                there is none. `close` answers the requests that were made before it.
+        """
         self.error: Exception | None = None
         self._pid = os.getpid()
         self._make, self._config, self._clock = make, config, clock
+        self._own_waited_ms = own_waited_ms
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._sequencer = make()
-        # what a step waits for has its end before this
-        self._watchdog = Watchdog(self._run, self._renewed, self._given_up, 2 * config.ms("step.timeout.ms"))
+        # every wait of a step ends sooner than this
+        self._watchdog = Watchdog(self._run, self._make_next_sequencer, self._fail, 2 * config.ms("step.timeout.ms"))
         self._watchdog.start()
+        name = f"The sequencer {self._sequencer.name}"
+        self._exit_hook = HOOKS.add(Stage.SERVING, name, self.close, EXIT_TIMEOUT_S)
 
     @property
     def sequencer(self) -> Sequencer:
-        """The one that works now."""
+        """The sequencer that works now."""
         return self._sequencer
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended by itself, which `error` tells about."""
+        """Wait until it has ended by itself, and return whether it has. `error` says why."""
         return self._ended.wait(timeout_s)
 
-    def _renewed(self) -> None:
+    def _make_next_sequencer(self) -> None:
         self._sequencer = self._make()
 
-    def _given_up(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.error = StorageError(reason)
         self._ended.set()
 
@@ -204,7 +281,7 @@ class Serving:
         sequencer = self._sequencer
         try:
             serve(sequencer, self._config, self._clock, lambda: self._stop.is_set() or given_up(), working)
-        except BaseException as error:  # pyo3's panics are none of Exception's
+        except BaseException as error:  # pyo3's panics do not derive from Exception
             if not given_up():
                 self.error = error if isinstance(error, Exception) else UnknownServerError(found=repr(error))
             log.error("%s has ended: %s: %s", sequencer.name, type(error).__name__, error)
@@ -213,14 +290,33 @@ class Serving:
                 self._ended.set()
 
     def close(self) -> None:
-        """Finish the step, hand over the lease. One that is stuck is left to itself after twice step.timeout.ms.
+        """Answer the requests of its own connection, finish the step, hand over the lease.
 
-        In a forked child there is nothing to be ended.
+        A stuck sequencer is left alone after twice step.timeout.ms. In a forked child there is nothing to end.
         """
         if os.getpid() != self._pid:
             return
+        if not self._stop.is_set():
+            self._answer_own_letters()
         self._stop.set()
         self._watchdog.stop(self._ended)
+        self._exit_hook.cancel()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stop.is_set()
+
+    def _answer_own_letters(self) -> None:
+        """Wait at most OWN_LETTERS_MS until no request of its own connection is older than this call."""
+        begun_ms = self._clock.steady_ms()
+        while not self._ended.wait(0.002):
+            waited_ms, passed_ms = self._own_waited_ms(), self._clock.steady_ms() - begun_ms
+            if waited_ms is None or waited_ms < passed_ms or passed_ms > OWN_LETTERS_MS:
+                return
+            sequencer = self._sequencer
+            if not sequencer.leads and sequencer.state.leader not in ("", sequencer.name):
+                return  # the leader answers
 
     def __enter__(self) -> Serving:
         return self

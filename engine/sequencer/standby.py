@@ -1,6 +1,14 @@
-"""Standing by: who leads, and for how long the journal has not moved on this process's own steady clock."""
+"""Stand by: follow who leads, and for how long the journal has not moved, by this process's own steady clock.
+
+A lease is not a time in the journal: clocks of machines differ. A standby waits until it has itself seen the journal
+unchanged for a whole lease. The leader renews the lease after a third of it. Even a wrong guess does no harm: the
+commit of the take-over decides who leads (see `journal`).
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,38 +24,52 @@ from ..protocol.codec.journal import decode_steps
 from ..protocol.rules import leader
 from ..protocol.values.state import State
 
+log = logging.getLogger("lakemq.serve")
+
 _PAYLOAD = ("rows",)
 _IS_LEASE = pc.field("kind") == "leader_elected"
 
 
 class Standby:
-    """Follows the journal commit by commit, at the price of one object that is not there yet.
+    """Follows the journal commit by commit. A look without news costs one request, for a missing log entry.
 
-    state: of all that is decided, only the lease.
+    Attributes:
+        state: only the lease; everything else is left out.
+        has_seen_life: whether the journal has moved while this process looked, so that its leader is alive.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock: Clock, is_dead: Callable[[str], bool] = lambda leader: False) -> None:
+        """is_dead: returns whether a leader's process has certainly ended. Its lease need not be waited out."""
+        self._store, self._clock, self._is_dead = store, clock, is_dead
+        self.has_seen_life = False
         self._still_since_ms = clock.steady_ms()
         self._follower: Follower | None = None
         self.state = State()
 
     @property
     def version(self) -> int | None:
-        """The journal's last one that was seen."""
+        """The last version of the journal that was seen."""
         return self._follower.version if self._follower else None
 
     def forget(self) -> None:
-        """Start over: what was known may be wrong, and the journal counts as just moved."""
+        """Start over: what was seen may be wrong. The journal counts as just moved."""
         self._follower = None
 
     def may_lead(self, name: str | None) -> bool:
-        """Look; then whether `name` may try to take the lease. None: as one that has never had it."""
+        """Follow the journal, then return whether `name` may try to take the lease.
+
+        None: as a process that never had it.
+        """
         moved = self._follow()
         now_ms = self._clock.steady_ms()
         if moved:
             self._still_since_ms = now_ms
-        return leader.may_lead(self.state, name, now_ms - self._still_since_ms)
+        if leader.may_lead(self.state, name, now_ms - self._still_since_ms):
+            return True
+        if self._is_dead(self.state.leader):
+            log.info("%s has ended without handing over its lease, which is not waited for", self.state.leader)
+            return True
+        return False
 
     def _load(self) -> Follower:
         watermark = read_watermark(self._store)
@@ -63,7 +85,7 @@ class Standby:
         return self._store.follow(journal, without=_PAYLOAD)
 
     def _follow(self) -> bool:
-        """Fold what the journal has gained; whether it has moved, which it has when it must be loaded."""
+        """Fold the new commits of the journal. Return whether it has moved, or had to be loaded."""
         if self._follower is None:
             self._follower = self._load()
             return True
@@ -74,7 +96,9 @@ class Standby:
         except LogGone:
             self._follower = self._load()
             return True
-        return self._follower.version != begun_at
+        moved = self._follower.version != begun_at
+        self.has_seen_life |= moved
+        return moved
 
     def _fold(self, rows: pa.Table) -> None:
         machine.replay(self.state, decode_steps(rows))

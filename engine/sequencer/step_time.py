@@ -1,7 +1,8 @@
-"""The time of the steps: the store's when a term begins, and from there on the time that the leader has seen pass.
+"""The time of steps: the store's time when a term begins, then the time that the leader's steady clock has seen pass.
 
-A leader's own clock may be hours off, and may be set while it leads: neither moves the time of a step. It never goes
-back; where it is ahead of the store's, it goes on at half the pace until it is not.
+A leader's own clock may be hours off, and may be set while it leads; neither changes the time of a step. Step time
+never goes back. If the last leader's time was ahead of the store's, step time runs at half speed until the store's
+time has caught up.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from ..namespace.clock import Clock
 
 
 class StepTime:
-    """Of one term of leadership. Thread-safe."""
+    """The time of one term of leadership. Thread-safe."""
 
     def __init__(self, clock: Clock, store_ms: int, last_ms: int) -> None:
         """store_ms: the store's time now; last_ms: the time of the last step that was decided."""
@@ -18,10 +19,10 @@ class StepTime:
         self._began_ms = clock.steady_ms()
 
     def now_ms(self) -> int:
-        """Epoch milliseconds."""
+        """Return the time of a step that begins now, in epoch milliseconds."""
         passed_ms = self._clock.steady_ms() - self._began_ms
         return max(self._store_ms + passed_ms, self._last_ms + passed_ms // 2)
 
     def store_ms(self) -> int:
-        """The store's, which is behind the time of the steps where that came from a store whose clock was ahead."""
+        """Return the store's time. It is behind the step time if an earlier store's clock was ahead."""
         return self._store_ms + self._clock.steady_ms() - self._began_ms

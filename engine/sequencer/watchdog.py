@@ -1,7 +1,7 @@
-"""The watchdog: whoever is stuck in a step, for a reason nobody thought of, is told of and replaced.
+"""The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 
-The one that is stuck gives no signs of life: its lease runs out, and another of this process, or of any, leads.
-Should it go on one day, the journal has moved: it can commit nothing, answers nobody, and ends.
+A stuck sequencer gives no signs of life. Its lease runs out, and another one, of this process or another, leads. If it
+ever continues, the journal has moved: it can commit nothing, writes no reply, and ends.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from collections.abc import Callable
 
 log = logging.getLogger("lakemq.serve")
 
-LOOKS = 20
-"""Times it looks within a timeout. A process that was stopped as a whole counts as one look."""
+CHECKS_PER_TIMEOUT = 20
+"""Checks within one timeout. If the whole process was stopped, that counts as one check only."""
 
-MOST_GIVEN_UP = 5
-"""After so many it is not a mishap any more: no further one is started."""
+MAX_REPLACED = 5
+"""After so many replacements, no further sequencer is started: the cause is not an accident."""
 
 
-Run = Callable[[Callable[[], bool], Callable[[bool], None]], None]
-"""Work until it is given up, which the first argument tells; the second is told when a step begins and ends."""
+RunWorker = Callable[[Callable[[], bool], Callable[[bool], None]], None]
+"""Work until the first argument returns True; call the second with True when a step begins and False when it ends."""
 
 
 class _Worker:
-    """One thread, and for how many looks it has been in the same step."""
+    """A thread, with the number of checks during which it has been in the same step."""
 
-    def __init__(self, run: Run, number: int) -> None:
+    def __init__(self, run: RunWorker, number: int) -> None:
         self.given_up, self._is_working, self._steps, self._seen, self._looks = threading.Event(), False, 0, 0, 0
         self.thread = threading.Thread(
-            target=run, args=(self.given_up.is_set, self._working), name=f"lakemq-sequencer-{number}", daemon=True
+            target=run, args=(self.given_up.is_set, self._note_step), name=f"lakemq-sequencer-{number}", daemon=True
         )
 
-    def _working(self, is_working: bool) -> None:
+    def _note_step(self, is_working: bool) -> None:
         self._is_working, self._steps = is_working, self._steps + 1
 
     def is_stuck(self) -> bool:
-        """One more look at it."""
+        """Check once more, and return whether the thread has been in the same step for too long."""
         same = self._is_working and self._seen == self._steps
         self._looks, self._seen = self._looks + 1 if same else 0, self._steps
-        return self._looks > LOOKS and self.thread.is_alive()
+        return self._looks > CHECKS_PER_TIMEOUT and self.thread.is_alive()
 
 
 class Watchdog:
     """Keeps one worker going."""
 
-    def __init__(self, run: Run, renew: Callable[[], None], fail: Callable[[str], None], timeout_ms: int) -> None:
-        """renew: called before another worker begins; fail: too many were stuck; timeout_ms: longest time of a step."""
+    def __init__(self, run: RunWorker, renew: Callable[[], None], fail: Callable[[str], None], timeout_ms: int) -> None:
+        """renew: called before another worker begins; fail: called after too many; timeout_ms: of one step."""
         self._run, self._renew, self._fail, self._timeout_ms = run, renew, fail, timeout_ms
-        self._given_up = 0
+        self._replaced_count = 0
         self._worker = _Worker(run, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lakemq-watchdog", daemon=True)
@@ -60,17 +60,17 @@ class Watchdog:
         self._thread.start()
 
     def stop(self, ended: threading.Event) -> None:
-        """Wait until the worker has `ended`, no longer than a step may take."""
+        """Wait until the worker has ended, no longer than a step may take."""
         if not ended.wait(self._timeout_ms / 1000):
-            log.error("%s is stuck and left to itself", self._worker.thread.name)
+            log.error("%s is stuck, and is left running.", self._worker.thread.name)
         self._stop.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._timeout_ms / 1000 / LOOKS):
+        while not self._stop.wait(self._timeout_ms / 1000 / CHECKS_PER_TIMEOUT):
             if self._worker.is_stuck():
-                if self._given_up == MOST_GIVEN_UP:
-                    return self._fail(f"{MOST_GIVEN_UP} sequencers of this process are stuck; the log says where.")
+                if self._replaced_count == MAX_REPLACED:
+                    return self._fail(f"{MAX_REPLACED} sequencers of this process are stuck; the log says where.")
                 self._replace()
 
     def _replace(self) -> None:
@@ -79,12 +79,12 @@ class Watchdog:
         stack = "".join(traceback.format_stack(frame))
         log.critical("A step takes longer than %d ms; another sequencer takes over from\n%s", self._timeout_ms, stack)
         stuck.given_up.set()
-        self._given_up += 1
+        self._replaced_count += 1
         try:
             self._renew()
-        except Exception as error:  # it is being closed, say
+        except Exception as error:  # for example, because the connection is being closed
             self._fail(f"A sequencer is stuck, and no other can be made: {error}")
             self._stop.set()
             return
-        self._worker = _Worker(self._run, self._given_up)
+        self._worker = _Worker(self._run, self._replaced_count)
         self._worker.thread.start()

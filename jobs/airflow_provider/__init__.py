@@ -1,6 +1,6 @@
 """LakeMQ in Airflow: a connection type with its hook, a trigger and a sensor for messages, and a queue.
 
-Needs the plain package only: neither Spark nor Delta's jars are where Airflow's triggers run.
+It needs only the plain package. Spark and Delta's jars need not be installed where Airflow runs its triggers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ CONNECTION_TYPE = "lakemq"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow reads through the entry point `apache_airflow_provider`."""
+    """Return the provider's description, which Airflow reads through the entry point `apache_airflow_provider`."""
     here = __name__
     hook = f"{here}.hooks.LakeMQHook"
     return {

@@ -1,4 +1,4 @@
-"""A connection of Airflow's is a namespace: its path, its settings, what the object store needs."""
+"""The hook: an Airflow connection names a namespace, its settings file and the options of its object store."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ with needs("airflow"):
 
 
 class LakeMQHook(BaseHook):
-    """The host is the path or URI of the namespace. In the extra: conf, a settings file; home, where LakeMQ's jobs are
-    for the DAGs that submit them; storage_options, an object, whose values are shown nowhere.
+    """Connects to the namespace that an Airflow connection names.
+
+    The host is the path or URI of the namespace. The extra may hold `conf` (a settings file), `home` (the folder with
+    LakeMQ's jobs, for DAGs that submit them) and `storage_options` (an object whose values are never shown).
     """
 
     conn_name_attr = "lakemq_conn_id"
@@ -32,15 +34,17 @@ class LakeMQHook(BaseHook):
         self.lakemq_conn_id = lakemq_conn_id
 
     def get_conn(self) -> Connection:
-        """A connection to the namespace, to be closed by who asked for it. Raises what `lakemq.connect` does."""
-        found = self.get_connection(self.lakemq_conn_id)
-        if not found.host:
-            raise InvalidConfig("The connection names no namespace.", found=self.lakemq_conn_id, expected="a host")
-        extra = found.extra_dejson
-        return lakemq.connect(found.host, conf=extra.get("conf"), storage_options=extra.get("storage_options"))
+        """Connect to the namespace. Close the connection after use. Raises what `lakemq.connect` raises."""
+        connection = self.get_connection(self.lakemq_conn_id)
+        if not connection.host:
+            raise InvalidConfig(
+                "The Airflow connection names no namespace.", found=self.lakemq_conn_id, expected="a host"
+            )
+        extra = connection.extra_dejson
+        return lakemq.connect(connection.host, conf=extra.get("conf"), storage_options=extra.get("storage_options"))
 
     def test_connection(self) -> tuple[bool, str]:
-        """What the button of Airflow's UI asks for."""
+        """Test the connection, as the button in Airflow's UI asks for, and return success and a message."""
         try:
             with self.get_conn() as mq:
                 return True, f"{len(mq.topics.list())} topics, as of step {mq.state().step}"

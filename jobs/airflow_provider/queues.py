@@ -1,4 +1,4 @@
-"""What `MessageQueueTrigger(scheme="lakemq", ...)` of the common messaging provider finds."""
+"""The message queue provider that `MessageQueueTrigger(scheme="lakemq", ...)` of Airflow looks up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ with needs("airflow"):
 
 
 class LakeMQMessageQueueProvider(BaseMessageQueueProvider):
-    """Its arguments are those of LakeMQMessagesTrigger."""
+    """Makes a LakeMQMessagesTrigger, and takes its arguments."""
 
     scheme = CONNECTION_TYPE
 

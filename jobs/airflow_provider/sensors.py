@@ -1,4 +1,4 @@
-"""The sensor for DAGs that wait for messages by themselves: in Airflow 2, or in the middle of a DAG."""
+"""A sensor that waits for messages inside a DAG: for Airflow 2, or in the middle of a DAG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.airflow_provider.hooks import LakeMQHook
-from lakemq.jobs.airflow_provider.waiting import waiting
+from lakemq.jobs.airflow_provider.waiting import find_waiting_ends
 
 with needs("airflow"):
     try:
@@ -17,7 +17,10 @@ with needs("airflow"):
 
 
 class LakeMQMessagesSensor(BaseSensorOperator):
-    """Done when messages wait for the group; what LakeMQMessagesTrigger tells is its XCom. It consumes nothing."""
+    """Succeeds when messages wait for the group. It consumes nothing.
+
+    Its XCom is the payload of LakeMQMessagesTrigger's event.
+    """
 
     template_fields: Sequence[str] = ("group", "topics", "lakemq_conn_id")
 
@@ -34,6 +37,8 @@ class LakeMQMessagesSensor(BaseSensorOperator):
 
     def poke(self, context: Any) -> PokeReturnValue:
         with LakeMQHook(self.lakemq_conn_id).get_conn() as mq:
-            ends = waiting(mq, self.group, self.topics)
-        told = {topic: {str(partition): end for partition, end in found.items()} for topic, found in ends.items()}
-        return PokeReturnValue(bool(ends), {"group": self.group, "ends": told} if ends else None)
+            ends = find_waiting_ends(mq, self.group, self.topics)
+        payload = {
+            topic: {str(partition): end for partition, end in partitions.items()} for topic, partitions in ends.items()
+        }
+        return PokeReturnValue(bool(ends), {"group": self.group, "ends": payload} if ends else None)

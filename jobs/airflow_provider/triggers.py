@@ -1,4 +1,4 @@
-"""The trigger that fires when messages wait for a group. It consumes nothing: the DAG that it starts does."""
+"""The trigger that fires when messages wait for a group. The DAG that it starts consumes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.extras import needs
 from lakemq.jobs.airflow_provider.hooks import LakeMQHook
-from lakemq.jobs.airflow_provider.waiting import Ends, advanced, waiting
+from lakemq.jobs.airflow_provider.waiting import Ends, find_waiting_ends, has_new_ends
 
 with needs("airflow"):
     from airflow.triggers.base import TriggerEvent
@@ -22,11 +22,11 @@ with needs("airflow"):
 
 
 class LakeMQMessagesTrigger(BaseEventTrigger):
-    """An event whenever messages come that the group is not done with, and one as it begins, if there are any.
+    """Fires when new messages wait for a group, and at its start if some wait already.
 
-    As long as some wait of which was told, and nothing new comes, it tells again every remind_s: the run that was
-    started for them may have failed. The payload of an event is {group, ends: topic -> partition -> the offset after
-    the last message}; what is in the messages is not in it.
+    While messages still wait and no new ones come, it fires again every `remind_s`: the run that it started for them
+    may have failed. The payload of an event is {group, ends}. `ends` maps topic -> partition -> the offset after the
+    last message. The messages themselves are not part of the payload.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class LakeMQMessagesTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         mq = await sync_to_async(LakeMQHook(self.lakemq_conn_id).get_conn)()
         try:
-            async for ends in self._told(mq):
+            async for ends in self._watch(mq):
                 yield TriggerEvent({"group": self.group, "ends": ends})
         finally:
             await asyncio.to_thread(mq.close)
 
-    async def _told(self, mq: Connection) -> AsyncIterator[Ends]:
+    async def _watch(self, mq: Connection) -> AsyncIterator[Ends]:
         loop = asyncio.get_running_loop()
-        told: Ends = {}
-        told_at_s = loop.time()
+        sent: Ends = {}
+        sent_at_s = loop.time()
         while True:
-            # other triggers run meanwhile: it reads files
-            ends = await asyncio.to_thread(waiting, mq, self.group, self.topics)
-            if ends and (advanced(ends, told) or loop.time() - told_at_s >= self.remind_s):
-                told, told_at_s = ends, loop.time()
+            # in a thread, because it reads files: other triggers share this event loop
+            ends = await asyncio.to_thread(find_waiting_ends, mq, self.group, self.topics)
+            if ends and (has_new_ends(ends, sent) or loop.time() - sent_at_s >= self.remind_s):
+                sent, sent_at_s = ends, loop.time()
                 yield ends
             await asyncio.sleep(self.poll_interval_s)

@@ -1,4 +1,4 @@
-"""What the `lakemq` command offers, one module per group of commands; cli.py puts them together.
+"""The commands of `lakemq`, one module per group; cli.py puts them together.
 
-Nothing heavy is imported at the top of these modules: `lakemq --help` reads them all.
+Import nothing heavy at the top of these modules: `lakemq --help` loads them all.
 """

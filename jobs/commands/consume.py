@@ -1,14 +1,15 @@
-"""`lakemq consume`: messages to stdout, as a member of a group."""
+"""`lakemq consume`: print messages as a member of a group."""
 
 from __future__ import annotations
 
+import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import answered, session_of
+from lakemq.jobs.commands.context import ensure_sequencer, get_session
 from lakemq.jobs.output import MessagePrinter
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _WAIT_MS = 500
 _SHARED_S = 5
-"""So much longer a member that has no partitions waits, if its group may be about to give it some."""
+"""Extra time that a member without partitions waits if its group may soon assign some to it."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,55 +27,103 @@ def add_to(app: typer.Typer) -> None:
 def consume(
     ctx: typer.Context,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
-    group: Annotated[str, typer.Option("--group", metavar="NAME", help="The group to be a member of.")],
+    group: Annotated[str, typer.Option("--group", metavar="NAME", help="The group to join.")],
     protocol: Annotated[
-        str | None, typer.Option(metavar="queue|cooperative|classic", help="Of a new group; otherwise as the group is.")
+        str | None,
+        typer.Option(
+            metavar="queue|cooperative|classic", help="Protocol of a new group; an existing group keeps its own."
+        ),
     ] = None,
     begin: Annotated[
         str,
-        typer.Option("--from", metavar="earliest|latest", help="Where to begin where the group has committed nothing."),
+        typer.Option(
+            "--from", metavar="earliest|latest", help="Where to start while the group has no committed offset."
+        ),
     ] = "earliest",
     instance_id: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a static member, whose partitions wait for its return.")
+        str | None,
+        typer.Option(metavar="NAME", help="Instance id of a static member, whose partitions wait for its return."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many messages.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N messages.")] = None,
     timeout_ms: Annotated[
-        int, typer.Option(min=0, metavar="MS", help="End when nothing has come for so long.")
+        int, typer.Option(min=0, metavar="MS", help="End after this time without a message.")
     ] = 2_000,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until interrupted.")] = False,
+    until_end: Annotated[
+        bool,
+        typer.Option(
+            "--until-end",
+            help="End when the group has read everything that is there now, through any member; fail if it cannot.",
+        ),
+    ] = False,
 ) -> None:
-    """Print messages as a member of a group, which shares its partitions; what is printed is done with.
+    """Consume messages as a member of a group, and print them.
 
-    It is acknowledged, or committed, after it was printed: should the command be killed between the two, it is printed
-    again by whoever is next.
+    A message is acknowledged (or its offset committed) after it was printed. If the command is killed between the two,
+    the next member prints the message again. With --timeout-ms the command may end while other members, alive or dead,
+    still hold messages; a line on stderr says so. --until-end waits for these messages.
     """
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
 
-    session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
+    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
     with (
         session.connect() as mq,
-        answered(mq),
+        ensure_sequencer(mq),
         mq.consumer(
             group, topics=topics, protocol=protocol, auto_offset_reset=begin, instance_id=instance_id
         ) as consumer,
-        suppress(KeyboardInterrupt),
+        # Ctrl-C is the normal end of --follow; any other loop is cut short, and scripts must see that (exit code 130)
+        suppress(KeyboardInterrupt) if follow else nullcontext(),
     ):
         assert isinstance(consumer, GroupConsumer)
-        _print(consumer, printer, limit, None if follow else timeout_ms)
+        if until_end and not follow:
+            _print_until_end(consumer, printer, limit)
+        else:
+            _print(consumer, printer, limit, None if follow else timeout_ms)
     printer.close()
 
 
+def _print_until_end(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None) -> None:
+    if limit is None:
+        for batch in consumer.until_end():
+            printer.write(batch.to_arrow())
+            consumer.commit(batch)
+        return
+    remaining = limit
+    while remaining > 0:
+        # a batch never exceeds the rest of the limit
+        next_batch = next(consumer.until_end(min(remaining, 10_000)), None)
+        if next_batch is None:
+            return
+        printer.write(next_batch.to_arrow())
+        consumer.commit(next_batch)
+        remaining -= next_batch.record_count
+
+
+def _warn_of_unread_messages(consumer: GroupConsumer) -> None:
+    """Say on stderr how much other members still hold, so that the end does not look like the end of the topic."""
+    lags = {place: lag for place, lag in consumer.group_lag().items() if lag}
+    elsewhere = lags.keys() - set(consumer.assignment())
+    if elsewhere:
+        count = sum(lags[place] for place in elsewhere)
+        print(
+            f"The group has {count} unread offsets in {len(elsewhere)} partitions that this member does not own. "
+            "--until-end waits for them.",
+            file=sys.stderr,
+        )
+
+
 def _print(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None, timeout_ms: int | None) -> None:
-    """timeout_ms: None, it goes on."""
-    left, came_s = limit, time.monotonic()
-    while left is None or left > 0:
-        batch = consumer.poll(10_000 if left is None else min(left, 10_000), timeout_ms=_WAIT_MS)
+    """Print until `limit` or `timeout_ms` is reached; None is no bound."""
+    remaining, last_message_s = limit, time.monotonic()
+    while remaining is None or remaining > 0:
+        batch = consumer.poll(10_000 if remaining is None else min(remaining, 10_000), timeout_ms=_WAIT_MS)
         if batch:
             printer.write(batch.to_arrow())
             consumer.commit(batch)
-            came_s = time.monotonic()
-            left = None if left is None else left - batch.record_count
+            last_message_s = time.monotonic()
+            remaining = None if remaining is None else remaining - batch.record_count
         elif timeout_ms is not None:
             longer_s = _SHARED_S if consumer.may_get_some() and not consumer.assignment() else 0
-            if time.monotonic() - came_s >= timeout_ms / 1000 + longer_s:
-                return
+            if time.monotonic() - last_message_s >= timeout_ms / 1000 + longer_s:
+                return _warn_of_unread_messages(consumer)

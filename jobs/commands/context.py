@@ -1,4 +1,4 @@
-"""What all commands share: the global options, the connection they make, and a sequencer while one is needed."""
+"""Shared by all commands: the global options, the connection, and a sequencer where a request needs one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakemq.command")
 
-# How often a command looks how long it has waited for its answer.
+# How often a command checks how long it has waited for its answer.
 _LOOK_S = 0.5
 
 PATIENCE_MS = 2_000
-"""How long an answer may take before it is said who does not give it."""
+"""How long an answer may take before a line on stderr says which sequencer is silent."""
 
-NEEDS_ANSWER = (
-    "Needs a sequencer: where none leads, this command runs one itself while it works, and hands over the lease"
-    " when it ends; where one leads (lakemq serve), that one answers."
+NEEDS_SEQUENCER = (
+    "Needs a sequencer. Where one leads (lakemq serve), it answers. Otherwise this command runs one while it works and"
+    " hands over the lease when it ends."
 )
 
 
@@ -44,16 +44,16 @@ class Session:
     output: Output = Output.table
 
     def required_path(self) -> str:
-        """The namespace's path; a usage error where none was given."""
+        """Return the namespace's path; raise a usage error if there is none."""
         if not self.path:
             raise typer.BadParameter(f"give --path, or set {PATH_VARIABLE}", param_hint="--path")
         return self.path
 
     def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
-        """The namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
-        from lakemq.engine.namespace.extras import without_pandas
+        """Connect to the namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
+        from lakemq.engine.namespace.extras import hide_pandas
 
-        with without_pandas():
+        with hide_pandas():
             import lakemq
 
             return lakemq.connect(
@@ -65,37 +65,40 @@ class Session:
             )
 
 
-def session_of(ctx: typer.Context) -> Session:
-    """The global options of this call."""
-    found = ctx.find_object(Session)
-    assert found is not None
-    return found
+def get_session(ctx: typer.Context) -> Session:
+    """Return the global options of this call."""
+    session = ctx.find_object(Session)
+    assert session is not None
+    return session
 
 
 @contextmanager
-def answered(mq: Connection) -> Iterator[None]:
-    """Requests are answered while this runs: by the sequencer that leads, else by one in this process.
+def ensure_sequencer(mq: Connection) -> Iterator[None]:
+    """Make sure that a sequencer answers requests inside the block: the one that leads, or one in this process.
 
-    Where an answer takes long, that is said on stderr, and a sequencer of ours stands by: it takes over from one that
-    seems to have died without handing over its lease, and harmlessly stands by if the other is alive after all.
+    If an answer takes long, a line on stderr says so, and this process starts a standby. The standby takes over if the
+    leader died without handing over its lease. If the leader is alive after all, the standby does no harm.
     """
+    from lakemq.tables.storage.leader_locks import LeaderLocks  # loads pyarrow, which `--help` does without
+
     probe(mq.namespace.files)
-    leads = bool(mq.state().leader)
+    leader = mq.state().leader
+    leads = bool(leader) and not LeaderLocks(mq.namespace.files).is_dead(leader)
     if not leads:
         mq.serving()
-    watch = _Watch(mq, serves=not leads)
+    watch = _AnswerWatcher(mq, serves=not leads)
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if mq.requester.waited_ms() is not None:
-            note("interrupted while waiting for an answer: the outcome is unknown, it may still be decided")
+            note("Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect.")
         raise
     finally:
         watch.stop()
 
 
-class _Watch:
-    """Says for whom a request waits, and starts a sequencer when nobody leads or the one who does is silent."""
+class _AnswerWatcher:
+    """Reports a slow answer on stderr, and starts a sequencer when none leads or the leader is silent."""
 
     def __init__(self, mq: Connection, serves: bool) -> None:
         self._mq, self._serves, self._told = mq, serves, False
@@ -107,8 +110,8 @@ class _Watch:
         while not self._stopped.wait(_LOOK_S):
             try:
                 self._look(self._mq.requester.waited_ms())
-            except Exception as error:  # the command itself will meet it too, or does not need us
-                log.warning("Who leads cannot be seen: %s", error)
+            except Exception as error:  # the command itself meets the same error, or does not need this thread
+                log.warning("Cannot find out which sequencer leads: %s", error)
                 return
 
     def _look(self, waited_ms: float | None) -> None:
@@ -118,9 +121,9 @@ class _Watch:
         state = self._mq.state()
         if waited_ms >= PATIENCE_MS and not self._told:
             self._told = True
-            who = _who(state.leader, state.leader_epoch, state.lease_ms)
+            leader = _who(state.leader, state.leader_epoch, state.lease_ms)
             path = self._mq.namespace.path
-            note(f"no answer for {waited_ms / 1000:.0f} s: {who}. To look: lakemq --path {path} doctor")
+            note(f"no answer for {waited_ms / 1000:.0f} s: {leader}. To find out more: lakemq --path {path} doctor")
         if not self._serves and (not state.leader or waited_ms >= min(PATIENCE_MS, state.lease_ms)):
             self._serves = True
             self._mq.serving()
@@ -131,10 +134,10 @@ class _Watch:
 
 
 def _who(leader: str, epoch: int, lease_ms: int) -> str:
-    """Who should answer, and what comes of it if nobody does."""
+    """Describe which sequencer should answer, and what this command does if it stays silent."""
     if not leader:
-        return "no sequencer leads (lakemq serve); this command tries to"
+        return "no sequencer leads (lakemq serve); this command tries to lead"
     if leader.startswith(f"{socket.gethostname()}-{os.getpid()}-"):
-        return "this command's own sequencer is at work, and slow"
-    takeover = f"if it stays so for its lease of {lease_ms / 1000:g} s, this command takes over"
+        return "this command's own sequencer is slow"
+    takeover = f"this command takes over if it stays silent for its lease of {lease_ms / 1000:g} s"
     return f"{leader} leads (epoch {epoch}) and is silent; {takeover}"

@@ -1,4 +1,4 @@
-"""`lakemq delayed`: what waits for its time, and to cancel it."""
+"""`lakemq delayed`: list, cancel, reschedule and release delayed messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, millis_of, moment_of, of_millis
-from lakemq.jobs.output import show
+from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis
+from lakemq.jobs.output import Output, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.publish.delayed import DelayedInfo
+    from lakemq.jobs.release_delayed import ReleaseProgress
 
 delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell of which messages it would be.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show which messages it would affect.")]
 
 _CANCELLED = ("topic", "partition", "key", "deliver_at", "receipt", "outcome")
 _LISTED = ("topic", "messages", "open", "ranges", "first_due", "last_due")
@@ -27,82 +29,98 @@ def add_to(app: typer.Typer) -> None:
 
 
 @delayed.command("list")
-def list_delayed(ctx: typer.Context) -> None:
-    """Topics with messages that wait, by name. open: of transactions that have not ended; ranges: in the table."""
-    session = session_of(ctx)
+def list_delayed_messages(ctx: typer.Context) -> None:
+    """List the topics with waiting messages, by name.
+
+    open: messages of transactions that have not ended; ranges: rows in the table `delayed`.
+    """
+    session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_shown, mq.delayed.all()), session.output, _LISTED)
+        show(map(_to_record, mq.delayed.all()), session.output, _LISTED)
 
 
 @delayed.command()
 def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The topic.")]) -> None:
-    """What waits for a topic. released_until: all that was due by then, of any topic, is released."""
-    session = session_of(ctx)
+    """Show the messages that wait for a topic.
+
+    released_until: all messages that were due by then, of any topic, are released.
+    """
+    session = get_session(ctx)
     with session.connect() as mq:
-        until = of_millis(mq.delayed.pointer_ms() or None)
-        rows = [{**_shown(one), "released_until": until} for one in mq.delayed.all(topic)]
+        until = from_millis(mq.delayed.pointer_ms() or None)
+        rows = [{**_to_record(info), "released_until": until} for info in mq.delayed.all(topic)]
         show(rows, session.output, _DESCRIBED)
 
 
 @delayed.command(
-    help="Cancel messages by their receipts, or all that wait and are of a topic, have a key, and for which a condition"
-    " holds; of each it is told what became of it: cancelled, released, rescheduled or not_found."
-    f" {NEEDS_ANSWER}"
+    help="Cancel messages by their receipts, or all waiting messages that match a topic, a key and a condition. Shows"
+    " the outcome of each: cancelled, released, rescheduled or not_found."
+    f" By topic, key or condition it asks for confirmation first, unless --yes is given. {NEEDS_SEQUENCER}"
 )
 def cancel(
     ctx: typer.Context,
     receipts: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECEIPT...]", help="As `schedule` and `send` give them.")
+        list[str] | None, typer.Argument(metavar="[RECEIPT...]", help="Receipts that `schedule` and `send` returned.")
     ] = None,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Those of this topic.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Those with this key.")] = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Only messages of this topic.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only messages with this key.")] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="SQL, as DuckDB has it, over the columns of pending_delayed_rows."),
+        typer.Option(metavar="CONDITION", help="A condition in DuckDB's SQL over the columns of pending_delayed_rows."),
     ] = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
-    session, is_where = session_of(ctx), any(one is not None for one in (topic, key, where))
+    session, is_where = get_session(ctx), any(receipt is not None for receipt in (topic, key, where))
     if bool(receipts) == is_where:
         raise typer.BadParameter("give receipts, or --topic, --key or --where", param_hint="RECEIPT")
     if dry_run and not is_where:
-        raise typer.BadParameter("only with --topic, --key or --where", param_hint="--dry-run")
-    with session.connect() as mq, answered(mq):
+        raise typer.BadParameter("it goes only with --topic, --key or --where", param_hint="--dry-run")
+    with session.connect() as mq:
         if is_where:
-            show(mq.delayed.cancel_where(topic, key, where, dry_run=dry_run).to_pylist(), session.output, _CANCELLED)
-            return
-        outcomes = mq.delayed.cancel_all(receipts or [])
-    rows = [{"receipt": one, "outcome": outcome} for one, outcome in zip(receipts or [], outcomes, strict=True)]
+            confirm(f"Cancel the delayed messages {_which(topic, key, where)}?", yes or dry_run)
+        with ensure_sequencer(mq):
+            if is_where:
+                cancelled = mq.delayed.cancel_where(topic, key, where, dry_run=dry_run)
+                show(cancelled.to_pylist(), session.output, _CANCELLED)
+                return
+            outcomes = mq.delayed.cancel_all(receipts or [])
+    rows = [{"receipt": receipt, "outcome": outcome} for receipt, outcome in zip(receipts or [], outcomes, strict=True)]
     show(rows, session.output, ("receipt", "outcome"))
 
 
-@delayed.command(help=f"Cancel all that waits for a topic; shows how many messages of each outcome. {NEEDS_ANSWER}")
+@delayed.command(help=f"Cancel all messages that wait for a topic, and count them by outcome. {ASKS} {NEEDS_SEQUENCER}")
 def purge(
-    ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The topic.")], dry_run: DryRun = False
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        told = mq.delayed.cancel_where(topic, dry_run=dry_run).column("outcome").value_counts().to_pylist()
-    rows = [{"outcome": one["values"], "messages": one["counts"]} for one in told]
+    session = get_session(ctx)
+    with session.connect() as mq:
+        confirm(f"Cancel all delayed messages of topic {topic!r}?", yes or dry_run)
+        with ensure_sequencer(mq):
+            counts = mq.delayed.cancel_where(topic, dry_run=dry_run).column("outcome").value_counts().to_pylist()
+    rows = [{"outcome": count["values"], "messages": count["counts"]} for count in counts]
     show(rows, session.output, ("outcome", "messages"))
 
 
 @delayed.command(
-    help=f"Let a message that waits come at another time; shows its receipt from now on, or what became of it."
-    f" {NEEDS_ANSWER}"
+    help="Deliver a waiting message at another time, and show its new receipt. If it no longer waits, show its outcome."
+    f" {NEEDS_SEQUENCER}"
 )
 def reschedule(
     ctx: typer.Context,
-    receipt: Annotated[str, typer.Argument(help="As `schedule` and `send` give it.")],
+    receipt: Annotated[str, typer.Argument(help="The receipt that `schedule` or `send` returned.")],
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
 ) -> None:
-    session, at = session_of(ctx), moment_of(deliver_at)
+    session, at = get_session(ctx), parse_moment_option(deliver_at)
     if (at is None) == (delay_ms is None):
         raise typer.BadParameter("give --deliver-at or --delay-ms", param_hint="--deliver-at")
-    with session.connect() as mq, answered(mq):
-        told = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
-    row = {"outcome": told.outcome, "deliver_at": of_millis(told.deliver_at_ms), "receipt": told.receipt}
+    with session.connect() as mq, ensure_sequencer(mq):
+        result = mq.delayed.reschedule(receipt, deliver_at=at, delay_ms=delay_ms)
+    row = {"outcome": result.outcome, "deliver_at": from_millis(result.deliver_at_ms), "receipt": result.receipt}
     show([row], session.output, ("outcome", "deliver_at", "receipt"))
 
 
@@ -111,32 +129,51 @@ def release(
     ctx: typer.Context,
     until: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Wait, and release what is due by then; as --deliver-at of `publish`. Now."),
+        typer.Option(
+            metavar="TIME",
+            help="Wait, and release messages due by then; a time as for `publish --deliver-at`. Default: now.",
+        ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on, with a line for what is released, until stopped.")
+        bool, typer.Option("--watch", help="Continue until stopped, and print a line for each release.")
     ] = False,
 ) -> None:
-    """Release messages that are due, and end; tells how many, how late, and when the next are due.
+    """Release the messages that are due, and end. Shows how many, how late, and when the next are due.
 
-    For schedules, where nothing serves. Of several at once one is active; another sequencer that leads is waited for.
+    Use it from a scheduler where no sequencer serves. If several run at once, one is active. While another sequencer
+    leads, the command waits for its releases.
     """
     from lakemq.jobs.release_delayed import release as release_due
-    from lakemq.jobs.serve import stopping_signals
+    from lakemq.jobs.release_delayed import sentence
+    from lakemq.jobs.serve import catch_stop_signals
 
     if until is not None and watch:
-        raise typer.BadParameter("with --watch there is no end", param_hint="--until")
-    at = moment_of(until, "--until")
-    with session_of(ctx).connect() as mq, stopping_signals() as stop:
-        release_due(mq, None if at is None else millis_of(at), watch, stop, typer.echo)
+        raise typer.BadParameter("it does not go with --watch, which has no end", param_hint="--until")
+    at = parse_moment_option(until, "--until")
+    session = get_session(ctx)
+
+    def tell(progress: ReleaseProgress) -> None:
+        if session.output is Output.table:
+            typer.echo(sentence(progress))
+        else:
+            show([progress._asdict()], session.output, progress._fields)
+
+    with session.connect() as mq, catch_stop_signals() as stop:
+        release_due(mq, None if at is None else to_millis(at), watch, stop, tell)
 
 
-def _shown(one: DelayedInfo) -> dict[str, Any]:
+def _which(topic: str | None, key: str | None, where: str | None) -> str:
+    """Return the selection of messages as part of a question."""
+    parts = [("of topic", topic), ("with key", key), ("where", where)]
+    return " ".join(f"{word} {value!r}" for word, value in parts if value is not None)
+
+
+def _to_record(info: DelayedInfo) -> dict[str, Any]:
     return {
-        "topic": one.topic,
-        "messages": one.messages,
-        "open": one.open,
-        "ranges": one.ranges,
-        "first_due": of_millis(one.first_due_ms),
-        "last_due": of_millis(one.last_due_ms),
+        "topic": info.topic,
+        "messages": info.messages,
+        "open": info.open,
+        "ranges": info.ranges,
+        "first_due": from_millis(info.first_due_ms),
+        "last_due": from_millis(info.last_due_ms),
     }

@@ -1,4 +1,4 @@
-"""From the fields of a file to the columns of a message."""
+"""Convert the fields of a file into the columns of messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,19}")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which field of a file is what of a message; None: it has none, or, for the value, the whole row."""
+    """The field of the file for each part of a message. None: no such part; for the value: the whole row."""
 
     key: str | None = None
     value: str | None = None
@@ -34,25 +34,25 @@ class Columns:
     timestamp: str | None = None
     partition: str | None = None
 
-    def named(self) -> dict[str, str]:
-        """Part of a message -> field."""
+    def fields_by_part(self) -> dict[str, str]:
+        """Return the fields by part of a message, without the parts that have none."""
         return {part: field for part, field in vars(self).items() if field is not None}
 
 
 class FieldCounts:
-    """How many lines of a file have had each field that was named, and how many have not.
+    """Counts how many lines of a file have each named field, and how many lack it.
 
-    A field that no line has had so far is a mistyped name, and is refused; a field that is there and null is had.
+    A field that no line so far has is taken for a mistyped name and refused. A field with the value null is present.
     """
 
     def __init__(self, columns: Columns) -> None:
-        self._named = columns.named()
+        self._named = columns.fields_by_part()
         self._having, self._lacking = Counter[str](), Counter[str]()
 
     def add(self, objects: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-        """Count these lines. Raises InvalidRecord for a field that none has had."""
+        """Count these lines. Raises InvalidRecord for a field that no line so far has."""
         for field in {field for part, field in self._named.items() if part != "value"}:
-            having = sum(field in one or f"{field}_base64" in one for one in objects)
+            having = sum(field in object_ or f"{field}_base64" in object_ for object_ in objects)
             self._having[field] += having
             self._lacking[field] += len(objects) - having
             if objects and not self._having[field]:
@@ -63,75 +63,79 @@ class FieldCounts:
                 )
 
     def lacking(self) -> dict[str, int]:
-        """Field -> lines without it, of those that some lines lack."""
+        """Return the number of lines without the field, for each field that some lines lack."""
         return {field: count for field, count in sorted(self._lacking.items()) if count}
 
 
 def lines_table(lines: Sequence[bytes]) -> pa.Table:
-    """Each line a value."""
+    """Return a table in which each line is a value."""
     return pa.table({"value": pa.array(lines, pa.binary())})
 
 
 def json_table(lines: Sequence[bytes], first: int, columns: Columns, counts: FieldCounts) -> pa.Table:
-    """A message for each line of JSON; `first` is the number of the first one. Blank lines are passed over.
+    """Return a message per line of JSON. `first` is the number of the first line. Blank lines are skipped.
 
-    counts: of all lines of the file. Raises InvalidRecord naming the line: not JSON, no object, no such field, a field
-    of the wrong type.
+    counts: the fields of all lines of the file, to which these lines are added.
+
+    Raises InvalidRecord, which names the line: it is not JSON or not an object, or a field is missing or has the wrong
+    type.
     """
-    decode, named = msgspec.json.Decoder().decode, columns.named()
-    kept: list[bytes] = []
+    decode, parts = msgspec.json.Decoder().decode, columns.fields_by_part()
+    kept_lines: list[bytes] = []
     objects: list[Any] = []
     numbers: list[int] = []
     for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         try:
-            found = decode(line)
+            object_ = decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRecord(f"Line {number} is not JSON: {error}") from None
         except RecursionError:
             raise InvalidRecord(f"Line {number} is nested too deeply.") from None
-        if named and not isinstance(found, dict):
-            raise InvalidRecord(f"Line {number} has no fields.", found=type(found).__name__, expected="a JSON object")
-        kept.append(line)
-        objects.append(found)
+        if parts and not isinstance(object_, dict):
+            raise InvalidRecord(f"Line {number} has no fields.", found=type(object_).__name__, expected="a JSON object")
+        kept_lines.append(line)
+        objects.append(object_)
         numbers.append(number)
-    counts.add(objects if named else (), numbers)
+    counts.add(objects if parts else (), numbers)
     fields = {
         part: [_field(o, field, n, part) for o, n in zip(objects, numbers, strict=True)]
-        for part, field in named.items()
+        for part, field in parts.items()
     }
-    made = {part: _CONVERT[part](values, _Places("Line", numbers)) for part, values in fields.items()}
-    return pa.table({"value": pa.array(kept, pa.binary()), **made})
+    made = {part: _CONVERT[part](values, _Locations("Line", numbers)) for part, values in fields.items()}
+    return pa.table({"value": pa.array(kept_lines, pa.binary()), **made})
 
 
-def _field(found: dict[str, Any], field: str, number: int, part: str) -> Any:
-    if field in found:
-        return found[field]
-    if f"{field}_base64" in found:
-        return _from_base64(found[f"{field}_base64"], f"Line {number}")
+def _field(object_: dict[str, Any], field: str, number: int, part: str) -> Any:
+    if field in object_:
+        return object_[field]
+    if f"{field}_base64" in object_:
+        return _from_base64(object_[f"{field}_base64"], f"Line {number}")
     if part == "value":
-        raise InvalidRecord(f"Line {number} has no field {field!r}.", found=sorted(found)[:10])
+        raise InvalidRecord(f"Line {number} has no field {field!r}.", found=sorted(object_)[:10])
     return None
 
 
 def rows_table(rows: pa.Table, first: int, columns: Columns) -> pa.Table:
-    """A message for each row; `first` is the number of the first one.
+    """Return a message per row. `first` is the number of the first row.
 
-    Raises InvalidRecord: no such column, or a field of the wrong type, naming its row.
+    Raises InvalidRecord: a column is missing, or a field has the wrong type; then it names the row.
     """
-    places = _Places("Row", range(first, first + rows.num_rows))
+    places = _Locations("Row", range(first, first + rows.num_rows))
     made: dict[str, Any] = {}
-    for part, field in columns.named().items():
-        given, coded = (rows.column(n) if n in rows.column_names else None for n in (field, f"{field}_base64"))
-        if given is None and coded is None:
+    for part, field in columns.fields_by_part().items():
+        plain, encoded = (rows.column(n) if n in rows.column_names else None for n in (field, f"{field}_base64"))
+        if plain is None and encoded is None:
             raise InvalidRecord(f"There is no column {field!r}.", found=rows.column_names[:20])
-        if given is not None and part in ("key", "value") and _is_plain(given.type):
-            made[part] = given.cast(pa.binary())
-        elif given is not None:
-            made[part] = _CONVERT[part](_without_text(part, given.to_pylist()), places)
-        if coded is not None and part in ("key", "value"):
-            decoded = [None if t is None else _from_base64(t, places.name(i)) for i, t in enumerate(coded.to_pylist())]
+        if plain is not None and part in ("key", "value") and _is_plain(plain.type):
+            made[part] = plain.cast(pa.binary())
+        elif plain is not None:
+            made[part] = _CONVERT[part](_without_text(part, plain.to_pylist()), places)
+        if encoded is not None and part in ("key", "value"):
+            decoded = [
+                None if t is None else _from_base64(t, places.name(i)) for i, t in enumerate(encoded.to_pylist())
+            ]
             binary = pa.chunked_array([pa.array(decoded, pa.binary())])
             made[part] = pc.coalesce(made[part], binary) if part in made else binary
     if "value" not in made:
@@ -145,7 +149,7 @@ def _is_plain(type: pa.DataType) -> bool:
 
 
 def _without_text(part: str, values: list[Any]) -> list[Any]:
-    """CSV has nothing but text: there headers are JSON, partitions and epoch milliseconds digits."""
+    """Parse the texts of a CSV: headers are JSON, partitions and epoch milliseconds are digits."""
     if part == "headers":
         return [_json_or(v) if isinstance(v, str) else v for v in values]
     if part in ("partition", "timestamp"):
@@ -171,8 +175,8 @@ def _from_base64(text: object, place: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where values stand in the file, for those who must mend it."""
+class _Locations:
+    """The lines or rows that values come from, for error messages."""
 
     kind: str
     numbers: Sequence[int]
@@ -181,12 +185,12 @@ class _Places:
         return f"{self.kind} {self.numbers[index]}"
 
 
-def _texts(values: Sequence[Any], places: _Places) -> pa.Array:
-    """Keys and values: text as it is, anything else as its JSON."""
+def _texts(values: Sequence[Any], places: _Locations) -> pa.Array:
+    """Convert keys or values to bytes: text as UTF-8, anything else as its JSON."""
     return pa.array([_as_bytes(v, i, places) for i, v in enumerate(values)], pa.binary())
 
 
-def _as_bytes(value: Any, index: int, places: _Places) -> bytes | None:
+def _as_bytes(value: Any, index: int, places: _Locations) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     try:
@@ -195,12 +199,12 @@ def _as_bytes(value: Any, index: int, places: _Places) -> bytes | None:
         raise InvalidRecord(f"{places.name(index)} is nested too deeply.") from None
 
 
-def _times(values: Sequence[Any], places: _Places) -> pa.Array:
-    """Timestamps: epoch milliseconds or ISO 8601. The engine refuses those that no message can have."""
+def _times(values: Sequence[Any], places: _Locations) -> pa.Array:
+    """Convert timestamps from epoch milliseconds or ISO 8601. The engine refuses those out of range later."""
     return pa.array([_microseconds(v, i, places) for i, v in enumerate(values)], pa.int64()).cast(TIME)
 
 
-def _microseconds(value: Any, index: int, places: _Places) -> int | None:
+def _microseconds(value: Any, index: int, places: _Locations) -> int | None:
     try:
         if isinstance(value, str):
             value = parse_time(value)
@@ -214,32 +218,34 @@ def _microseconds(value: Any, index: int, places: _Places) -> int | None:
     except ValueError:
         pass
     raise InvalidRecord(
-        f"{places.name(index)}: this is no time.", found=str(value)[:40], expected="epoch milliseconds or ISO 8601"
+        f"{places.name(index)}: this is not a time.", found=str(value)[:40], expected="epoch milliseconds or ISO 8601"
     )
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def _partitions(values: Sequence[Any], places: _Places) -> pa.Array:
+def _partitions(values: Sequence[Any], places: _Locations) -> pa.Array:
     for i, value in enumerate(values):
         good = value is None or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31)
         if not good:
-            raise InvalidRecord(f"{places.name(i)}: this is no partition.", found=str(value)[:40], expected="a number")
+            raise InvalidRecord(
+                f"{places.name(i)}: this is not a partition.", found=str(value)[:40], expected="a number"
+            )
     return pa.array(values, pa.int64())
 
 
-def _header_lists(values: Sequence[Any], places: _Places) -> pa.Array:
-    """Headers: an object of texts, or a list of {"key": ..., "value": ...} as `lakemq fetch` prints them."""
+def _header_lists(values: Sequence[Any], places: _Locations) -> pa.Array:
+    """Convert headers: an object of texts, or a list of {"key": ..., "value": ...} as `lakemq fetch` prints them."""
     return pa.array([_header_list(v, i, places) for i, v in enumerate(values)], HEADERS)
 
 
-def _header_list(value: Any, index: int, places: _Places) -> list[dict[str, Any]] | None:
+def _header_list(value: Any, index: int, places: _Locations) -> list[dict[str, Any]] | None:
     place = places.name(index)
     if value is None:
         return None
     if isinstance(value, dict):
-        value = [{"key": key, "value": one} for key, one in value.items()]
+        value = [{"key": key, "value": text} for key, text in value.items()]
     if isinstance(value, list) and all(isinstance(h, dict) and isinstance(h.get("key"), str) for h in value):
         return [
             {
@@ -251,13 +257,13 @@ def _header_list(value: Any, index: int, places: _Places) -> list[dict[str, Any]
             for header in value
         ]
     raise InvalidRecord(
-        f"{place}: these are no headers.",
+        f"{place}: these are not headers.",
         found=str(value)[:40],
         expected='{"name": "text"} or [{"key": ..., "value": ...}]',
     )
 
 
-_CONVERT: dict[str, Callable[[Sequence[Any], _Places], pa.Array]] = {
+_CONVERT: dict[str, Callable[[Sequence[Any], _Locations], pa.Array]] = {
     "key": _texts,
     "value": _texts,
     "headers": _header_lists,

@@ -1,31 +1,33 @@
-"""`lakemq groups delete`, `delete-offsets` and `reset-offsets`: what kafka-consumer-groups does to groups."""
+"""`lakemq groups delete`, `delete-offsets` and `reset-offsets`, as in kafka-consumer-groups."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
+from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.times import parse_duration, parse_time
-from lakemq.jobs.output import note, show
+from lakemq.jobs.output import Output, note, show, to_json
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.consume.groups import OffsetChange
+    from lakemq.engine.client.consume.groups import GroupOffsetChange
     from lakemq.errors import LakeMQError
 
 Groups = Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")]
-AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups that there are.")]
+AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups.")]
 Topics = Annotated[
     list[str] | None,
-    typer.Option(metavar="TOPIC[:N,N]", help="A topic, or some partitions of it, as orders:0,2; repeatable."),
+    typer.Option(metavar="TOPIC[:N,N]", help="A topic, or some of its partitions, such as orders:0,2; repeatable."),
 ]
 
 _PARTITION = re.compile("[0-9]{1,10}")
@@ -35,39 +37,48 @@ Offsets = Mapping[tuple[str, int], int]
 
 
 def add_to(groups: typer.Typer) -> None:
-    groups.command(help=f"Forget groups that have no members, with all they have committed. {NEEDS_ANSWER}")(delete)
+    groups.command(help=f"Delete groups without members, and their committed offsets. {ASKS} {NEEDS_SEQUENCER}")(delete)
     groups.command(
-        "delete-offsets", help=f"Forget what a group has committed in topics that no member of it reads. {NEEDS_ANSWER}"
+        "delete-offsets",
+        help="Delete the committed offsets of a group in topics that none of its members reads."
+        f" {ASKS} {NEEDS_SEQUENCER}",
     )(delete_offsets)
     groups.command(
         "reset-offsets",
-        help="Let groups without members go on elsewhere, within what the log has. Without --execute it is only said"
-        f" what would change. {NEEDS_ANSWER}",
+        help="Move groups without members to other offsets within the log. Without --execute it only shows the changes."
+        f" {NEEDS_SEQUENCER}",
     )(reset_offsets)
 
 
-def delete(ctx: typer.Context, group: Groups = None, all_groups: AllGroups = False) -> None:
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        refused = _Refused()
-        for name in chosen(mq, group, all_groups):
-            with refused.kept(name):
-                mq.groups.delete(name)
-                note(f"{name} is deleted")
-        refused.tell()
+def delete(ctx: typer.Context, group: Groups = None, all_groups: AllGroups = False, yes: Yes = False) -> None:
+    session, refused, deleted = get_session(ctx), _RefusedGroups(), []
+    with session.connect() as mq:
+        names = select_groups(mq, group, all_groups)
+        confirm(f"Delete the committed offsets of these groups: {', '.join(names) or 'none'}?", yes)
+        with ensure_sequencer(mq):
+            for name in names:
+                with refused.collect(name):
+                    mq.groups.delete(name)
+                    deleted.append({"group": name, "deleted": True})
+    if deleted:
+        show(deleted, session.output, ("group", "deleted"))
+    refused.tell()
 
 
 def delete_offsets(
     ctx: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")],
     topic: Topics = None,
+    yes: Yes = False,
 ) -> None:
     places = _places(topic)
     if places is None:
-        raise typer.BadParameter("of which topics?", param_hint="--topic")
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        show(map(asdict, mq.groups.delete_offsets(group, places)), session.output, _CHANGES)
+        raise typer.BadParameter("name at least one topic", param_hint="--topic")
+    session = get_session(ctx)
+    with session.connect() as mq:
+        confirm(f"Delete the committed offsets of group {group!r} for {', '.join(topic or ())}?", yes)
+        with ensure_sequencer(mq):
+            show(map(asdict, mq.groups.delete_offsets(group, places)), session.output, _CHANGES)
 
 
 def reset_offsets(
@@ -76,112 +87,120 @@ def reset_offsets(
     all_groups: AllGroups = False,
     topic: Topics = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="All that the group has committed, or has had.")
+        bool,
+        typer.Option("--all-topics", help="All topics in which the group has committed offsets or owned partitions."),
     ] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Where the log begins.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Where what is committed ends.")] = False,
-    to_offset: Annotated[int | None, typer.Option(metavar="N", help="An offset, for all partitions.")] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The start of the log.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="The end of the committed messages.")] = False,
+    to_offset: Annotated[int | None, typer.Option(metavar="N", help="This offset in all partitions.")] = None,
     to_datetime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The first message not before it; ISO 8601, else UTC.")
+        str | None,
+        typer.Option(metavar="TIME", help="The first message at or after this time; ISO 8601, by default UTC."),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="So long ago; ISO 8601, as P1DT12H or PT30M.")
+        str | None, typer.Option(metavar="DURATION", help="This long ago; ISO 8601, such as P1DT12H or PT30M.")
     ] = None,
-    shift_by: Annotated[int | None, typer.Option(metavar="N", help="So many offsets further; -N: back.")] = None,
+    shift_by: Annotated[int | None, typer.Option(metavar="N", help="N offsets forward; -N: back.")] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="Lines of [group,]topic,partition,offset, as --export writes them."),
+        typer.Option(metavar="FILE", help="Lines of [group,]topic,partition,offset, as --export prints them."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change; the default.")] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print what it comes to as lines for --from-file.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change; the default.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Make the change.")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as lines for --from-file.")] = False,
 ) -> None:
     how: dict[str, Any] = {
         "--to-earliest": {"to": "earliest"} if to_earliest else None,
         "--to-latest": {"to": "latest"} if to_latest else None,
         "--to-offset": None if to_offset is None else {"to": to_offset},
-        "--to-datetime": None if to_datetime is None else {"to": _parsed(parse_time, to_datetime, "--to-datetime")},
-        "--by-duration": None if by_duration is None else {"to": _parsed(parse_duration, by_duration, "--by-duration")},
+        "--to-datetime": None
+        if to_datetime is None
+        else {"to": _parse_option(parse_time, to_datetime, "--to-datetime")},
+        "--by-duration": None
+        if by_duration is None
+        else {"to": _parse_option(parse_duration, by_duration, "--by-duration")},
         "--shift-by": None if shift_by is None else {"shift_by": shift_by},
         "--from-file": None if from_file is None else {},
     }
-    told = [given for given in how.values() if given is not None]
-    if len(told) != 1:
-        raise typer.BadParameter("exactly one of them says where to", param_hint=", ".join(how))
+    targets = [target for target in how.values() if target is not None]
+    if len(targets) != 1:
+        raise typer.BadParameter("give exactly one of them", param_hint=", ".join(how))
     if dry_run and execute:
-        raise typer.BadParameter("contradicts --execute", param_hint="--dry-run")
+        raise typer.BadParameter("it contradicts --execute", param_hint="--dry-run")
     places = _places(topic)
     if from_file is None and (places is None) == (not all_topics):
-        raise typer.BadParameter("one of them says what is reset", param_hint="--topic, --all-topics")
+        raise typer.BadParameter("give one of them", param_hint="--topic, --all-topics")
     if from_file is not None and (places is not None or all_topics):
-        raise typer.BadParameter("the file says which partitions", param_hint="--topic, --all-topics")
-    session = session_of(ctx)
-    changes: list[OffsetChange] = []
-    refused = _Refused()
-    with session.connect() as mq, answered(mq):
-        names = chosen(mq, group, all_groups)
+        raise typer.BadParameter(
+            "they do not go with --from-file, which names the partitions", param_hint="--topic, --all-topics"
+        )
+    session = get_session(ctx)
+    changes: list[GroupOffsetChange] = []
+    refused = _RefusedGroups()
+    with session.connect() as mq, ensure_sequencer(mq):
+        names = select_groups(mq, group, all_groups)
         by_group = None if from_file is None else _read(from_file, names)
         for name in names:
-            given: dict[str, Any] = {"topics": places, **told[0]} if by_group is None else {"to": by_group[name]}
-            with refused.kept(name):
-                changes += mq.groups.reset_offsets(name, **given, dry_run=not execute)
+            target: dict[str, Any] = {"topics": places, **targets[0]} if by_group is None else {"to": by_group[name]}
+            with refused.collect(name):
+                changes += mq.groups.reset_offsets(name, **target, dry_run=not execute)
     if export:
-        _write(changes, with_group=len(names) > 1)
+        _export(changes, session.output, with_group=len(names) > 1)
     else:
         show(map(asdict, changes), session.output, _CHANGES)
     if not execute:
-        note("nothing was changed: --execute does it")
+        note("Nothing was changed. Give --execute to make the change.")
     refused.tell()
 
 
-class _Refused:
-    """Of several groups each is tried; then what was refused is told."""
+class _RefusedGroups:
+    """Collects the errors of several groups, so that all groups are tried before the errors are reported."""
 
     def __init__(self) -> None:
         self._errors: list[tuple[str, LakeMQError]] = []
 
     @contextmanager
-    def kept(self, group: str) -> Iterator[None]:
+    def collect(self, group: str) -> Iterator[None]:
         from lakemq.errors import LakeMQError, RequestTimedOut
 
         try:
             yield
-        except RequestTimedOut:  # nor would the next one be answered
+        except RequestTimedOut:  # the next request would not be answered either
             raise
         except LakeMQError as error:
             self._errors.append((group, error))
 
     def tell(self) -> None:
-        """Raises the last of them."""
+        """Print all errors but the last on stderr, and raise the last."""
         for group, error in self._errors[:-1]:
             note(f"{group}: {error}")
         for _, error in self._errors[-1:]:
             raise error
 
 
-def chosen(mq: Connection, group: Sequence[str] | None, all_groups: bool) -> list[str]:
-    """Those named, each once, or all."""
+def select_groups(mq: Connection, group: Sequence[str] | None, all_groups: bool) -> list[str]:
+    """Return the named groups without duplicates, or all groups."""
     if bool(group) == all_groups:
-        raise typer.BadParameter("which groups?", param_hint="GROUP, --all-groups")
+        raise typer.BadParameter("name groups, or give --all-groups", param_hint="GROUP, --all-groups")
     return mq.groups.list() if all_groups else list(dict.fromkeys(group or ()))
 
 
-def _places(given: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
-    """None: none were given."""
+def _places(names: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
+    """Parse the values of --topic into topics and (topic, partition) pairs; None if there are none."""
     places: list[str | tuple[str, int]] = []
-    for one in given or ():
-        topic, colon, numbers = one.partition(":")
+    for name in names or ():
+        topic, colon, numbers = name.partition(":")
         if not colon:
             places.append(topic)
             continue
         for number in numbers.split(","):
             if not _PARTITION.fullmatch(number):
-                raise typer.BadParameter(f"{one!r} is not TOPIC:N,N", param_hint="--topic")
+                raise typer.BadParameter(f"{name!r} is not TOPIC:N,N", param_hint="--topic")
             places.append((topic, int(number)))
     return places or None
 
 
-def _parsed(parse: Any, text: str, option: str) -> Any:
+def _parse_option(parse: Any, text: str, option: str) -> Any:
     try:
         return parse(text)
     except ValueError as error:
@@ -189,12 +208,12 @@ def _parsed(parse: Any, text: str, option: str) -> Any:
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Offsets]:
-    """Group -> where to. Lines without a group are of the only one that was named."""
-    found: dict[str, dict[tuple[str, int], int]] = {name: {} for name in names}
+    """Read the new offsets per group from a file. A line without a group belongs to the only group named."""
+    offsets: dict[str, dict[tuple[str, int], int]] = {name: {} for name in names}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            lines = [(number, line) for number, line in enumerate(_offset_lines(file), 1) if line]
+    except (OSError, ValueError, csv.Error) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--from-file") from None
     for number, line in lines:
         fields = line if len(line) == 4 or len(names) != 1 else [names[0], *line]
@@ -205,15 +224,34 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Offsets]:
             raise typer.BadParameter(
                 f"line {number} of {path} is not [group,]topic,partition,offset", param_hint="--from-file"
             ) from None
-        if name not in found:
-            raise typer.BadParameter(f"line {number} of {path} is of the group {name!r}", param_hint="--from-file")
-        if place in found[name]:
-            raise typer.BadParameter(f"line {number} of {path} names a partition again", param_hint="--from-file")
-        found[name][place] = at
-    return dict(found)
+        if name not in offsets:
+            raise typer.BadParameter(
+                f"line {number} of {path} names group {name!r}, which was not asked for", param_hint="--from-file"
+            )
+        if place in offsets[name]:
+            raise typer.BadParameter(f"line {number} of {path} names a partition twice", param_hint="--from-file")
+        offsets[name][place] = at
+    return dict(offsets)
 
 
-def _write(changes: Iterable[OffsetChange], with_group: bool) -> None:
-    for one in changes:
-        fields = (one.topic, one.partition, one.after)
-        print(",".join(map(str, (one.group, *fields) if with_group else fields)))
+def _offset_lines(file: TextIO) -> Iterator[list[str]]:
+    """Yield the fields of each line of a file that --export wrote, as CSV or as JSON objects."""
+    text = file.read()
+    if not text.lstrip().startswith("{"):
+        yield from csv.reader(text.splitlines())
+        return
+    for line in text.splitlines():
+        entry = json.loads(line) if line.strip() else {}
+        if not isinstance(entry, dict):
+            raise ValueError(f"{line[:60]!r} is not an object")
+        yield [str(entry[name]) for name in ("group", "topic", "partition", "offset") if name in entry]
+
+
+def _export(changes: Iterable[GroupOffsetChange], output: Output, with_group: bool) -> None:
+    """Print lines for --from-file: CSV, or with --output json an object a line."""
+    for change in changes:
+        fields = {"group": change.group, "topic": change.topic, "partition": change.partition, "offset": change.after}
+        if output is Output.json:
+            print(to_json(fields))
+        else:
+            print(",".join(map(str, list(fields.values())[0 if with_group else 1 :])))

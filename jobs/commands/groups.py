@@ -1,4 +1,4 @@
-"""`lakemq groups`: who consumes what, and how far groups have come."""
+"""`lakemq groups`: consumer groups, their members, assignments, offsets and lag."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands import group_operations
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import of_millis, parse_time
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.times import from_millis, parse_time
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from lakemq.engine.client.consume.groups import GroupInfo, MemberInfo, PartitionLag
     from lakemq.jobs.commands.context import Session
 
-groups = typer.Typer(no_args_is_help=True, help="Groups: their members and what they have, offsets and lag.")
+groups = typer.Typer(no_args_is_help=True, help="Consumer groups: members, assignments, offsets and lag.")
 
 _COLUMNS = (
     "group",
     "topic",
     "partition",
     "committed_offset",
+    "next_offset",
+    "counted_from",
     "last_stable_offset",
     "high_watermark",
     "lag",
@@ -40,22 +42,49 @@ _DESCRIBED = (
     "assignor",
     "problem",
     "waits_for",
+    "delay_left_ms",
     "generation",
     "leader",
     "members",
     "partitions",
     "lag",
+    "lag_counted_from",
+    "consumption_rate",
     "deleted",
     "expired",
     "expires_at",
     "shard",
     "coordinator",
 )
-_STATE = ("group", "coordinator", "assignor", "state", "members", "leader", "generation", "waits_for")
+_SETTINGS = ("group", "setting", "value", "set")
+_STATE = ("group", "coordinator", "assignor", "state", "members", "leader", "generation", "waits_for", "delay_left_ms")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
-_MEMBERS = ("group", "member_id", "instance_id", "partitions", "topics", "joined_at")
+_MEMBERS = (
+    "group",
+    "member_id",
+    "instance_id",
+    "client_id",
+    "host",
+    "process_id",
+    "assignors",
+    "partitions",
+    "topics",
+    "joined_at",
+)
+_HANDOFFS = (
+    "topic",
+    "partition",
+    "from_member",
+    "to_member",
+    "began_at",
+    "took_ms",
+    "reason",
+    "redelivered",
+    "to_offset",
+    "cut_keys",
+)
 _ASSIGNMENTS_AT = ("group", "topic", "partition", "state", "owner", "since", "until", "reason")
-_ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason")
+_ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason", "delay_left_ms")
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
 Config = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the group; repeatable.")]
@@ -71,16 +100,16 @@ def list_groups(
     ctx: typer.Context,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help=f"Only those in this state ({', '.join(_STATES)}); repeatable."),
+        typer.Option(metavar="STATE", help=f"Only groups in this state ({', '.join(_STATES)}); repeatable."),
     ] = None,
 ) -> None:
-    """Groups that have committed offsets, have members, or were made, by name."""
-    for one in state or ():
-        if one not in _STATES:
-            raise typer.BadParameter(f"{one!r} is none of {', '.join(_STATES)}", param_hint="--state")
-    session = session_of(ctx)
+    """List the groups that have committed offsets or members, or were created, by name."""
+    for name in state or ():
+        if name not in _STATES:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_STATES)}", param_hint="--state")
+    session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_described, mq.groups.all(state or ())), session.output, ("group", "state"))
+        show(map(_to_record, mq.groups.all(state or ())), session.output, ("group", "state"))
 
 
 @groups.command()
@@ -88,39 +117,58 @@ def describe(
     ctx: typer.Context,
     group: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")] = None,
     all_groups: group_operations.AllGroups = False,
-    state: Annotated[bool, typer.Option("--state", help="Only how each stands, and for whom it waits.")] = False,
-    members: Annotated[bool, typer.Option("--members", help="Their members, as `groups members` has them.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="Only the state of each group, and the members that it waits for.")
+    ] = False,
+    members: Annotated[bool, typer.Option("--members", help="The members, as in `groups members`.")] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="The settings, and which of them are set. JSON output always has them.")
+    ] = False,
 ) -> None:
-    """Groups: state, protocol and members, for how many partitions each has offsets, and its lag over all.
+    """Show groups: state, protocol, members, number of partitions, and the lag over all of them.
 
-    deleted: offsets that retention or delete-records deleted before the group was done with them; problem: why
-    partitions are given out by another assignor than the one that was asked for; waits_for: members that are to
-    give up partitions first; expires_at: when what the group has committed is forgotten, unless it is used.
+    lag_counted_from: the start of the lag, as in `groups lag`. deleted: offsets that retention or delete-records
+    deleted before the group had consumed them. problem: why the group does not use the assignor that was asked for.
+    waits_for: members that must give up partitions first. expires_at: when the committed offsets are deleted if the
+    group stays unused. delay_left_ms: how much longer the group waits for lost or new members before it assigns
+    partitions. consumption_rate: offsets per second over the last minute (rate_window_ms in JSON). --settings: all
+    settings of the group, and whether each is set or a default.
     """
-    session = session_of(ctx)
-    if state and members:
-        raise typer.BadParameter("one of the two", param_hint="--state, --members")
+    session = get_session(ctx)
+    if state + members + settings > 1:
+        raise typer.BadParameter("give only one of them", param_hint="--state, --members, --settings")
     with session.connect() as mq:
         if all_groups and not group:
-            found = mq.groups.all()
+            infos = mq.groups.all()
         else:
-            found = [mq.groups.describe(name) for name in group_operations.chosen(mq, group, all_groups)]
+            infos = [mq.groups.describe(name) for name in group_operations.select_groups(mq, group, all_groups)]
         if members:
-            _show_members([one for info in found if info.members for one in mq.groups.members(info.group)], session)
+            _show_members(
+                [member for info in infos if info.members for member in mq.groups.members(info.group)], session
+            )
+        elif settings:
+            show((row for info in infos for row in _settings(info)), session.output, _SETTINGS)
         else:
-            show(map(_described, found), session.output, _STATE if state else _DESCRIBED)
+            show(map(_to_record, infos), session.output, _STATE if state else _DESCRIBED)
 
 
 @groups.command("members")
 def list_members(ctx: typer.Context, group: Name) -> None:
-    """The members of a group, and what each has; the first of them leads."""
-    session = session_of(ctx)
+    """List the members of a group with their partitions. The first member is the leader.
+
+    assignors: the assignors that the member supports, best first; empty: all of them.
+    """
+    session = get_session(ctx)
     with session.connect() as mq:
         _show_members(mq.groups.members(group), session)
 
 
-def _show_members(found: list[MemberInfo], session: Session) -> None:
-    show(({**asdict(one), "joined_at": of_millis(one.joined_at_ms)} for one in found), session.output, _MEMBERS)
+def _show_members(members: list[MemberInfo], session: Session) -> None:
+    show(
+        ({**asdict(member), "joined_at": from_millis(member.joined_at_ms)} for member in members),
+        session.output,
+        _MEMBERS,
+    )
 
 
 @groups.command()
@@ -128,53 +176,89 @@ def assignments(
     ctx: typer.Context,
     group: Name,
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="As it was at this time, in ISO 8601; UTC if it says no other.")
+        str | None, typer.Option(metavar="TIME", help="Show the assignments at this time; ISO 8601, by default UTC.")
     ] = None,
 ) -> None:
-    """Who has which partition, since when and why; target: who is to have it.
+    """Show the owner of each partition, since when, and why.
 
-    What was at a time is known for group.history.ms, once it is in the tables, and without targets.
+    target: the member that will own the partition next. delay_left_ms: how much longer an unbound partition waits for
+    the member that lost it, or a paused partition of a queue group for its owner.
+
+    --at reads the tables, which keep the history for group.history.ms. It shows no targets.
     """
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
         if at is not None:
             show(_assignments_at(mq, group, at), session.output, _ASSIGNMENTS_AT)
             return
-        rows = ({**asdict(one), "since": of_millis(one.since_ms)} for one in mq.groups.assignments(group))
+        rows = (
+            {**asdict(assignment), "since": from_millis(assignment.since_ms)}
+            for assignment in mq.groups.assignments(group)
+        )
         show(rows, session.output, _ASSIGNMENTS)
 
 
-@groups.command(help=f"Make a group, with its settings, before its first member comes. {NEEDS_ANSWER}")
+@groups.command()
+def handoffs(
+    ctx: typer.Context,
+    group: Name,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys",
+            help="Count the keys whose messages both members acknowledged. This reads the keys of all these messages.",
+        ),
+    ] = False,
+) -> None:
+    """Show how partitions moved between members: when, how long it took, and how many messages were redelivered.
+
+    A key is cut if both members acknowledged messages with it; for the new owner, messages committed so far count.
+    cut_keys is empty without --keys, while the partition has no owner, and where messages were deleted. The tables
+    keep the history for group.history.ms.
+    """
+    from lakemq.jobs.handoffs import count_cut_keys, read_handoffs
+
+    session = get_session(ctx)
+    with session.connect() as mq:
+        moves = read_handoffs(mq, group)
+        counts = count_cut_keys(mq, moves) if keys else [None] * len(moves)
+        rows = [{**asdict(move), "cut_keys": count} for move, count in zip(moves, counts, strict=True)]
+        show(rows, session.output, _HANDOFFS)
+
+
+@groups.command(help=f"Create a group with its settings before its first member joins. {NEEDS_SEQUENCER}")
 def create(ctx: typer.Context, group: Name, config: Config = None) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
+    session = get_session(ctx)
+    with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.create(group, parse_config(config or []))
-        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
-@groups.command(help=f"Change settings of a group. {NEEDS_ANSWER}")
+@groups.command(help=f"Change settings of a group. {NEEDS_SEQUENCER}")
 def alter(
     ctx: typer.Context,
     group: Name,
     config: Config = None,
     reset: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A setting that gets its default back; repeatable.")
+        list[str] | None, typer.Option(metavar="KEY", help="Reset a setting to its default; repeatable.")
     ] = None,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session = session_of(ctx)
+    session = get_session(ctx)
     changes: dict[str, Any] = {**parse_config(config or []), **dict.fromkeys(reset or ())}
     if not changes:
-        raise typer.BadParameter("nothing to change", param_hint="lakemq groups alter")
-    with session.connect() as mq, answered(mq):
+        raise typer.BadParameter("there is nothing to change", param_hint="lakemq groups alter")
+    with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.alter(group, changes)
-        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
-@groups.command("remove-members", help=f"Members go, and what they had is given to others at once. {NEEDS_ANSWER}")
+@groups.command(
+    "remove-members", help=f"Remove members; their partitions are assigned to others at once. {NEEDS_SEQUENCER}"
+)
 def remove_members(
     ctx: typer.Context,
     group: Name,
@@ -184,36 +268,39 @@ def remove_members(
     ] = None,
 ) -> None:
     if not member and not instance:
-        raise typer.BadParameter("who is to go?", param_hint="--member or --instance")
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
+        raise typer.BadParameter("name at least one member", param_hint="--member or --instance")
+    session = get_session(ctx)
+    with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.remove_members(group, member or [], instance or [])
-        show([_described(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command()
 def lag(ctx: typer.Context, group: Name) -> None:
-    """Per partition how far a group has committed, and how much is left up to the last stable offset.
+    """Show the committed offset and the lag of a group per partition, up to the last stable offset.
 
-    Markers and aborted messages count as left, too. pending: the open transaction that has offsets for the partition.
+    lag counts the offsets from next_offset on, including markers and aborted messages. counted_from says what
+    next_offset is. committed: the committed offset. start: where the group starts, before its first commit. log_start:
+    the start of the log, while the group has no start yet; then lag is the largest possible. pending: the open
+    transaction that holds offsets for the partition.
     """
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
         show(map(_lag, mq.groups.lag(group)), session.output, _COLUMNS)
 
 
 def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]:
-    """As the tables tell it. Raises GroupIdNotFound."""
-    from lakemq.jobs.sql import connected
+    """Read the assignments at a time from the tables. Raises GroupIdNotFound."""
+    from lakemq.jobs.sql import connect_duckdb
 
     try:
         time = parse_time(at)
     except ValueError:
-        raise typer.BadParameter(f"{at!r} is no time in ISO 8601", param_hint="--at") from None
+        raise typer.BadParameter(f"{at!r} is not a time in ISO 8601", param_hint="--at") from None
     mq.groups.describe(group)
-    with connected(mq.namespace) as tables:
-        found = tables.execute(_AT, {"group": group, "at": time}).fetchall()
-    return [dict(zip(_ASSIGNMENTS_AT, row, strict=True)) for row in found]
+    with connect_duckdb(mq.namespace) as tables:
+        rows = tables.execute(_AT, {"group": group, "at": time}).fetchall()
+    return [dict(zip(_ASSIGNMENTS_AT, row, strict=True)) for row in rows]
 
 
 _AT = """\
@@ -223,22 +310,35 @@ WHERE "group" = $group AND since <= $at AND (until > $at OR until IS NULL)
 ORDER BY topic, partition"""
 
 
-def _described(one: GroupInfo) -> dict[str, Any]:
-    return {**asdict(one), "idle_since": of_millis(one.idle_since_ms), "expires_at": of_millis(one.expires_at_ms)}
+def _settings(info: GroupInfo) -> list[dict[str, Any]]:
+    return [
+        {"group": info.group, "setting": key, "value": str(value), "set": "yes" if key in info.config else "default"}
+        for key, value in sorted(info.settings.items())
+    ]
 
 
-def _lag(one: PartitionLag) -> dict[str, Any]:
+def _to_record(info: GroupInfo) -> dict[str, Any]:
     return {
-        "group": one.group,
-        "topic": one.topic,
-        "partition": one.partition,
-        "committed_offset": one.committed_offset,
-        "last_stable_offset": one.last_stable_offset,
-        "high_watermark": one.high_watermark,
-        "lag": one.lag,
-        "deleted": one.deleted,
-        "expired": one.expired,
-        "committed_at": of_millis(one.committed_at_ms),
-        "metadata": one.metadata,
-        "pending": one.pending,
+        **asdict(info),
+        "idle_since": from_millis(info.idle_since_ms),
+        "expires_at": from_millis(info.expires_at_ms),
+    }
+
+
+def _lag(row: PartitionLag) -> dict[str, Any]:
+    return {
+        "group": row.group,
+        "topic": row.topic,
+        "partition": row.partition,
+        "committed_offset": row.committed_offset,
+        "next_offset": row.next_offset,
+        "counted_from": row.counted_from,
+        "last_stable_offset": row.last_stable_offset,
+        "high_watermark": row.high_watermark,
+        "lag": row.lag,
+        "deleted": row.deleted,
+        "expired": row.expired,
+        "committed_at": from_millis(row.committed_at_ms),
+        "metadata": row.metadata,
+        "pending": row.pending,
     }

@@ -1,14 +1,15 @@
-"""`lakemq fetch` and `lakemq tail`: messages to stdout."""
+"""`lakemq fetch` and `lakemq tail`: print messages."""
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import session_of
-from lakemq.jobs.commands.publish import progress
+from lakemq.jobs.commands.context import get_session
+from lakemq.jobs.commands.publish import show_progress
 from lakemq.jobs.commands.times import parse_position
 from lakemq.jobs.output import MessagePrinter
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
-Isolation = Annotated[str, typer.Option(metavar="read_committed|read_uncommitted", help="What is visible.")]
+Isolation = Annotated[str, typer.Option(metavar="read_committed|read_uncommitted", help="Which messages are visible.")]
 
-_POSITION = "earliest, latest, an offset for all partitions, or a time in ISO 8601 (UTC unless it says otherwise)"
+_LAST = re.compile("-([1-9][0-9]{0,17})")
+"""A position counted from the end, such as -10."""
+
+_POSITION = "earliest, latest, an offset for all partitions, or a time in ISO 8601 (by default UTC)"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,31 +34,42 @@ def fetch(
     ctx: typer.Context,
     topic: Topic,
     start: Annotated[
-        str, typer.Option("--from", metavar="POSITION", help=f"Where to begin: {_POSITION}.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help=f"Where to start: {_POSITION}; or -N: the last N messages of each partition before --to.",
+        ),
     ] = "earliest",
     end: Annotated[
-        str, typer.Option("--to", metavar="POSITION", help="Where to end, itself not included; as --from.")
+        str, typer.Option("--to", metavar="POSITION", help="Where to end, exclusive; values as for --from.")
     ] = "latest",
     partition: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Only this partition; repeatable. Otherwise all.")
+        list[int] | None, typer.Option(metavar="N", help="Only this partition; repeatable. Default: all.")
     ] = None,
     isolation: Isolation = "read_committed",
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many messages.")] = None,
-    include_expired: Annotated[bool, typer.Option("--include-expired", help="Those that have expired, too.")] = False,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print at most N messages.")] = None,
+    include_expired: Annotated[bool, typer.Option("--include-expired", help="Also print expired messages.")] = False,
 ) -> None:
-    """Print messages, by partition and offset.
+    """Print messages by partition and offset.
 
-    Keys and values are shown as UTF-8 text; where they are not, JSON and CSV have key_base64 or value_base64 instead.
+    Keys and values are printed as UTF-8 text. If one is not UTF-8, JSON and CSV have key_base64 or value_base64
+    instead.
     """
-    first, last = _position(start, "--from"), _position(end, "--to")
-    session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
+    counted = _LAST.fullmatch(start)
+    # a count from the end is resolved below, when the ends are known
+    first, last = "earliest" if counted else _position(start, "--from"), _position(end, "--to")
+    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
     with session.connect() as mq:
         how = {"isolation": _isolation(isolation), "partitions": partition or None, "include_expired": include_expired}
-        found = mq.fetch(topic, start=first, end=last, **how)
-        total = found.plan.record_count if limit is None else min(limit, found.plan.record_count)
+        if counted:
+            ends = {range_.partition: range_.end for range_ in mq.fetch(topic, end=last, **how).plan.ranges}
+            first, last = _last(mq, topic, _isolation(isolation), ends, int(counted[1])), ends
+        fetched = mq.fetch(topic, start=first, end=last, **how)
+        total = fetched.plan.record_count if limit is None else min(limit, fetched.plan.record_count)
         done = 0
         with _quiet_progress(lambda: done / max(total, 1)) as tell:
-            for table in found.pieces(total):
+            for table in fetched.pieces(total):
                 printer.write(table)
                 done += table.num_rows
                 tell(done)
@@ -64,24 +79,29 @@ def fetch(
 def tail(
     ctx: typer.Context,
     topic: Topic,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new messages until interrupted.")
+    ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, metavar="N", help="The last so many of each partition.")
+        int, typer.Option("--lines", "-n", min=0, metavar="N", help="The last N messages of each partition.")
     ] = 10,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="POSITION", help=f"Begin here instead: {_POSITION}.")
+        str | None,
+        typer.Option("--from", metavar="POSITION", help=f"Start here instead: {_POSITION}; or -N, the same as -n N."),
     ] = None,
     isolation: Isolation = "read_committed",
 ) -> None:
-    """Print the newest messages, and with --follow those that come."""
-    first = None if start is None else _position(start, "--from")
-    session, printer = session_of(ctx), MessagePrinter(session_of(ctx).output)
+    """Print the newest messages, and with --follow also new ones as they arrive."""
+    counted = _LAST.fullmatch(start or "")
+    first = None if start is None or counted else _position(start, "--from")
+    lines = int(counted[1]) if counted else lines
+    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
     with session.connect() as mq:
         level = _isolation(isolation)
         ends = mq.end_offsets(topic, level)
         begin = _last(mq, topic, level, ends, lines) if first is None else first
-        found = mq.fetch(topic, isolation=level, start=begin, end=ends)
-        for table in found.pieces():
+        fetched = mq.fetch(topic, isolation=level, start=begin, end=ends)
+        for table in fetched.pieces():
             printer.write(table)
         printer.close()
         if follow:
@@ -93,21 +113,25 @@ def tail(
 
 
 def _last(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:
-    """Where the last messages of each partition begin; markers and what was aborted have offsets, too."""
+    """Return the offset at which the last `lines` messages of each partition start.
+
+    Markers and aborted messages have offsets too, so subtracting from the end is not enough: this widens the range
+    fourfold until it holds enough messages, or the log begins.
+    """
     first = mq.beginning_offsets(topic)
-    begin, left, reach = dict(ends), {p: end for p, end in ends.items() if lines and p in first}, lines
-    while left:
-        starts = {p: max(first[p], end - reach) for p, end in left.items()}
-        segments = mq.fetch(topic, isolation=isolation, start=starts, end=left).plan.segments
+    begin, unresolved, reach = dict(ends), {p: end for p, end in ends.items() if lines and p in first}, lines
+    while unresolved:
+        starts = {p: max(first[p], end - reach) for p, end in unresolved.items()}
+        segments = mq.fetch(topic, isolation=isolation, start=starts, end=unresolved).plan.segments
         columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
         begin |= starts
         missing = dict.fromkeys(starts, lines)
         for partition, base, count in reversed(list(zip(*columns, strict=True))):
             if missing[partition]:
-                taken = min(count, missing[partition])
-                missing[partition] -= taken
-                begin[partition] = base + count - taken
-        left = {p: left[p] for p, lacking in missing.items() if lacking and starts[p] > first[p]}
+                used = min(count, missing[partition])
+                missing[partition] -= used
+                begin[partition] = base + count - used
+        unresolved = {p: unresolved[p] for p, lacking in missing.items() if lacking and starts[p] > first[p]}
         reach *= 4
     return begin
 
@@ -116,7 +140,8 @@ def _position(text: str, option: str) -> Any:
     try:
         return parse_position(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+        also = ", or -N: the last N messages" if option == "--from" else ""
+        raise typer.BadParameter(f"{error}{also}", param_hint=option) from None
 
 
 def _isolation(text: str) -> Any:
@@ -126,7 +151,7 @@ def _isolation(text: str) -> Any:
 
 
 def _quiet_progress(fraction: Any) -> Any:
-    """A bar only where it does not run into the messages: when they go somewhere else than to the terminal."""
+    """Show a progress bar only if the messages do not go to the same terminal."""
     from contextlib import nullcontext
 
-    return nullcontext(lambda count: None) if sys.stdout.isatty() else progress("fetched", fraction)
+    return nullcontext(lambda count: None) if sys.stdout.isatty() else show_progress("fetched", fraction)

@@ -1,4 +1,4 @@
-"""`lakemq init`, `serve`, `step`, `catalog`, `doctor`, `audit`: a namespace as a whole."""
+"""`lakemq init`, `serve`, `step`, `catalog`, `doctor` and `audit`: commands for a whole namespace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
 
@@ -24,12 +24,12 @@ def init(
     shared_with_group: Annotated[
         bool,
         typer.Option(
-            "--shared-with-group", help="All in it is for the folder's group to read and write, whatever umask."
+            "--shared-with-group", help="Let the folder's group read and write everything in it, whatever the umask."
         ),
     ] = False,
 ) -> None:
     """Make a namespace at --path: all tables, empty. One that is there already keeps all it holds."""
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect(create=True, shared_with_group=shared_with_group) as mq:
         made = {"path": mq.namespace.path, "topics": len(mq.topics.list())}
     show([made], session.output, tuple(made))
@@ -40,11 +40,13 @@ def serve(ctx: typer.Context) -> None:
 
     While another one leads, this one stands by and takes over when the other stops or dies.
     """
-    from lakemq.jobs.logs import told_on_stderr
-    from lakemq.jobs.serve import serve_until_stopped
+    from lakemq.jobs.logs import log_to_stderr
+    from lakemq.jobs.native_memory import choose_allocator
+    from lakemq.jobs.serve import serve_until_signal
 
-    with session_of(ctx).connect() as mq, told_on_stderr(logging.INFO):
-        serve_until_stopped(mq)
+    choose_allocator()
+    with get_session(ctx).connect() as mq, log_to_stderr(logging.INFO):
+        serve_until_signal(mq)
 
 
 def step(
@@ -53,16 +55,21 @@ def step(
         bool, typer.Option("--until-idle", help="Go on until no letter waits and nothing is overdue.")
     ] = False,
     wait_ms: Annotated[
-        int, typer.Option(min=0, metavar="MS", help="How long to wait while another sequencer leads.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="How long to wait while another sequencer leads. Left out: until it shows life, at most lease.ms.",
+        ),
+    ] = None,
 ) -> None:
     """Decide what waits, project it, and end: for schedules, in place of `serve`.
 
-    Refused with NOT_LEADER while another sequencer leads.
+    Refused with NOT_LEADER while another sequencer leads. The lease of one that was killed is taken over.
     """
     from lakemq.jobs.step import run_steps
 
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
         letters = run_steps(mq, until_idle, wait_ms)
     show([{"letters": letters}], session.output, ("letters",))
@@ -74,26 +81,31 @@ def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql. As of a step or a time they are in a database of
     their own.
     """
-    from lakemq.engine.namespace.snapshot import moment_of
-    from lakemq.tables.storage.catalog import catalog_sql
+    from lakemq.engine.namespace.snapshot import find_moment
+    from lakemq.tables.storage.catalog import catalog_sql, database_name
 
-    moment = parse_as_of(as_of)
-    with session_of(ctx).connect() as mq:
-        store = mq.namespace.store
-        typer.echo(catalog_sql(mq.namespace.path, store, moment_of(store, moment)), nl=False)
+    session, moment = get_session(ctx), parse_as_of(as_of)
+    with session.connect() as mq:
+        store, path = mq.namespace.store, mq.namespace.path
+        at = find_moment(store, moment)
+        script = catalog_sql(path, store, at)
+    if session.output is Output.table:
+        typer.echo(script, nl=False)
+    else:
+        show([{"database": database_name(path, at), "sql": script}], session.output, ("database", "sql"))
 
 
 def doctor(
     ctx: typer.Context,
     spark: Annotated[
         bool | None,
-        typer.Option("--spark/--no-spark", help="Whether to check what only Spark needs; else where it is there."),
+        typer.Option("--spark/--no-spark", help="Also check what only Spark needs. Default: if PySpark is installed."),
     ] = None,
 ) -> None:
-    """Check this machine and, with --path, the namespace; say how to mend what is found. Exit code 1: something is."""
+    """Check this machine and, with --path, the namespace, and say how to fix problems. Exit code 1: a check failed."""
     from lakemq.jobs.doctor.examination import examine
 
-    session = session_of(ctx)
+    session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark
     findings = list(examine(session.path, session.conf, session.storage_options, spark))
     records = [
@@ -112,33 +124,33 @@ def audit(
     docs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write Great Expectations' Data Docs (HTML) there.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="What is only a warning counts, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
 ) -> None:
-    """Check that the namespace holds what it must: dense offsets, rows where they belong, nothing lost or doubled.
+    """Check the invariants of the namespace: dense offsets, rows in their places, no message lost or duplicated.
 
-    As of the last projection, while a sequencer serves or not. Each rule is an expectation of Great Expectations. Exit
-    code 1: one does not hold.
+    The audit reads the tables as of the last projection, whether a sequencer serves or not. Each rule is an expectation
+    of Great Expectations. Exit code 1: a rule is broken.
     """
     from lakemq.jobs.audit import audit as audit_of
 
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
-        found = audit_of(mq.namespace, docs)
+        result = audit_of(mq.namespace, docs)
     records = [
         {
-            "rule": one.rule.says,
-            "state": "ok" if not one.broken else "warning" if one.rule.is_warning else "BROKEN",
-            "table": one.rule.table,
-            "measured": one.rule.column,
-            "rows": one.rows,
-            "broken": one.broken,
-            "where": ", ".join(one.where),
+            "rule": outcome.rule.says,
+            "state": "ok" if not outcome.broken else "warning" if outcome.rule.is_warning else "BROKEN",
+            "table": outcome.rule.table,
+            "measured": outcome.rule.column,
+            "rows": outcome.rows,
+            "broken": outcome.broken,
+            "where": ", ".join(outcome.where),
         }
-        for one in found.outcomes
+        for outcome in result.outcomes
     ]
     show(records, session.output, tuple(records[0]))
     if session.output is Output.table:
-        since = "nothing was replayed" if found.after_step is None else f"replayed from step {found.after_step} on"
-        note(f"as of step {found.step}; {since}" + (f"; {docs / 'index.html'}" if docs else ""))
-    if not found.holds(strict):
+        since = "nothing was replayed" if result.after_step is None else f"replayed from step {result.after_step} on"
+        note(f"as of step {result.step}; {since}" + (f"; {docs / 'index.html'}" if docs else ""))
+    if not result.holds(strict):
         raise typer.Exit(1)

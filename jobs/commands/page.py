@@ -1,4 +1,4 @@
-"""docs/command.md, from the command itself: `python -m lakemq.jobs.commands.page > docs/command.md`."""
+"""Generate docs/command.md from the command itself: `python -m lakemq.jobs.commands.page > docs/command.md`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTRODUCTION = f"""# The command
 
 <!-- Written by `make docs` from jobs/cli.py and jobs/commands/; changes belong there. -->
 
-`lakemq` works without a JVM. `lakemq --help` and `lakemq COMMAND --help` say what follows.
+`lakemq` works without a JVM. `lakemq --help` and `lakemq COMMAND --help` print the same text as this page.
 
 ```
 export LAKEMQ_PATH=data/mq
@@ -31,37 +31,55 @@ lakemq fetch flights --limit 5
 lakemq serve                       # in another terminal, for as long as there is work
 ```
 
-Data goes to stdout, all else to stderr; what is refused or fails is one line `NAME: message`. NAME is one of the
-[errors](errors.md), or `SQL_ERROR` (DuckDB's), or `INTERRUPTED` (by a signal), or `INTERNAL_ERROR` (a bug: with
-`{TRACE_VARIABLE}=1` there is a stack trace to report).
+Data goes to stdout, everything else to stderr. An error is one line `NAME: message`. NAME is one of the
+[errors](errors.md), or `SQL_ERROR` (from DuckDB), `CONFIRMATION_REQUIRED` (see below), `INTERRUPTED` (by a signal), or
+`INTERNAL_ERROR` (a bug: `{TRACE_VARIABLE}=1` prints a stack trace to report).
 
-| exit code | what it says |
+| exit code | meaning |
 |---|---|
 {_EXIT_CODES}
-| 130, 143 | interrupted by SIGINT or SIGTERM, within two seconds; `serve` finishes its step and ends with 0 |
-| 141 | whoever read the output had enough, as in a pipe into `head` |
+| 130, 143 | interrupted by SIGINT or SIGTERM, within two seconds; `serve`, and SIGINT with `--follow`, end with 0 |
+| 141 | the reader closed the pipe, as `head` does |
 
-A command that waits for an answer for more than two seconds says on stderr for whom. One that is interrupted meanwhile
-says so, and that the outcome is unknown: what it asked for may still be decided.
+A command that waits more than two seconds for an answer says on stderr which sequencer is silent. If you interrupt it,
+it says that the outcome is unknown: the request may still take effect.
 
-`--output table` is for eyes: control characters are shown escaped, and a key or value that is not UTF-8 as
-`base64:...`. `--output json` prints one object a line, `--output csv` a header and a line per record. In both, what is
-not UTF-8 stands in `key_base64` or `value_base64` instead of `key` or `value`, so that nothing is lost, and
-`lakemq publish` reads it back. What JSON has no number for (`NaN`, a decimal with more digits
-than a double) is text in it. In CSV nothing at all is null, and `""` is an empty text. A pipe gets no colour."""
+Commands that delete something permanently ask for confirmation on stderr: `topics delete` and `delete-records`,
+`groups delete` and `delete-offsets`, `delayed purge` and `cancel` by a condition, `dead-letters purge`.
+`--yes` answers for you. Without it, a script (stdin is not a terminal) is refused with `CONFIRMATION_REQUIRED`, exit
+code 2, and nothing changes.
+
+`publish` and `fetch` show a progress bar on stderr if that is a terminal. `fetch` shows none while its messages go to
+the same terminal.
+
+`--output table` is for people: it escapes control characters and shows a key or value that is not UTF-8 as
+`base64:...`. `--output json` prints one object per line, for every command except `spark-sql`. `--output csv` prints a
+header and a line per record. Both put a key or value that is not UTF-8 into `key_base64` or `value_base64`, so that
+nothing is lost; `lakemq publish` reads these fields back. JSON has texts where it has no number (`NaN`, a decimal with
+more digits than a double). In CSV an empty field is null, and `""` is an empty text. A pipe gets no colour.
+
+## Completion in the shell
+
+`lakemq --install-completion` sets up completion of commands and options with the Tab key for your shell (bash, zsh,
+fish). It works from the next shell on. `lakemq --show-completion` prints the script instead. To name the
+shell yourself, or for the current shell only:
+
+```sh
+eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"
+```"""
 
 
 def command_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     root = typer.main.get_command(app)
-    blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or behind the command."]
+    blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or after the command."]
     for path, command in _commands(root, "lakemq"):
         blocks += [f"## {path}", _text(command.help), *_parameters(command)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """All commands below a group with the words that call them, in the order of `--help`."""
+    """Yield all commands below a group with the words that call them, in the order of `--help`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _commands(command, f"{path} {name}")
@@ -77,7 +95,7 @@ def _parameters(command: Any) -> list[str]:
     rows = [_row(p) for p in command.params if "--help" not in p.opts]
     if not rows:
         return []
-    return ["\n".join(["| option | default | what |", "|---|---|---|", *rows])]
+    return ["\n".join(["| option | default | meaning |", "|---|---|---|", *rows])]
 
 
 def _row(parameter: Any) -> str:
@@ -85,9 +103,9 @@ def _row(parameter: Any) -> str:
     names = [*parameter.opts, *parameter.secondary_opts] if kind == "option" else [parameter.metavar or parameter.name]
     takes = "" if kind == "argument" or _is_flag(parameter) else f" {_metavar(parameter)}"
     shown = ", ".join(f"`{name}{takes}`" for name in names).replace("|", "\\|")
-    what = (parameter.help or "").replace("|", "\\|")
+    meaning = (parameter.help or "").replace("|", "\\|")
     variable = f" Also `${parameter.envvar}`." if parameter.envvar else ""
-    return f"| {shown} | {_default(parameter)} | {what}{variable} |"
+    return f"| {shown} | {_default(parameter)} | {meaning}{variable} |"
 
 
 def _is_flag(parameter: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`lakemq publish`: the lines or rows of a file become messages."""
+"""`lakemq publish`: publish the lines or rows of a file as messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, TtlMs, moment_of
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.output import note, show
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.publish.flush_report import AcknowledgedSpan, FlushReport
     from lakemq.engine.client.publish.producer import Producer
-    from lakemq.engine.client.publish.told import Flushed, Span
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
-The value is the column --value-column, else all of it: the JSON line, the CSV or Parquet row as a JSON object.
-Text goes as UTF-8, anything else as its JSON; for a missing column x, x_base64 is taken and decoded.
-The file is read and sent in pieces, each of which is published whole or not at all, and only once.
+The value of a message is the column --value-column. Without it, it is the JSON line, or the CSV or Parquet row as a
+JSON object. Text is sent as UTF-8, anything else as JSON. If column x is missing, x_base64 is decoded instead.
+The file is read and sent in pieces. Each piece is published as a whole or not at all, and only once.
 
-A column that the file does not have is refused; of JSON lines, a field that no line so far has had. Lines without a
-field that others have are published without it, and counted on stderr. Where rows were refused, the exit code is
+A column that the file lacks is refused, and so is a JSON field that no line so far has. A line without a field that
+other lines have is published without it; stderr shows how many. If rows were refused, the exit code is
 {Exit.DATA_REFUSED.value}.
 
-{NEEDS_ANSWER}"""
+{NEEDS_SEQUENCER}"""
 
 _AS_READ = dict.fromkeys(("key", "value", "headers", "timestamp", "partition"))
 _FORMATS = ("jsonl", "lines", "csv", "parquet")
@@ -44,23 +44,19 @@ def add_to(app: typer.Typer) -> None:
 def publish(
     ctx: typer.Context,
     topic: Annotated[str, typer.Option(help="The topic, or a destination that topics subscribe to.")],
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file (.gz is unpacked); - is stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="A file (.gz is decompressed); - is stdin.")] = "-",
     format: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(_FORMATS), help="How the file is written; else its name says it; for stdin jsonl."
-        ),
+        typer.Option(metavar="|".join(_FORMATS), help="The file format. Default: by the file's name; for stdin jsonl."),
     ] = None,
-    key_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column that is the key.")] = None,
-    value_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column that is the value.")] = None,
-    headers_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column that has the headers.")
-    ] = None,
+    key_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the key.")] = None,
+    value_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the value.")] = None,
+    headers_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the headers.")] = None,
     timestamp_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column that is the timestamp.")
+        str | None, typer.Option(metavar="COLUMN", help="The column with the timestamp.")
     ] = None,
     partition_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column that is the partition.")
+        str | None, typer.Option(metavar="COLUMN", help="The column with the partition.")
     ] = None,
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
@@ -69,58 +65,60 @@ def publish(
         str,
         typer.Option(
             metavar="dead_letter|fail",
-            help="Rows that cannot be messages: into dead_letters, the rest is published; or the piece is refused.",
+            help="For rows that cannot be messages: write them to dead_letters and publish the rest, or fail.",
         ),
     ] = "dead_letter",
 ) -> None:
     if on_error not in ("dead_letter", "fail"):
         raise typer.BadParameter(f"{on_error!r} is neither dead_letter nor fail", param_hint="--on-error")
-    from lakemq.engine.client.publish.given import selected
+    from lakemq.engine.client.publish.input_rows import select_message_columns
     from lakemq.jobs.commands.fields import Columns, FieldCounts
     from lakemq.jobs.commands.rows import read
 
     if deliver_at is not None and delay_ms is not None:
-        raise typer.BadParameter("with --delay-ms there is none", param_hint="--deliver-at")
-    times = {"deliver_at": moment_of(deliver_at), "delay_ms": delay_ms, "ttl_ms": ttl_ms}
-    session, chosen = session_of(ctx), _format(format, file)
+        raise typer.BadParameter("it does not go with --delay-ms", param_hint="--deliver-at")
+    times = {"deliver_at": parse_moment_option(deliver_at), "delay_ms": delay_ms, "ttl_ms": ttl_ms}
+    session, file_format = get_session(ctx), _format(format, file)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     sent, counts = _Sent(), FieldCounts(columns)
     with ExitStack() as stack:
         mq = stack.enter_context(session.connect())
-        stream, fraction = stack.enter_context(_opened(file))
+        stream, fraction = stack.enter_context(_open_input(file))
         producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
-        # before the producer ends: it waits for its answers, and who waits for them says so
-        stack.enter_context(answered(mq))
-        tell = stack.enter_context(progress("published", fraction))
-        stack.enter_context(_noted_where_it_ends(mq, producer, sent))
-        tables = (selected(table, {**_AS_READ, **times}) for table in read(stream, chosen, columns, counts))
+        # entered after the producer, so that it is left before: while the producer closes, slow answers are reported
+        stack.enter_context(ensure_sequencer(mq))
+        tell = stack.enter_context(show_progress("published", fraction))
+        stack.enter_context(_note_published_on_error(mq, producer, sent))
+        tables = (
+            select_message_columns(table, {**_AS_READ, **times}) for table in read(stream, file_format, columns, counts)
+        )
         _send_all(producer, topic, tables, sent, tell)
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
     for field, count in counts.lacking().items():
         note(f"lines without a field {field!r}: {count}; they were published without it")
     if sent.waiting_count:
-        note(f"messages that wait for their time: {sent.waiting_count}")
+        note(f"delayed messages, which wait for their time: {sent.waiting_count}")
     if sent.refused_count:
         note(f"rows refused: {sent.refused_count}; the table dead_letters has the reasons")
         raise typer.Exit(Exit.DATA_REFUSED)
 
 
-def _format(given: str | None, file: str) -> Any:
+def _format(name: str | None, file: str) -> Any:
     from lakemq.jobs.commands.rows import Format, format_of
 
-    if given is not None:
-        if given not in _FORMATS:
-            raise typer.BadParameter(f"{given!r} is none of {', '.join(_FORMATS)}", param_hint="--format")
-        return Format(given)
-    found = Format.jsonl if file == "-" else format_of(file)
-    if found is None:
-        raise typer.BadParameter(f"the name {file!r} does not say how it is written", param_hint="--format")
-    return found
+    if name is not None:
+        if name not in _FORMATS:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_FORMATS)}", param_hint="--format")
+        return Format(name)
+    format_by_name = Format.jsonl if file == "-" else format_of(file)
+    if format_by_name is None:
+        raise typer.BadParameter(f"cannot tell the format from the name {file!r}: give it", param_hint="--format")
+    return format_by_name
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
-    """The file's bytes, and how much of them has been read, as far as that is known."""
+def _open_input(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
+    """Open the file. Yields a stream and a function that returns the fraction read so far, or None if unknown."""
     if file == "-":
         yield sys.stdin.buffer, lambda: None
         return
@@ -147,18 +145,18 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], float | None]]]:
 
 
 class _Sent:
-    """What was acknowledged: per topic and partition the first offset, the last one, and how many."""
+    """The acknowledged messages: first offset, last offset and number per topic and partition."""
 
     def __init__(self) -> None:
         self.count = self.refused_count = self.waiting_count = 0
-        self._spans: dict[tuple[str, int], Span] = {}
+        self._spans: dict[tuple[str, int], AcknowledgedSpan] = {}
 
-    def add(self, flushed: Flushed) -> None:
+    def add(self, flushed: FlushReport) -> None:
         self.refused_count += flushed.refused_count
         self.waiting_count += flushed.waiting_count
         self.count += flushed.waiting_count
         for place, span in flushed.spans.items():
-            self._spans[place] = span.joined(self._spans.get(place))
+            self._spans[place] = span.merge(self._spans.get(place))
             self.count += span.record_count
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -175,9 +173,9 @@ class _Sent:
 def _send_all(
     producer: Producer, topic: str, tables: Iterator[pa.Table], sent: _Sent, tell: Callable[[int], None]
 ) -> None:
-    """While a piece is on its way the next one is read; not more than these two are held.
+    """Send the tables one after the other. The next one is read while one is in flight; no more than two are held.
 
-    `sent` holds what was acknowledged and looked at, also when this raises.
+    `sent` counts the acknowledged messages, also if this raises.
     """
     for table in tables:
         sent.add(producer.flush())
@@ -188,23 +186,23 @@ def _send_all(
 
 
 @contextmanager
-def _noted_where_it_ends(mq: Connection, producer: Producer, sent: _Sent) -> Iterator[None]:
-    """Of what ends too early: how much was published until then."""
+def _note_published_on_error(mq: Connection, producer: Producer, sent: _Sent) -> Iterator[None]:
+    """After an error, say on stderr how many messages were published before it."""
     try:
         yield
     except BaseException as error:
-        # who is interrupted waits for no answer any more
+        # after an interrupt, do not wait for the answer to a pending request
         if isinstance(error, Exception) or mq.requester.waited_ms() is None:
             with suppress(Exception):
                 sent.add(producer.flush())
         if sent.count:
-            note(f"messages published before it ended: {sent.count}")
+            note(f"messages published before the error: {sent.count}")
         raise
 
 
 @contextmanager
-def progress(verb: str, fraction: Callable[[], float | None]) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if that is a terminal; to be told how many messages are done."""
+def show_progress(verb: str, fraction: Callable[[], float | None]) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr if that is a terminal. Call the yielded function with the number of messages."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

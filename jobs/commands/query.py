@@ -1,4 +1,4 @@
-"""`lakemq sql` and `lakemq spark-sql`: DuckDB, or Spark's shell, over the tables of a namespace."""
+"""`lakemq sql` (in DuckDB) and `lakemq spark-sql` (Spark's shell): SQL over the tables of a namespace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import session_of
+from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.times import AsOf, parse_as_of
-from lakemq.jobs.dialects import Dialect
-from lakemq.jobs.output import show
+from lakemq.jobs.dialects import SqlDialect
+from lakemq.jobs.output import note, show
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,46 +21,69 @@ def add_to(app: typer.Typer) -> None:
 def sql(
     ctx: typer.Context,
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="Statements, the last one's result is printed; - reads stdin.")
+        str,
+        typer.Argument(metavar="QUERY", help="SQL statements; the result of the last one is printed. - reads stdin."),
     ],
-    dialect: Annotated[Dialect, typer.Option(help="Whose SQL it is.")] = Dialect.spark,
+    dialect: Annotated[SqlDialect, typer.Option(help="The dialect of the statements.")] = SqlDialect.spark,
     as_of: AsOf = None,
     allow_files: Annotated[
         bool,
         typer.Option(
             "--allow-files",
-            help="The statements may read and write any file, load extensions and change DuckDB's settings.",
+            help="Let the statements read and write any file, load extensions and change DuckDB's settings.",
         ),
     ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Wait until the tables hold everything decided so far, but at most this long. If no sequencer updates"
+            " them, this command runs one.",
+        ),
+    ] = None,
 ) -> None:
     """Query the tables and views (log, log_committed, open_transactions, ...) in Spark's SQL, without a JVM.
 
-    Everything is as of the last projection, at most a second old while a sequencer serves, or --as-of an earlier one,
-    as far back as reader.grace.ms at least. DuckDB answers: the text is
-    put into its words, with --dialect duckdb it is in them. Keys and values are bytes: CAST(value AS STRING) is their
-    text, and get_json_object(CAST(value AS STRING), '$.user') a field of it. A text in double quotes is a text, as in
-    Spark; a name that is no plain word stands in backticks.
+    The result is as of the last projection, which is at most a second old while a sequencer serves. --as-of reads an
+    earlier one, at least as far back as reader.grace.ms. If the journal is ahead of the tables, a line on stderr says
+    by how many steps; --wait waits for them. DuckDB runs the query, translated from Spark's SQL; --dialect duckdb takes
+    DuckDB's own SQL. Keys and values are bytes: CAST(value AS STRING) is their text, and
+    get_json_object(CAST(value AS STRING), '$.user') is a JSON field. As in Spark, double quotes enclose a text, and
+    backticks a name that is not a plain word.
 
-    The statements reach the tables and views, and nothing else: no file (COPY, ATTACH, read_csv, ...), no network, no
-    extension, no setting of DuckDB, unless --allow-files is given.
+    The statements can reach only the tables and views: no files (COPY, ATTACH, read_csv, ...), no network, no
+    extensions and no settings of DuckDB, unless --allow-files is given.
     """
+    if wait is not None and as_of is not None:
+        raise typer.BadParameter("it contradicts --as-of, whose result does not change", param_hint="--wait")
+    from lakemq.engine.namespace.snapshot import take_snapshot
+    from lakemq.jobs.freshness import find_projection_lag, wait_for_projection
     from lakemq.jobs.sql import run_query
 
-    session = session_of(ctx)
+    session = get_session(ctx)
     text = _from_stdin() if query == "-" else query
     with session.connect() as mq:
-        columns, rows = run_query(mq.namespace, text, allow_files, dialect, parse_as_of(as_of))
+        if wait is not None:
+            wait_for_projection(mq, wait)
+        snapshot = take_snapshot(mq.namespace.store, parse_as_of(as_of))
+        columns, rows = run_query(mq.namespace, text, allow_files, dialect, snapshot=snapshot)
+        if as_of is None and (lag := find_projection_lag(mq.namespace, snapshot.watermark.step)).steps_behind:
+            note(f"{lag} (--wait SECONDS waits for these steps)" if wait is None else str(lag))
         show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
 
 
 def spark_sql(
     ctx: typer.Context,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="For spark-sql, such as -- -e QUERY.")
+        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments for spark-sql, such as -- -e QUERY.")
     ] = None,
     as_of: AsOf = None,
     archive: Annotated[
-        bool, typer.Option("--archive", help="Keep the classes it has loaded, 170 MB: it starts in half the time then.")
+        bool,
+        typer.Option(
+            "--archive", help="Keep the loaded Java classes (170 MB), so that later starts take half the time."
+        ),
     ] = False,
 ) -> None:
     """Start Spark's own spark-sql with the tables and views, in their database. It leaves nothing behind.
@@ -69,7 +92,7 @@ def spark_sql(
     """
     from lakemq.jobs.spark_shell import run_spark_sql
 
-    with session_of(ctx).connect() as mq:
+    with get_session(ctx).connect() as mq:
         code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))
     raise typer.Exit(code)
 

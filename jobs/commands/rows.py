@@ -1,7 +1,7 @@
-"""Files of messages-to-be, read piece by piece: JSON lines, plain lines, CSV, Parquet -> tables that can be published.
+"""Read JSON lines, plain lines, CSV and Parquet piece by piece, as tables that can be published.
 
-A table has `value`, and `key`, `headers`, `timestamp`, `partition` where a column was named for them. Memory is bounded
-by the size of a piece, whatever the size of the file.
+A table has the column `value`, and `key`, `headers`, `timestamp` and `partition` if the caller named columns for them.
+The size of a piece bounds the memory, whatever the size of the file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PIECE_BYTES = 4 << 20
 PIECE_ROWS = 100_000
 MAX_LINE_BYTES = 64 << 20
 
-# How long a pipe may be silent before what has come is passed on.
+# How long a pipe may be silent before the bytes read so far are passed on.
 _SILENCE_S = 0.05
 
 
 class Format(str, Enum):
-    """How a file holds messages."""
+    """The format of a file with messages."""
 
     jsonl = "jsonl"
     lines = "lines"
@@ -50,14 +50,14 @@ _BY_ENDING = {
 
 
 def format_of(name: str) -> Format | None:
-    """What the name of a file says (`.gz` put aside); None: nothing."""
+    """Return the format that a file's name tells, without `.gz`; None if it tells none."""
     return _BY_ENDING.get(name.removesuffix(".gz").rpartition(".")[2].lower())
 
 
 def read(stream: BinaryIO, format: Format, columns: Columns, counts: FieldCounts) -> Iterator[pa.Table]:
-    """The messages of a file, in order. counts: of its lines, if JSON. Raises InvalidRecord naming the place."""
+    """Yield the messages of a file in order. counts: counts the fields of JSON lines. Raises InvalidRecord."""
     readers: dict[Format, Callable[[BinaryIO, Columns], Iterator[pa.Table]]] = {
-        Format.jsonl: lambda given, named: _read_json(given, named, counts),
+        Format.jsonl: lambda file, names: _read_json(file, names, counts),
         Format.lines: _read_lines,
         Format.csv: _read_csv,
         Format.parquet: _read_parquet,
@@ -83,7 +83,7 @@ def _read_lines(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines without their ends, in pieces; and the number of the first, from 1."""
+    """Yield pieces of lines without their line ends, each with the number of its first line, from 1."""
     number, rest = 1, b""
     for block in _blocks(stream):
         *lines, rest = (rest + block).split(b"\n")
@@ -99,7 +99,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """What comes, in blocks of up to PIECE_BYTES; a pipe that falls silent does not hold back what came."""
+    """Yield blocks of up to PIECE_BYTES. If a pipe falls silent, the bytes read so far are a block."""
     read = getattr(stream, "read1", stream.read)
     parts: list[bytes] = []
     size = 0
@@ -144,7 +144,7 @@ def _read_csv(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
 
 
 def _csv_header(stream: BinaryIO) -> list[str]:
-    """The names in the first record; the stream stands behind it."""
+    """Read the names in the first record, and leave the stream behind it."""
     try:
         lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
         names = next(csv.reader(lines, strict=True), [])
@@ -152,7 +152,7 @@ def _csv_header(stream: BinaryIO) -> list[str]:
         raise InvalidRecord(f"The CSV's header cannot be read: {error}") from None
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidRecord("A column stands twice in the CSV's header.", found=twice[0])
+        raise InvalidRecord("A column occurs twice in the CSV's header.", found=twice[0])
     return names
 
 
@@ -160,7 +160,7 @@ def _read_parquet(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
     try:
         file = pq.ParquetFile(stream if stream.seekable() else io.BytesIO(stream.read()))
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidRecord(f"This is no Parquet file: {error}") from None
+        raise InvalidRecord(f"This is not a Parquet file: {error}") from None
     groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
     bytes_per_row = max((g.total_byte_size // max(g.num_rows, 1) for g in groups), default=0)
     rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(bytes_per_row, 1)))

@@ -1,4 +1,4 @@
-"""Times and positions as they are written on a command line or in a file."""
+"""Parse times and positions from a command line or a file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 DeliverAt = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="A time in ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."),
+    typer.Option(metavar="TIME", help="Deliver at this time: ISO 8601 (by default UTC), or milliseconds since 1970."),
 ]
-DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="So many milliseconds from now.")]
-TtlMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="Delivered for so many milliseconds.")]
+DelayMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="Deliver N milliseconds from now.")]
+TtlMs = Annotated[int | None, typer.Option(min=0, metavar="N", help="Time to live: deliver within N milliseconds.")]
 
 AsOf = Annotated[
-    str | None, typer.Option(metavar="STEP|TIME", help="What the tables held at that step, or time (ISO 8601).")
+    str | None, typer.Option(metavar="STEP|TIME", help="Read the tables as of this step, or this time (ISO 8601).")
 ]
 
 _STEP_MAX = 2**63 - 1
@@ -28,24 +28,24 @@ _DURATION = re.compile(
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 time; without an offset it is UTC. Raises ValueError."""
+    """Parse an ISO 8601 time; without an offset it is UTC. Raises ValueError."""
     time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
-def parse_as_of(given: str | None) -> int | datetime | None:
-    """A step, or a time. Ends with a usage message."""
+def parse_as_of(text: str | None) -> int | datetime | None:
+    """Parse a step or a time; raise a usage error if it is neither."""
     try:
-        as_of = None if given is None else parse_moment(given)
+        as_of = None if text is None else parse_moment(text)
     except ValueError:
         as_of = _STEP_MAX + 1
     if isinstance(as_of, int) and as_of > _STEP_MAX:
-        raise typer.BadParameter(f"{given!r} is no step, and no time in ISO 8601", param_hint="--as-of")
+        raise typer.BadParameter(f"{text!r} is neither a step nor a time in ISO 8601", param_hint="--as-of")
     return as_of
 
 
 def parse_moment(text: str) -> datetime | int:
-    """A time, or milliseconds since 1970. Raises ValueError."""
+    """Parse a time, or milliseconds since 1970. Raises ValueError."""
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -54,21 +54,21 @@ def parse_moment(text: str) -> datetime | int:
         raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
 
 
-def moment_of(given: str | None, option: str = "--deliver-at") -> datetime | int | None:
-    """What an option says; a usage error where it is no time."""
+def parse_moment_option(text: str | None, option: str = "--deliver-at") -> datetime | int | None:
+    """Parse the time of an option; raise a usage error if it is not a time."""
     try:
-        return None if given is None else parse_moment(given)
+        return None if text is None else parse_moment(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def millis_of(moment: datetime | int) -> int:
-    """Milliseconds since 1970."""
+def to_millis(moment: datetime | int) -> int:
+    """Convert a time to milliseconds since 1970."""
     return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def parse_position(text: str) -> str | int | datetime:
-    """`earliest`, `latest`, an offset, or a time. Raises ValueError."""
+    """Parse `earliest`, `latest`, an offset, or a time. Raises ValueError."""
     if text in ("earliest", "latest"):
         return text
     if text.isascii() and text.isdigit():
@@ -80,14 +80,14 @@ def parse_position(text: str) -> str | int | datetime:
 
 
 def parse_duration(text: str) -> timedelta:
-    """An ISO 8601 duration of weeks, days, hours, minutes and seconds. Raises ValueError."""
-    found = _DURATION.fullmatch(text)
-    parts = {name: float(value) for name, value in found.groupdict().items() if value} if found else {}
+    """Parse an ISO 8601 duration of weeks, days, hours, minutes and seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    parts = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
     if not parts:
-        raise ValueError(f"found {text!r}, expected a duration in ISO 8601, as P1DT12H or PT30M")
+        raise ValueError(f"found {text!r}, expected a duration in ISO 8601, such as P1DT12H or PT30M")
     return timedelta(**parts)
 
 
-def of_millis(time_ms: int | None) -> datetime | None:
-    """Milliseconds since 1970 as a time."""
+def from_millis(time_ms: int | None) -> datetime | None:
+    """Convert milliseconds since 1970 to a time."""
     return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)

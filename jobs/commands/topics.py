@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.output import Output, show
+from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
+    from lakemq.jobs.key_spread import KeySpread
 
 topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -23,19 +25,22 @@ Config = Annotated[
 ]
 Subscription = Annotated[
     list[str] | None,
-    typer.Option(metavar="DESTINATION", help="A destination it also receives, such as 'flights/>'; repeatable."),
+    typer.Option(
+        metavar="DESTINATION", help="A destination that the topic also receives, such as 'flights/>'; repeatable."
+    ),
 ]
 
 _NUMBER = re.compile("[0-9]{1,19}")
-_PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "messages", "state")
-_COLUMNS = ("topic", "partitions", "messages", "config", "subscriptions")
+_PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "offsets", "state")
+_SPREAD = ("messages", "message_share", "keys", "key_share", "bytes", "byte_share", "hot_key_share")
+_COLUMNS = ("topic", "partitions", "offsets", "config", "subscriptions")
 
 
 def add_to(app: typer.Typer) -> None:
     app.add_typer(topics, name="topics")
 
 
-@topics.command(help=f"Create a topic. {NEEDS_ANSWER}")
+@topics.command(help=f"Create a topic. {NEEDS_SEQUENCER}")
 def create(
     ctx: typer.Context,
     topic: Name,
@@ -43,43 +48,83 @@ def create(
     config: Config = None,
     subscription: Subscription = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="One with as many partitions may be there already.")
+        bool, typer.Option("--if-not-exists", help="Succeed if it exists already with these partitions and settings.")
     ] = False,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session, settings = session_of(ctx), parse_config(config or [])
-    with session.connect() as mq, answered(mq):
+    session, settings = get_session(ctx), parse_config(config or [])
+    with session.connect() as mq, ensure_sequencer(mq):
         made = mq.topics.create(topic, partitions, settings, subscription or (), exist_ok=if_not_exists)
     show([_summary(made)], session.output, _COLUMNS)
 
 
 @topics.command("list")
 def list_topics(ctx: typer.Context) -> None:
-    """All topics, by name."""
-    session = session_of(ctx)
+    """List all topics by name with their number of offsets: records and markers that are not deleted."""
+    session = get_session(ctx)
     with session.connect() as mq:
         show(map(_summary, mq.topics.list()), session.output, _COLUMNS)
 
 
 @topics.command()
-def describe(ctx: typer.Context, topic: Name) -> None:
-    """One topic: settings (those set, and all with defaults) and how far its partitions reach."""
-    session = session_of(ctx)
+def describe(
+    ctx: typer.Context,
+    topic: Name,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys", help="Also count keys and bytes per partition, and warn about partitions with too many."
+        ),
+    ] = False,
+    newest: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="With --keys: read about N of the newest messages. [100000]"),
+    ] = None,
+    show_hot_keys: Annotated[
+        bool, typer.Option("--show-hot-keys", help="With --keys: also show the most frequent key of each partition.")
+    ] = False,
+) -> None:
+    """Show a topic: all its settings, and the offsets of its partitions.
+
+    --keys reads the newest messages, the same share of each partition. It shows how messages, distinct keys and bytes
+    spread over the partitions, and the share of each partition's most frequent key. A line on stderr warns about
+    partitions with twice their fair share of keys or bytes, and about a key that fills a fair share alone.
+    """
+    if not keys and (newest is not None or show_hot_keys):
+        raise typer.BadParameter(
+            "it goes only with --keys", param_hint="--newest" if newest is not None else "--show-hot-keys"
+        )
+    session = get_session(ctx)
     with session.connect() as mq:
-        found = mq.topics.describe(topic)
+        description = mq.topics.describe(topic)
+        spread = None
+        if keys:
+            from lakemq.jobs.key_spread import NEWEST, find_key_spread
+
+            spread = find_key_spread(mq, topic, newest or NEWEST)
+    rows = _spread_rows(spread, show_hot_keys) if spread else []
+    warnings = spread.warnings() if spread else []
     if session.output is Output.json:
-        show([_whole(found)], session.output, ())
-        return
-    if session.output is Output.table:
-        show([_summary(found)], session.output, ("topic", "topic_id", *_COLUMNS[1:3], "subscriptions"))
-        typer.echo()
-        show(_settings(found), session.output, ("setting", "value", "set"))
-        typer.echo()
-    show(_partitions(found), session.output, _PARTITIONS)
+        extra = {"key_spread": {**_read(spread), "partitions": rows, "warnings": warnings}} if spread else {}
+        show([{**_whole(description), **extra}], session.output, ())
+    else:
+        if session.output is Output.table:
+            show([_summary(description)], session.output, ("topic", "topic_id", *_COLUMNS[1:3], "subscriptions"))
+            typer.echo()
+            show(_settings(description), session.output, ("setting", "value", "set"))
+            typer.echo()
+        by_partition = {row["partition"]: row for row in rows}
+        columns = _PARTITIONS + (_SPREAD if spread else ()) + (("hot_key",) if show_hot_keys else ())
+        partitions = ({**row, **by_partition.get(row["partition"], {})} for row in _partitions(description))
+        show(({name: row.get(name) for name in columns} for row in partitions), session.output, columns)
+    if spread and spread.read < spread.offsets:
+        note(f"messages, keys and bytes are counted over the newest {spread.read:,} of {spread.offsets:,} offsets")
+    for warning in warnings:
+        note(warning)
 
 
-@topics.command(help=f"Change settings, the number of partitions, subscriptions. {NEEDS_ANSWER}")
+@topics.command(help=f"Change a topic's settings, number of partitions or subscriptions. {NEEDS_SEQUENCER}")
 def alter(
     ctx: typer.Context,
     topic: Name,
@@ -88,16 +133,17 @@ def alter(
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also to fewer: keys go to those left, the others are read to their ends."),
+        typer.Option(
+            "--force",
+            help="Allow fewer partitions: keys move to the remaining ones, and the others are read to their ends.",
+        ),
     ] = False,
     config: Config = None,
     reset: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A setting that gets its default back; repeatable.")
+        list[str] | None, typer.Option(metavar="KEY", help="Reset a setting to its default; repeatable.")
     ] = None,
     subscription: Subscription = None,
-    no_subscriptions: Annotated[
-        bool, typer.Option("--no-subscriptions", help="It receives no other destination any more.")
-    ] = False,
+    no_subscriptions: Annotated[bool, typer.Option("--no-subscriptions", help="Remove all subscriptions.")] = False,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
@@ -106,25 +152,28 @@ def alter(
     if both:
         raise typer.BadParameter(f"{both[0]} is also set with --config", param_hint="--reset")
     if no_subscriptions and subscription:
-        raise typer.BadParameter("contradicts --subscription", param_hint="--no-subscriptions")
-    wanted = [] if no_subscriptions else subscription
-    if not changes and not reset and partitions is None and wanted is None:
-        raise typer.BadParameter("nothing to change", param_hint="lakemq topics alter")
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        changed = mq.topics.alter(topic, {**changes, **dict.fromkeys(reset or ())}, partitions, wanted, force)
+        raise typer.BadParameter("it contradicts --subscription", param_hint="--no-subscriptions")
+    subscriptions = [] if no_subscriptions else subscription
+    if not changes and not reset and partitions is None and subscriptions is None:
+        raise typer.BadParameter("there is nothing to change", param_hint="lakemq topics alter")
+    session = get_session(ctx)
+    with session.connect() as mq, ensure_sequencer(mq):
+        changed = mq.topics.alter(topic, {**changes, **dict.fromkeys(reset or ())}, partitions, subscriptions, force)
     show([_summary(changed)], session.output, _COLUMNS)
 
 
-@topics.command(help=f"Delete a topic and all it holds, at once and for good. {NEEDS_ANSWER}")
-def delete(ctx: typer.Context, topic: Name) -> None:
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        mq.topics.delete(topic)
+@topics.command(help=f"Delete a topic and all its messages, immediately and permanently. {ASKS} {NEEDS_SEQUENCER}")
+def delete(ctx: typer.Context, topic: Name, yes: Yes = False) -> None:
+    session = get_session(ctx)
+    with session.connect() as mq:
+        described = mq.topics.describe(topic)
+        confirm(f"Delete topic {topic!r} with {_size(described)}?", yes)
+        with ensure_sequencer(mq):
+            mq.topics.delete(topic)
     show([{"topic": topic, "deleted": True}], session.output, ("topic", "deleted"))
 
 
-@topics.command("delete-records", help=f"Delete the oldest records of partitions. {NEEDS_ANSWER}")
+@topics.command("delete-records", help=f"Delete the oldest records of partitions. {ASKS} {NEEDS_SEQUENCER}")
 def delete_records(
     ctx: typer.Context,
     topic: Name,
@@ -132,26 +181,37 @@ def delete_records(
         list[str],
         typer.Option(
             metavar="PARTITION=OFFSET",
-            help="Offsets below this one go; `latest` deletes all there are; repeatable, each partition once.",
+            help="Delete the offsets below this one; `latest` deletes all; repeatable, each partition once.",
         ),
     ],
+    yes: Yes = False,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
     limits = dict(map(_partition_limit, parse_config(before).items()))
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
-        mq.topics.delete_records(topic, limits)
-        left = mq.topics.describe(topic)
-    show(_partitions(left), session.output, _PARTITIONS)
+    session = get_session(ctx)
+    with session.connect() as mq:
+        mq.topics.describe(topic)  # refuse a topic that does not exist before asking for confirmation
+        below = ", ".join(f"{partition} below {'its end' if at < 0 else at}" for partition, at in limits.items())
+        confirm(f"Delete the records of topic {topic!r} in partition {below}?", yes)
+        with ensure_sequencer(mq):
+            mq.topics.delete_records(topic, limits)
+            description = mq.topics.describe(topic)
+    show(_partitions(description), session.output, _PARTITIONS)
 
 
 def _partition_limit(pair: tuple[str, str]) -> tuple[int, int]:
     partition, offset = pair
-    # -1 would be all there are: what a script came to that subtracts must not be taken for it
+    # -1 means all offsets in the protocol: a script that computes -1 by mistake must not delete everything
     if not _NUMBER.fullmatch(partition) or not (offset == "latest" or _NUMBER.fullmatch(offset)):
         raise typer.BadParameter(f"{partition}={offset} is not PARTITION=OFFSET", param_hint="--before")
     return int(partition), -1 if offset == "latest" else int(offset)
+
+
+def _size(topic: TopicDescription) -> str:
+    """Return the size of a topic as part of a question."""
+    partitions = f"{topic.partitions} partition{'' if topic.partitions == 1 else 's'}"
+    return f"{topic.offset_count:,} offsets in {partitions}"
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:
@@ -159,10 +219,34 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
         "topic": topic.topic,
         "topic_id": topic.topic_id,
         "partitions": topic.partitions,
-        "messages": topic.message_count,
+        "offsets": topic.offset_count,
         "config": topic.config,
         "subscriptions": topic.subscriptions,
     }
+
+
+def _read(spread: KeySpread) -> dict[str, int]:
+    return {"offsets": spread.offsets, "offsets_read": spread.read}
+
+
+def _spread_rows(spread: KeySpread, show_hot_keys: bool) -> list[dict[str, Any]]:
+    """Return a row per partition. Shares are of the topic; hot_key_share is of the partition's messages."""
+    rows = []
+    for partition in spread.partitions:
+        row: dict[str, Any] = {
+            "partition": partition.partition,
+            "messages": partition.messages,
+            "message_share": round(spread.share(partition, "messages"), 3),
+            "keys": partition.keys,
+            "key_share": round(spread.share(partition, "keys"), 3),
+            "bytes": partition.size_bytes,
+            "byte_share": round(spread.share(partition, "size_bytes"), 3),
+            "hot_key_share": round(partition.hot_key_messages / max(1, partition.messages), 3),
+        }
+        if show_hot_keys:
+            row["hot_key"] = None if partition.hot_key is None else partition.hot_key.decode(errors="backslashreplace")
+        rows.append(row)
+    return rows
 
 
 def _whole(topic: TopicDescription) -> dict[str, Any]:
@@ -189,6 +273,6 @@ def _partitions(topic: TopicDescription) -> Iterator[dict[str, Any]]:
             "partition": partition,
             "beginning_offset": first,
             "end_offset": end,
-            "messages": end - first,
+            "offsets": end - first,
             "state": state,
         }

@@ -1,4 +1,4 @@
-"""`lakemq transactions` and `lakemq describe-producers`: who has a transaction open, since when, and to end it."""
+"""`lakemq transactions` and `lakemq describe-producers`: show open transactions and producers, and abort."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_ANSWER, answered, session_of
-from lakemq.jobs.commands.times import of_millis
+from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.times import from_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ transactions = typer.Typer(no_args_is_help=True, help="List, describe and abort 
 TransactionalId = Annotated[str, typer.Argument(metavar="ID", help="The transactional id.")]
 
 _STATES = ("Empty", "Ongoing", "CompleteCommit", "CompleteAbort")
-"""Those that last: Prepare states are over within a step, and what is Dead is forgotten."""
+"""States that last. Prepare states end within a step, and dead ids are deleted."""
 
 _LISTED = (
     "transactional_id",
@@ -53,25 +53,25 @@ def list_transactions(
     ctx: typer.Context,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help=f"Only those in this state ({', '.join(_STATES)}); repeatable."),
+        typer.Option(metavar="STATE", help=f"Only ids in this state ({', '.join(_STATES)}); repeatable."),
     ] = None,
 ) -> None:
-    """All transactional ids, by name, and what they have open."""
-    for one in state or ():
-        if one not in _STATES:
-            raise typer.BadParameter(f"{one!r} is none of {', '.join(_STATES)}", param_hint="--state")
-    session = session_of(ctx)
+    """List all transactional ids by name, with their open transactions."""
+    for name in state or ():
+        if name not in _STATES:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_STATES)}", param_hint="--state")
+    session = get_session(ctx)
     with session.connect() as mq:
         show(map(_transaction, mq.transactions.all(tuple(state or ()))), session.output, _LISTED)
 
 
 @transactions.command()
 def describe(ctx: typer.Context, transactional_id: TransactionalId) -> None:
-    """One transactional id: its producer and, while a transaction is open, what that has touched.
+    """Show a transactional id: its producer, and the partitions and groups of its open transaction.
 
-    error: why the open transaction can only be aborted. batch_id: the last micro-batch committed, -1 before the first.
+    error: why the open transaction can only be aborted. batch_id: the last committed micro-batch, -1 before the first.
     """
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
         show([_transaction(mq.transactions.describe(transactional_id))], session.output, _DESCRIBED)
 
@@ -80,22 +80,22 @@ def describe(ctx: typer.Context, transactional_id: TransactionalId) -> None:
 def find_hanging(
     ctx: typer.Context,
     max_open_ms: Annotated[
-        int, typer.Option(min=0, metavar="MS", help="Open for longer than this is hanging.")
+        int, typer.Option(min=0, metavar="MS", help="A transaction open for longer than this is hanging.")
     ] = 900_000,
 ) -> None:
-    """Transactions that have been open for long, the oldest first: read_committed waits behind each of them.
+    """List transactions that have been open for long, oldest first. Each of them blocks read_committed.
 
-    The sequencer aborts a transaction at its own timeout; what is older has waited for a sequencer.
+    The sequencer aborts a transaction at its timeout. An older one means that no sequencer was running.
     """
-    session = session_of(ctx)
+    session = get_session(ctx)
     with session.connect() as mq:
         show(map(_transaction, mq.transactions.find_hanging(max_open_ms)), session.output, _LISTED)
 
 
-@transactions.command(help=f"Abort an open transaction; its producer is fenced. {NEEDS_ANSWER}")
+@transactions.command(help=f"Abort an open transaction; its producer is fenced. {NEEDS_SEQUENCER}")
 def abort(ctx: typer.Context, transactional_id: TransactionalId) -> None:
-    session = session_of(ctx)
-    with session.connect() as mq, answered(mq):
+    session = get_session(ctx)
+    with session.connect() as mq, ensure_sequencer(mq):
         mq.transactions.abort(transactional_id)
     show([{"transactional_id": transactional_id, "aborted": True}], session.output, ("transactional_id", "aborted"))
 
@@ -105,8 +105,8 @@ def describe_producers(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")],
     partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Number of the partition.")],
 ) -> None:
-    """The producers remembered of a partition; first_offset is that of their open transaction there."""
-    session = session_of(ctx)
+    """List the producers that a partition remembers. first_offset: the start of their open transaction there."""
+    session = get_session(ctx)
     with session.connect() as mq:
         show(map(_producer, mq.transactions.describe_producers(topic, partition)), session.output, _PRODUCERS)
 
@@ -118,13 +118,13 @@ def _transaction(info: TransactionInfo) -> dict[str, Any]:
         "producer_id": info.producer_id,
         "producer_epoch": info.producer_epoch,
         "timeout_ms": info.timeout_ms,
-        "started_at": of_millis(info.started_at_ms),
+        "started_at": from_millis(info.started_at_ms),
         "open_ms": info.open_ms,
         "partitions": info.partitions,
         "groups": info.groups,
         "error": info.error,
         "batch_id": info.batch_id,
-        "updated_at": of_millis(info.updated_at_ms),
+        "updated_at": from_millis(info.updated_at_ms),
         "shard": info.shard,
         "coordinator": info.coordinator,
     }
@@ -135,7 +135,7 @@ def _producer(info: ProducerInfo) -> dict[str, Any]:
         "producer_id": info.producer_id,
         "producer_epoch": info.producer_epoch,
         "last_sequence": info.last_sequence,
-        "updated_at": of_millis(info.updated_at_ms),
+        "updated_at": from_millis(info.updated_at_ms),
         "transactional_id": info.transactional_id,
         "first_offset": info.first_offset,
     }

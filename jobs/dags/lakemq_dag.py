@@ -2,10 +2,10 @@
 
 Copy this file into Airflow's folder of DAGs. It needs two connections: `lakemq_default` (host: the path of the
 namespace; extra: `home`, the folder with LakeMQ's jobs, conf and dist; `conf`, a settings file) and `spark_default`.
-All are paused at first. Unpause `lakemq_serve` or `lakemq_step`, and of the others what is used: docs/airflow.md.
+All DAGs are paused at first. Unpause `lakemq_serve` or `lakemq_step`, and the others that you need: docs/airflow.md.
 
-Runs may overlap with each other and with anything else that serves, and may be retried: a job that was killed is taken
-up by the next, and nothing is decided or published twice.
+Runs may overlap with each other and with other sequencers, and may be retried. After a kill, the next run continues,
+and nothing is decided or published twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 
 def lakemq_dag(name: str, job: str, schedule: str, *arguments: str, at_most: timedelta | None = HOUR) -> DAG:
-    """A DAG of one task, which submits a job of LakeMQ. at_most: after so long it is stopped, and retried."""
+    """Make a DAG with one task, which submits a LakeMQ job. at_most: stop and retry the task after this time."""
     dag = DAG(
         dag_id=f"lakemq_{name}",
         schedule=schedule,
@@ -51,17 +51,17 @@ def lakemq_dag(name: str, job: str, schedule: str, *arguments: str, at_most: tim
     return dag
 
 
-# what SQL inserted is published, and what waits is decided where nobody serves
+# publishes rows that SQL inserted, and decides waiting requests if no sequencer serves
 drain_inbox = lakemq_dag("drain_inbox", "microbatch", "*/5 * * * *")
 step = lakemq_dag("step", "step", "* * * * *", "--until-idle", "--wait-ms", "20000", "--unless-led")
 release_delayed = lakemq_dag("release_delayed", "release_delayed", "* * * * *")
 
-# Retention, merging of small files and clean-up are the leader's, beside its steps: it leads for a while every night,
-# for namespaces that nobody serves for longer than a step takes.
+# The leader does retention, merging of small files and clean-up beside its steps. This job leads for a while every
+# night, for namespaces that otherwise have a sequencer only for the time of a step.
 upkeep = lakemq_dag("upkeep", "serve", "0 3 * * *", "--for-ms", "900000")
 
-# what is broken stays so: a retry that fails, too, leaves two logs that say the same
+# a broken invariant stays broken, so a retry only repeats the log
 audit = lakemq_dag("audit", "audit", "30 3 * * *")
 
-# a day at a time, one after the other
+# each run serves for a day, and the next one follows
 serve = lakemq_dag("serve", "serve", "@continuous", "--for-ms", "86400000", at_most=None)

@@ -1,6 +1,6 @@
-"""What the demo checks: that each row sent is one message, in its place, in order, whichever way it is read.
+"""What the demo checks of its messages: each row that was sent is one message, in its place, in order.
 
-A check takes what was sent and what was fetched and says what it found, or raises CheckFailed.
+A check compares what was sent with what was read, and says what it saw. It raises CheckFailed where they differ.
 """
 
 from __future__ import annotations
@@ -13,131 +13,98 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+DEPARTURE = ("time_hour", "minute", "carrier", "flight")
+"""Columns that identify a flight, and order the flights of an aircraft."""
+
 
 class CheckFailed(Exception):
-    """What was found is not what must hold."""
+    """A claim of the demo does not hold."""
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A check that passed: what holds, and the figures it was seen in."""
+class Check:
+    """A check that passed: the claim, and the figures that show it."""
 
-    holds: str
-    found: str
-
-
-def check(holds: str, passed: bool, found: str) -> Checked:
-    """`holds` was looked at. Raises CheckFailed."""
-    if not passed:
-        raise CheckFailed(f"It does not hold that {holds[0].lower()}{holds[1:]}: {found}")
-    return Checked(holds, found)
+    claim: str
+    evidence: str
 
 
-def check_count(topic: str, fetched: pa.Table, sent_count: int) -> Checked:
-    return check(
-        f"All of {topic} is there, once",
-        fetched.num_rows == sent_count,
-        f"{fetched.num_rows:,} messages of {sent_count:,} sent",
-    )
+def check(claim: str, holds: bool, evidence: str) -> Check:
+    """Return a check that passed. Raises CheckFailed."""
+    if not holds:
+        raise CheckFailed(f"It does not hold that {claim[0].lower()}{claim[1:]}: {evidence}")
+    return Check(claim, evidence)
 
 
-def check_dense_offsets(topic: str, fetched: pa.Table, end_offsets: Mapping[int, int]) -> Checked:
-    """Each partition holds offsets 0, 1, 2, ... to its end, none missing, none twice."""
-    partitions, offsets = fetched.column("partition").to_numpy(), fetched.column("offset").to_numpy()
+def check_count(topic: str, messages: pa.Table, sent_count: int) -> Check:
+    """Check that a topic has as many messages as were sent."""
+    evidence = f"{messages.num_rows:,} messages of {sent_count:,} sent"
+    return check(f"All of {topic} is there, once", messages.num_rows == sent_count, evidence)
+
+
+def check_dense_offsets(topic: str, messages: pa.Table, end_offsets: Mapping[int, int]) -> Check:
+    """Check that each partition holds offsets 0, 1, 2, ... to its end."""
+    partitions, offsets = messages.column("partition").to_numpy(), messages.column("offset").to_numpy()
     wrong = [
         partition
         for partition, end in end_offsets.items()
         if not np.array_equal(np.sort(offsets[partitions == partition]), np.arange(end))
     ]
-    return check(
-        f"Offsets of {topic} run from 0 without a gap",
-        not wrong,
-        f"partitions with a gap: {wrong}" if wrong else f"{len(end_offsets)} partitions",
-    )
+    evidence = f"partitions with a gap: {wrong}" if wrong else f"{len(end_offsets)} partitions"
+    return check(f"Offsets of {topic} run from 0 without a gap", not wrong, evidence)
 
 
-def check_content(values: pa.Table, sent: pa.Table) -> Checked:
-    """The values are the rows that were sent, column by column. values: flights as `flights_of` reads them."""
-    identity = [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight")]
-    there, given = values.select(sent.column_names).sort_by(identity), sent.sort_by(identity)
-    there = there.set_column(
-        there.column_names.index("time_hour"),
-        "time_hour",
-        there.column("time_hour").cast(given.schema.field("time_hour").type),
-    )
-    odd = [name for name in sent.column_names if not there.column(name).equals(given.column(name))]
-    return check(
-        "Every value is the row that was sent",
-        not odd,
-        f"columns that differ: {odd}" if odd else f"{len(sent.column_names)} columns alike",
-    )
+def check_content(flights: pa.Table, sent: pa.Table) -> Check:
+    """Check that the messages are the rows that were sent, column by column. flights: from `parse_flights`."""
+    by_departure = [(name, "ascending") for name in DEPARTURE]
+    received, sent = flights.select(sent.column_names).sort_by(by_departure), sent.sort_by(by_departure)
+    received = received.cast(sent.schema)
+    different = [name for name in sent.column_names if not received.column(name).equals(sent.column(name))]
+    evidence = f"columns that differ: {different}" if different else f"{len(sent.column_names)} columns alike"
+    return check("Every value is the row that was sent", not different, evidence)
 
 
-def check_key_order(values: pa.Table) -> Checked:
-    """A key's messages stand in one partition, in the order of departure. values: as `flights_of` reads them."""
-    keyed = values.filter(pc.field("tailnum").is_valid())
-    departures = [(name, "ascending") for name in ("tailnum", "time_hour", "minute", "carrier", "flight")]
-    ordered = keyed.sort_by(departures)
-    key = ordered.column("tailnum").combine_chunks().dictionary_encode().indices.to_numpy()
-    same = key[1:] == key[:-1]
+def check_key_order(topic: str, flights: pa.Table) -> Check:
+    """Check that flights of an aircraft are in one partition, ordered by departure. flights: from `parse_flights`."""
+    keyed = flights.filter(pc.field("tailnum").is_valid())
+    ordered = keyed.sort_by([(name, "ascending") for name in ("tailnum", *DEPARTURE)])
+    keys = ordered.column("tailnum").combine_chunks().dictionary_encode().indices.to_numpy()
+    is_same_key = keys[1:] == keys[:-1]
     moved = np.diff(ordered.column("partition").to_numpy()) != 0
-    back = np.diff(ordered.column("offset").to_numpy()) <= 0
-    wrong = int((same & (moved | back)).sum())
-    keys = int(key.max()) + 1 if len(key) else 0
-    return check("The order per key is kept", wrong == 0, f"{keys:,} keys, {wrong} out of order")
+    stepped_back = np.diff(ordered.column("offset").to_numpy()) <= 0
+    wrong_count = int((is_same_key & (moved | stepped_back)).sum())
+    key_count = int(keys.max()) + 1 if len(keys) else 0
+    evidence = f"{key_count:,} keys, {wrong_count} messages out of order"
+    return check(f"In {topic} the order per key is kept", wrong_count == 0, evidence)
 
 
-def check_partition_is_hash(misplaced: int, keyed: int) -> Checked:
-    """By Spark's own hash function, which LakeMQ does not use."""
-    return check("A message is where the hash of its key says", misplaced == 0, f"{misplaced} of {keyed:,} misplaced")
-
-
-def check_ways_agree(arrow: pa.Table, spark: pa.Table) -> Checked:
-    """Both ways to fetch give the same messages, byte by byte, with the same columns."""
+def check_ways_agree(from_arrow: pa.Table, from_spark: pa.Table) -> Check:
+    """Check that Arrow and Spark fetch the same messages, byte by byte. from_arrow: by partition and offset."""
     order = [("partition", "ascending"), ("offset", "ascending")]
-    alike = spark.column_names == arrow.column_names and spark.cast(arrow.schema).sort_by(order).equals(arrow)
-    return check("Arrow and Spark fetch the same", alike, f"{arrow.num_rows:,} and {spark.num_rows:,} messages")
+    same_columns = from_spark.column_names == from_arrow.column_names
+    same = same_columns and from_spark.cast(from_arrow.schema).sort_by(order).equals(from_arrow)
+    evidence = f"{from_arrow.num_rows:,} and {from_spark.num_rows:,} messages"
+    return check("Arrow and Spark fetch the same", same, evidence)
 
 
-def flights_of(fetched: pa.Table, columns: pa.Schema) -> pa.Table:
-    """The JSON values as columns (those of `columns`), with the partition and offset of each message."""
-    # JSON's times are UTC already, and pyarrow reads no zone
+def check_delay_by_visibility(answer: pa.Table, flights: pa.Table, weather: pa.Table) -> Check:
+    """Check a SQL answer against the input. answer: miles, flights, delay_minutes; the others: as they were sent."""
+    joined = flights.join(weather.select(["origin", "time_hour", "visib"]), ["origin", "time_hour"], join_type="inner")
+    joined = joined.filter(pc.field("dep_delay").is_valid() & pc.field("visib").is_valid())
+    visibility, delays = joined.column("visib").to_numpy(), joined.column("dep_delay").to_numpy()
+    ranges = np.digitize(visibility, [1, 3, 6, 10])
+    expected = [(int((ranges == r).sum()), int(delays[ranges == r].sum())) for r in range(5) if (ranges == r).any()]
+    found = list(zip(answer.column("flights").to_pylist(), answer.column("delay_minutes").to_pylist(), strict=True))
+    evidence = f"{answer.num_rows} ranges of visibility, {sum(count for count, _ in found):,} flights"
+    return check("SQL over two topics gives what the input gives", found == expected, evidence)
+
+
+def parse_flights(messages: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return the JSON values as columns (those of `columns`), with the partition and offset of each message."""
+    # The times in the JSON are UTC, and pyarrow reads no zone.
     fields = [pa.field(f.name, pa.timestamp("ms")) if pa.types.is_timestamp(f.type) else f for f in columns]
-    parse = pa.json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error")
-    lines = b"\n".join(fetched.column("value").to_pylist())
-    values = pa.json.read_json(pa.BufferReader(lines), pa.json.ReadOptions(block_size=1 << 24), parse_options=parse)
-    placed = values.append_column("partition", fetched.column("partition"))
-    return placed.append_column("offset", fetched.column("offset"))
-
-
-def check_busiest(answer: pa.Table, sent: pa.Table) -> Checked:
-    counts = sent.filter(pc.field("tailnum").is_valid()).group_by("tailnum").aggregate([([], "count_all")])
-    most = counts.sort_by([("count_all", "descending"), ("tailnum", "ascending")]).slice(0, answer.num_rows)
-    return _check_answer("the busiest aircraft", answer, most, {"tailnum": "tailnum", "flights": "count_all"})
-
-
-def check_late(answer: pa.Table, sent: pa.Table, late_minutes: int) -> Checked:
-    late = pc.fill_null(pc.greater_equal(sent.column("arr_delay"), late_minutes), False)
-    flagged = sent.select(["carrier"]).append_column("late", late.cast(pa.int64()))
-    counts = flagged.group_by("carrier").aggregate([([], "count_all"), ("late", "sum")]).sort_by("carrier")
-    columns = {"carrier": "carrier", "flights": "count_all", "late": "late_sum"}
-    return _check_answer("flights and delays per carrier", answer.sort_by("carrier"), counts, columns)
-
-
-def check_one_aircraft(answer: pa.Table, sent: pa.Table, tailnum: str) -> Checked:
-    flown = sent.filter(pc.field("tailnum") == tailnum)
-    flown = flown.sort_by([(n, "ascending") for n in ("time_hour", "minute", "carrier", "flight")])
-    names = pc.binary_join_element_wise(flown.column("carrier"), flown.column("flight").cast(pa.string()), " ")
-    columns = {name: name for name in ("flight", "origin", "dest", "dep_delay", "arr_delay")}
-    flown = flown.set_column(flown.column_names.index("flight"), "flight", names)
-    return _check_answer(f"the flights of {tailnum}, in order", answer, flown, columns)
-
-
-def _check_answer(about: str, answer: pa.Table, wanted: pa.Table, columns: Mapping[str, str]) -> Checked:
-    """columns: name in the answer -> name in what is wanted; the rows of both are in the same order."""
-    odd = [a for a, w in columns.items() if answer.column(a).to_pylist() != wanted.column(w).to_pylist()]
-    return check(
-        f"SQL over the log and the input agree on {about}",
-        not odd,
-        f"columns that differ: {odd}" if odd else f"{answer.num_rows} rows",
-    )
+    options = pa.json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+    lines = b"\n".join(messages.column("value").to_pylist())
+    flights = pa.json.read_json(pa.BufferReader(lines), pa.json.ReadOptions(block_size=1 << 24), parse_options=options)
+    placed = flights.append_column("partition", messages.column("partition"))
+    return placed.append_column("offset", messages.column("offset"))

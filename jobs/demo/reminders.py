@@ -1,12 +1,10 @@
-"""The demo's sixth part: reminders of departures, as delayed messages on a clock that runs 100,000 times faster.
+"""Reminders of departures are delayed messages, on a clock that runs 100,000 times faster than the flights' own.
 
-Of flights that were cancelled the reminders are cancelled, of those that left hours late they are rescheduled. Whoever
-takes them begins late, so that the first have expired; some fail twice, become dead letters, and are sent back.
+Where a flight was cancelled, its reminder is cancelled. Where it left hours late, its reminder is rescheduled.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,157 +16,105 @@ import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.errors import UnknownTopicOrPartition
-from lakemq.jobs.demo.checks import Checked, CheckFailed, check
+from lakemq.jobs.demo.checks import Check, CheckFailed, check
 
 TOPIC, GROUP = "reminders", "app"
-DEAD = f"{TOPIC}.dlq"
 SPEED = 100_000
-MOST_DAYS = 21
-"""So many take some eighteen seconds."""
-LATE_MINUTES, MOST_MOVED = 180, 100
-FAILING = "BQN"
-"""Reminders of flights to there fail until somebody has mended it."""
+DAYS = 10
+"""So many take nine seconds."""
+LATE_MINUTES, MOST_MOVED = 180, 50
 _BEGIN_S = 4
-"""From publishing to the first departure: the cancelling is done by then."""
-_TTL_MS = 1_500
-"""Less than two days, by the clock of the flights."""
-_OPENS_S = 2.0
-"""After the first departure somebody takes reminders: the first of them have expired."""
-_PATIENCE_S = 90
+"""From publishing to the first departure: time to cancel and to reschedule."""
+_PATIENCE_S = 240
 _DAY_MS = 86_400_000
 
 
 @dataclass
-class Reminded:
-    """due_ms: of each reminder, by number; the others are numbers of reminders, or how many."""
+class Reminders:
+    """due_ms: when each reminder is due, by its number; the sets and the list hold numbers of reminders."""
 
     due_ms: npt.NDArray[np.int64]
     cancelled: set[int] = field(default_factory=set)
     moved: set[int] = field(default_factory=set)
     taken: list[int] = field(default_factory=list)
-    failures: int = 0
-    redriven: int = 0
-    expired: int = 0
-    dead: dict[str, int] = field(default_factory=dict)
-    """What was in the dead-letter topic before anything was sent back, by reason."""
-
-    @property
-    def count(self) -> int:
-        return len(self.due_ms)
 
 
-def remind(mq: Connection, flights: pa.Table) -> Reminded:
-    """Raises CheckFailed."""
+def send_reminders(mq: Connection, flights: pa.Table) -> Reminders:
+    """Publish the reminders of the first days, change some, and take them as they come. Raises CheckFailed."""
     mq.topics.create(TOPIC, 4, config={"delay.slot.ms": 20, "retention.ms": -1})
-    mq.groups.create(GROUP, {"group.protocol": "queue", "max.redelivery.count": 1})
-    flights, due_ms = _due(flights)
-    done = Reminded(due_ms)
-    texts = [json.dumps([number, dest]) for number, dest in enumerate(flights.column("dest").to_pylist())]
-    rows = pa.table({"key": flights.column("tailnum"), "value": texts, "deliver_at": due_ms})
-    receipts = mq.publish(TOPIC, rows, ttl_ms=_TTL_MS).receipts()
-    known = dict(zip(receipts.column("row").to_pylist(), receipts.column("receipt").to_pylist(), strict=True))
-    _cancel(mq, flights, known, done)
-    _reschedule(mq, flights, known, done)
-    with mq.consumer(GROUP, topics=[TOPIC], auto_offset_reset="earliest") as consumer:
+    flights, due_ms = _first_days(flights)
+    reminders = Reminders(due_ms)
+    numbers = [str(number) for number in range(flights.num_rows)]
+    rows = pa.table({"key": flights.column("tailnum"), "value": numbers, "deliver_at": due_ms})
+    published = mq.publish(TOPIC, rows).receipts()
+    receipts = dict(zip(published.column("row").to_pylist(), published.column("receipt").to_pylist(), strict=True))
+    _cancel(mq, flights, receipts, reminders)
+    _reschedule(mq, flights, receipts, reminders)
+    with mq.consumer(GROUP, topics=[TOPIC], protocol="queue", auto_offset_reset="earliest") as consumer:
         assert isinstance(consumer, QueueConsumer)
-        time.sleep(max(0.0, int(due_ms.min()) / 1000 + _OPENS_S - time.time()))
-        _take(mq, consumer, done, fails=True)
-        done.dead = {one.reason: one.messages for one in mq.dead_letters.counts(DEAD)}
-        done.redriven = mq.dead_letters.redrive(DEAD, where="reason = 'given_up'").messages
-        _take(mq, consumer, done, fails=False)
-    return done
+        _take(consumer, reminders)
+    return reminders
 
 
-def _due(flights: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-    """The flights of the first days, and when they leave, by the faster clock."""
+def _first_days(flights: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    """Return the flights of the first days, and when they leave by the faster clock, in milliseconds since 1970."""
     hours_ms = flights.column("time_hour").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     departs_ms = pc.add(hours_ms, pc.multiply(flights.column("minute"), 60_000)).to_numpy()
-    first = departs_ms < departs_ms.min() + MOST_DAYS * _DAY_MS
-    departs_ms = departs_ms[first]
+    is_early = departs_ms < departs_ms.min() + DAYS * _DAY_MS
+    departs_ms = departs_ms[is_early]
     begin_ms = int((time.time() + _BEGIN_S) * 1000)
-    return flights.filter(pa.array(first)), begin_ms + (departs_ms - departs_ms.min()) // SPEED
+    return flights.filter(pa.array(is_early)), begin_ms + (departs_ms - departs_ms.min()) // SPEED
 
 
-def _cancel(mq: Connection, flights: pa.Table, known: dict[int, str], done: Reminded) -> None:
-    never = [n for n in np.flatnonzero(flights.column("dep_time").is_null().to_numpy()).tolist() if n in known]
-    outcomes = mq.delayed.cancel_all([known[n] for n in never])
-    done.cancelled = {n for n, outcome in zip(never, outcomes, strict=True) if outcome == "cancelled"}
+def _cancel(mq: Connection, flights: pa.Table, receipts: dict[int, str], reminders: Reminders) -> None:
+    never_left = np.flatnonzero(flights.column("dep_time").is_null().to_numpy()).tolist()
+    delayed = [number for number in never_left if number in receipts]
+    outcomes = mq.delayed.cancel_all([receipts[number] for number in delayed])
+    reminders.cancelled = {n for n, outcome in zip(delayed, outcomes, strict=True) if outcome == "cancelled"}
 
 
-def _reschedule(mq: Connection, flights: pa.Table, known: dict[int, str], done: Reminded) -> None:
+def _reschedule(mq: Connection, flights: pa.Table, receipts: dict[int, str], reminders: Reminders) -> None:
     late = pc.fill_null(pc.greater(flights.column("dep_delay"), LATE_MINUTES), False).to_numpy()
     delays = flights.column("dep_delay").to_pylist()
-    for number in islice((n for n in np.flatnonzero(late).tolist() if n in known), MOST_MOVED):
-        at_ms = int(done.due_ms[number]) + delays[number] * 60_000 // SPEED + 1
-        told = mq.delayed.reschedule(known[number], deliver_at=at_ms)
-        if told.outcome == "rescheduled" and told.deliver_at_ms is not None:
-            done.due_ms[number] = told.deliver_at_ms
-            done.moved.add(number)
+    for number in islice((n for n in np.flatnonzero(late).tolist() if n in receipts), MOST_MOVED):
+        due_ms = int(reminders.due_ms[number]) + delays[number] * 60_000 // SPEED + 1
+        moved = mq.delayed.reschedule(receipts[number], deliver_at=due_ms)
+        if moved.outcome == "rescheduled" and moved.deliver_at_ms is not None:
+            reminders.due_ms[number] = moved.deliver_at_ms
+            reminders.moved.add(number)
 
 
-def _take(mq: Connection, consumer: QueueConsumer, done: Reminded, fails: bool) -> None:
-    """Until each reminder was taken, has expired, was cancelled, or is a dead letter."""
-    deadline_s, last_due_s = time.monotonic() + _PATIENCE_S, int(done.due_ms.max()) / 1000
-    while (batch := consumer.poll(timeout_ms=100)) or time.time() < last_due_s or not _is_done(mq, done, fails):
+def _take(consumer: QueueConsumer, reminders: Reminders) -> None:
+    """Take reminders until all have come that were not cancelled, and for a moment longer."""
+    deadline_s, wanted = time.monotonic() + _PATIENCE_S, len(reminders.due_ms) - len(reminders.cancelled)
+    while (batch := consumer.poll(5_000, timeout_ms=300)) or len(reminders.taken) < wanted:
         if time.monotonic() > deadline_s:
-            raise CheckFailed(f"Not all reminders were taken in {_PATIENCE_S} s.")
-        for message in batch:
-            number, dest = json.loads(message.value or b"")
-            if fails and dest == FAILING:
-                done.failures += 1
-                consumer.nack(message, error="no gate is known yet")
-            else:
-                done.taken.append(number)
-                consumer.ack(message)
+            raise CheckFailed(f"{len(reminders.taken)} of {wanted} reminders came in {_PATIENCE_S} s.")
+        reminders.taken += [int(message.value or b"-1") for message in batch]
+        consumer.ack(batch)
 
 
-def _is_done(mq: Connection, done: Reminded, fails: bool) -> bool:
-    """fails: what was given up, and has come into the other topic, is done with for now."""
-    known = mq.groups.describe(GROUP)
-    done.expired = known.expired
-    gone = len(done.cancelled) + len(set(done.taken)) + done.expired
-    if not fails:
-        return gone == done.count
-    try:
-        given_up = sum(one.messages for one in mq.dead_letters.counts(DEAD) if one.reason == "given_up")
-    except UnknownTopicOrPartition:  # nothing has died yet
-        given_up = 0
-    return gone + given_up == done.count and known.lag == 0
-
-
-# -- what must hold ---------------------------------------------------------------------------------------
-
-
-def check_reminders(done: Reminded, releases: pa.Table) -> list[Checked]:
-    """releases: number, released_at of each time that a reminder came into the topic when it was due."""
-    late_ms = lateness_ms(done, releases)
-    once = len(done.taken) == len(set(done.taken)) and done.cancelled.isdisjoint(done.taken)
-    released = releases.column("number").to_pylist()
+def check_reminders(reminders: Reminders, releases: pa.Table) -> list[Check]:
+    """Check that reminders came when they were due. releases: number and released_at, for each that SQL found."""
+    late_ms = lateness_ms(reminders, releases)
+    released, taken = releases.column("number").to_pylist(), sorted(reminders.taken)
+    expected = sorted(set(range(len(reminders.due_ms))) - reminders.cancelled)
     return [
         check(
-            "Every reminder is taken, has expired or was cancelled, and one of these only",
-            once and len(done.taken) + done.expired + len(done.cancelled) == done.count,
-            f"{done.count:,} = {len(done.taken):,} taken + {done.expired:,} expired + "
-            f"{len(done.cancelled):,} cancelled",
+            "Every reminder is taken once, or was cancelled",
+            taken == expected,
+            f"{len(taken):,} taken, {len(reminders.cancelled):,} cancelled, {len(reminders.moved)} rescheduled",
         ),
         check(
             "No reminder comes early, and none that was cancelled",
-            bool((late_ms >= 0).all()) and done.cancelled.isdisjoint(released) and len(released) == len(set(released)),
-            f"late by {np.percentile(late_ms, 50):,.0f} ms (median), {np.percentile(late_ms, 99):,.0f} ms (99 %); "
-            f"{len(done.moved)} came at another time than they were to",
-        ),
-        check(
-            "What fails twice is a dead letter, and comes again when it is sent back",
-            done.dead.get("given_up", 0) == done.redriven and 2 * done.redriven <= done.failures,
-            f"{done.failures} failures, {done.redriven} sent back; "
-            f"{done.dead.get('expired', 0):,} dead letters had expired",
+            bool((late_ms >= 0).all()) and sorted(released) == sorted(set(released) - reminders.cancelled),
+            f"late by {np.percentile(late_ms, 50):,.0f} ms (median), {np.percentile(late_ms, 99):,.0f} ms (99 %)",
         ),
     ]
 
 
-def lateness_ms(done: Reminded, releases: pa.Table) -> npt.NDArray[np.int64]:
-    """How long after it was due each came."""
-    numbers, at = releases.column("number").to_numpy(), releases.column("released_at")
-    late: npt.NDArray[np.int64] = at.cast(pa.timestamp("ms")).cast(pa.int64()).to_numpy() - done.due_ms[numbers]
-    return late
+def lateness_ms(reminders: Reminders, releases: pa.Table) -> npt.NDArray[np.int64]:
+    """Return for each release how many milliseconds after its time it came."""
+    released_ms = releases.column("released_at").cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).to_numpy()
+    late_ms: npt.NDArray[np.int64] = released_ms - reminders.due_ms[releases.column("number").to_numpy()]
+    return late_ms

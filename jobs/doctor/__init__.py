@@ -1,1 +1,1 @@
-"""`lakemq doctor`: what is wrong here, and what to do about it."""
+"""`lakemq doctor`: find problems, and say how to fix them."""

@@ -1,6 +1,6 @@
-"""What may be wrong with this machine or with a namespace (namespace.py), and how to mend it.
+"""Check this machine for problems, and say how to fix them; namespace.py checks a namespace.
 
-Each check ends in one `Finding`, whatever it comes upon.
+Each check returns one `Finding`, even if it fails itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of a check; `mend` is empty when it is ok."""
+    """The result of a check. `mend` says how to fix the problem; it is empty if the check is ok."""
 
     check: str
     ok: bool
@@ -35,12 +35,12 @@ def examine(
     storage_options: Mapping[str, str] | None = None,
     spark: bool = True,
 ) -> Iterator[Finding]:
-    """All findings, the machine's first. Without a path only those."""
-    yield _checked("versions", lambda: check_versions(spark))
+    """Yield all findings: first the machine's, then, with a path, the namespace's."""
+    yield _run_check("versions", lambda: check_versions(spark))
     if spark:
-        yield _checked("java", check_java)
-        yield _checked("jars", check_jars)
-    yield _checked("settings", lambda: check_settings(conf))
+        yield _run_check("java", check_java)
+        yield _run_check("jars", check_jars)
+    yield _run_check("settings", lambda: check_settings(conf))
     if path is None:
         return
     from lakemq.engine.client.connection import Connection
@@ -51,11 +51,11 @@ def examine(
     try:
         mq = Connection(open_namespace(path, _config(conf), storage_options))
     except LakeMQError as error:
-        yield _refused("namespace", error, "Is the path right? What helps")
+        yield _refusal_finding("namespace", error, "Is the path right? It should be")
         return
     with mq:
         for name, check in CHECKS.items():
-            yield _checked(name, partial(check, mq))
+            yield _run_check(name, partial(check, mq))
 
 
 def _config(conf: str | None) -> EngineConfig:
@@ -69,8 +69,8 @@ def _config(conf: str | None) -> EngineConfig:
         return EngineConfig()
 
 
-def _checked(name: str, check: Callable[[], Finding]) -> Finding:
-    """What the check finds; that it cannot be made is a finding too."""
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
+    """Run a check. If it raises, that is a finding, too."""
     from lakemq.errors import TableDamaged
 
     try:
@@ -79,12 +79,12 @@ def _checked(name: str, check: Callable[[], Finding]) -> Finding:
         return Finding(
             name, False, one_line(f"{error.name}: {error.detail}"), one_line(f"What helps: {error.expected}")
         )
-    except Exception as error:  # a doctor that dies of the illness helps nobody
+    except Exception as error:  # a doctor must not die of the disease
         text = one_line(f"{type(error).__name__}: {error}")[:300]
-        return Finding(name, False, text, "The check could not be made: mend what it says, then run doctor again.")
+        return Finding(name, False, text, "The check itself failed. Fix this error, then run the doctor again.")
 
 
-def _refused(check: str, error: LakeMQError, ask: str) -> Finding:
+def _refusal_finding(check: str, error: LakeMQError, ask: str) -> Finding:
     return Finding(check, False, one_line(f"{error.name}: {error.detail}"), one_line(f"{ask}: {error.expected}."))
 
 
@@ -95,31 +95,31 @@ _OPTIONAL = ("duckdb",)
 
 
 def check_versions(spark: bool = True) -> Finding:
-    """The packages installed are in the ranges that this version was made for."""
+    """Check that installed packages are in the ranges that this version supports."""
     from lakemq.jobs.jars import DELTA_VERSION
 
     only_spark = ("pyspark", "delta-spark", "pandas")
-    known = requirements()
-    names = [n for n in ("deltalake", "pyarrow", *(only_spark if spark else ()), *_OPTIONAL) if n in known]
+    ranges = requirements()
+    names = [n for n in ("deltalake", "pyarrow", *(only_spark if spark else ()), *_OPTIONAL) if n in ranges]
     versions, wrong = {"python": ".".join(map(str, sys.version_info[:3]))}, []
     for name in names:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name not in _OPTIONAL:
-                wrong.append(f"{name}{known[name]}")
+                wrong.append(f"{name}{ranges[name]}")
             continue
-        if not within(versions[name], known[name]):
-            wrong.append(f"{name}{known[name]}")
+        if not within(versions[name], ranges[name]):
+            wrong.append(f"{name}{ranges[name]}")
     if spark and versions.get("delta-spark", DELTA_VERSION) != DELTA_VERSION:
         wrong.append(f"delta-spark=={DELTA_VERSION}")
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    versions_text = ", ".join(f"{name} {version}" for name, version in versions.items())
     mend = f"pip install {' '.join(repr(w) for w in wrong)}" if wrong else ""
-    return Finding("versions", not wrong, found, mend)
+    return Finding("versions", not wrong, versions_text, mend)
 
 
 def requirements() -> dict[str, str]:
-    """Package -> range, as LakeMQ's own metadata says; empty where there is none (a zip on the path)."""
+    """Return the version range per package from LakeMQ's metadata; empty for a zip on the path, which has none."""
     try:
         lines = metadata.requires("lakemq") or []
     except metadata.PackageNotFoundError:
@@ -130,7 +130,7 @@ def requirements() -> dict[str, str]:
 
 
 def within(version: str, range: str) -> bool:
-    """Whether a version satisfies a range of `>=`, `<` and `==` (also with a final `.*`), joined by commas."""
+    """Return whether a version satisfies a range of `>=`, `<` and `==` (also with a final `.*`), joined by commas."""
     at = _numbers(version)
     for part in filter(None, (p.strip() for p in range.split(","))):
         bound = part.lstrip("<>=")
@@ -150,18 +150,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_java() -> Finding:
-    """Java is there and new enough for Spark."""
+    """Check that Java is installed and new enough for Spark."""
     from lakemq.jobs.jars import MissingJava, java_command
 
     try:
         return Finding("java", True, java_command())
     except MissingJava as error:
-        mend = "Install a JDK or JRE of version 17 or newer; without Spark nothing needs it (--no-spark)."
+        mend = "Install a JDK or JRE of version 17 or newer. Only Spark needs it: --no-spark skips this check."
         return Finding("java", False, one_line(str(error)), mend)
 
 
 def check_jars() -> Finding:
-    """Delta's jars are kept, so that no session asks a repository."""
+    """Check that Delta's jars are on this machine, so that no session needs a repository."""
     from lakemq.jobs.jars import MissingJars, kept_folder, kept_jars
 
     try:
@@ -171,12 +171,12 @@ def check_jars() -> Finding:
 
 
 def check_settings(conf: str | None) -> Finding:
-    """The settings file is valid."""
+    """Check that the settings file is valid."""
     from lakemq.engine.namespace.config import VARIABLE, load_config
     from lakemq.errors import InvalidConfig
 
     try:
         settings = load_config(conf)
     except InvalidConfig as error:
-        return Finding("settings", False, one_line(str(error)), f"Mend the file (--conf, or ${VARIABLE}).")
+        return Finding("settings", False, one_line(str(error)), f"Correct the settings file (--conf, or ${VARIABLE}).")
     return Finding("settings", True, f"{len(settings)} settings, all valid")

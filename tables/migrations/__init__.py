@@ -1,10 +1,10 @@
 """Migrations: numbered, gapless changes of the stored format. Each is a module here, `m<number>_<name>`.
 
-Its docstring says what changes, its `apply(store)` does it, and does it again after it was interrupted; the last thing
-it writes is its number, as the journal's schema version. The last number is `SCHEMA_VERSION`.
+The module's docstring says what changes. Its `apply(store)` makes the change, and can run again after an interruption.
+The last thing it writes is its number, as the journal's schema version. The last number is `SCHEMA_VERSION`.
 
-Making a namespace is applying them all. There is the baseline only: no older format was ever released, so that there
-is nothing to mend and no command for it; a namespace that says it is older is refused (`OlderTable`).
+Creating a namespace applies all migrations. No older format was ever released, so no command applies them to an
+existing namespace; a namespace of an older version is refused (`OlderTable`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..storage.store import Store
 
 @dataclass(frozen=True)
 class Migration:
-    """One change: from version `number` - 1 to version `number`."""
+    """A change from version `number` - 1 to version `number`."""
 
     number: int
     description: str
@@ -27,7 +27,7 @@ class Migration:
 
 
 def all_migrations() -> list[Migration]:
-    """Every migration, in order of number."""
+    """Return all migrations in order of number."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return [_migration(name) for name in names]
 
@@ -39,9 +39,9 @@ def _migration(name: str) -> Migration:
 
 
 def migrate(store: Store, version: int, migrations: Sequence[Migration] | None = None) -> list[Migration]:
-    """Apply all that come after `version` (0: there is nothing yet), in order; returns them."""
-    known = all_migrations() if migrations is None else migrations
-    todo = [one for one in known if one.number > version]
-    for one in todo:
-        one.apply(store)
+    """Apply all migrations after `version` (0: a new namespace) in order, and return them."""
+    available = all_migrations() if migrations is None else migrations
+    todo = [migration for migration in available if migration.number > version]
+    for migration in todo:
+        migration.apply(store)
     return todo

@@ -7,6 +7,6 @@ from ..storage.store import Store
 
 
 def apply(store: Store) -> None:
-    """Every table is there; what was there before stays as it is."""
+    """Create all tables; existing ones stay unchanged."""
     for spec in TABLES:
         store.create(spec)

@@ -1,1 +1,1 @@
-"""What is stored: a module per table or pair of tables, its columns as a frozen row class, and the views over them."""
+"""The specs of the stored tables: a module per table or group of tables, with a frozen row class for its columns."""

@@ -1,4 +1,4 @@
-"""`applications`: the versions by which a repeat of a whole batch is known."""
+"""`applications`: the last published version per application, which identifies a repeated batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ApplicationRow:
     step: int = column(INT64, "The step that decided it.")
     txn_app_id: str = column(TEXT, "Application, as in Delta's txnAppId.")
     target: str = column(TEXT, "Destination it publishes to.")
-    version: int = column(INT64, "The last txn_version published; one not above it is not published again.")
-    seen_at_ms: int = column(INT64, "When.")
-    removed: bool = column(BOOL, "Forgotten.")
+    version: int = column(INT64, "The last published txn_version; a batch with this or a lower one is a repeat.")
+    seen_at_ms: int = column(INT64, "Time of the last publish.")
+    removed: bool = column(BOOL, "Whether the entry has expired.")
 
 
 APPLICATIONS = TableSpec(

@@ -1,4 +1,4 @@
-"""`clients`: whose letters were decided, and what was answered."""
+"""`clients`: the clients of the mailbox, with their last answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .spec import BOOL, INT64, TEXT, TableSpec, column
 class ClientRow:
     step: int = column(INT64, "The step that decided it.")
     client_id: str = column(TEXT, "Client: one connection of one process.")
-    number: int = column(INT64, "Its last letter.")
-    results: str = column(TEXT, "What that letter was answered, as JSON, for a repeat of the answer.")
-    seen_at_ms: int = column(INT64, "When.")
-    removed: bool = column(BOOL, "Ended, or silent for too long.")
+    number: int = column(INT64, "Number of its last letter.")
+    results: str = column(TEXT, "The answer to that letter as JSON, to repeat it if the client asks again.")
+    seen_at_ms: int = column(INT64, "Time of its last letter.")
+    removed: bool = column(BOOL, "Whether it ended, or was silent for too long.")
 
 
 CLIENTS = TableSpec(

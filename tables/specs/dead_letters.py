@@ -1,4 +1,4 @@
-"""`dead_letters`: what was refused or gave up, by reference, with the reason."""
+"""`dead_letters`: refused rows by reference, with the reason."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .spec import INT64, TEXT, TableSpec, column
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterRow:
     step: int = column(INT64, "The step that decided it.")
-    source: str = column(TEXT, "Topic or destination it was meant for.")
+    source: str = column(TEXT, "Topic or destination that the rows were published to.")
     file_id: int = column(INT64, "Data file that holds the rows.")
     first_row: int = column(INT64, "First row.")
     record_count: int = column(INT64, "Number of rows.")
     error: str = column(TEXT, "Name of the error.")
-    reason: str = column(TEXT, "What was found and what was expected.")
-    dead_at_ms: int = column(INT64, "When.")
+    reason: str = column(TEXT, "The value found, and the one expected.")
+    dead_at_ms: int = column(INT64, "Time of the refusal.")
 
 
 DEAD_LETTERS = TableSpec(
@@ -25,5 +25,5 @@ DEAD_LETTERS = TableSpec(
     shape="log",
     keys=("file_id", "first_row"),
     sort_by=("step", "file_id", "first_row"),
-    comment="Rows that were not delivered, and why.",
+    comment="Rows that were refused, with the reasons.",
 )

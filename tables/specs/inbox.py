@@ -1,4 +1,4 @@
-"""`inbox`: the way in for plain SQL. The one table that Spark writes; the micro-batch job drains it exactly once."""
+"""`inbox`: publish with plain SQL. The only table that Spark writes; the micro-batch job drains it exactly once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class InboxRow:
     key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
     value: bytes | None = column(BINARY, "Payload.", nullable=True)
     headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
-    timestamp: Any = column(TIME, "Time of the message; null: when it is drained.", nullable=True)
-    deliver_at: Any = column(TIME, "The message comes not before this time; null: at once.", nullable=True)
-    delay_ms: int | None = column(INT64, "Or so long after its timestamp; null: at once.", nullable=True)
-    ttl_ms: int | None = column(INT64, "How long it is to be delivered; null: as its topic says.", nullable=True)
+    timestamp: Any = column(TIME, "Time of the message; null: the time when it is drained.", nullable=True)
+    deliver_at: Any = column(TIME, "Deliver the message no earlier than this; null: at once.", nullable=True)
+    delay_ms: int | None = column(INT64, "Or deliver it this long after its timestamp; null: at once.", nullable=True)
+    ttl_ms: int | None = column(INT64, "Time to live; null: the topic's.", nullable=True)
 
 
 INBOX = TableSpec(

@@ -1,4 +1,4 @@
-"""`journal`: every decision, one commit per step; all other tables are projections of it."""
+"""`journal`: all decisions, one commit per step. All other tables are projections of it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .spec import BINARY, INT32, INT64, TEXT, TableSpec, column
 class JournalRow:
     step: int = column(INT64, "The step that decided this; steps are consecutive.")
     position: int = column(INT32, "Order of the decisions within the step, from 0.")
-    kind: str = column(TEXT, "What kind of decision: produced, topic_created, answered, ...")
-    subject: str = column(TEXT, "What it is about: a topic, a producer id, a client id.")
-    decision: str = column(TEXT, "The decision as JSON, but for the segments.")
+    kind: str = column(TEXT, "Kind of decision: produced, topic_created, answered, ...")
+    subject: str = column(TEXT, "Subject of the decision: a topic, a producer id, a client id.")
+    decision: str = column(TEXT, "The decision as JSON, without the segments.")
     segments: list[Any] | None = column(
         pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.", nullable=True
     )
     rows: bytes | None = column(
         BINARY,
-        "Message rows that ride here until the next pass writes them into their data file: an Arrow stream. Then null.",
+        "Message rows as an Arrow stream, until the next projection writes them into their data file; then null.",
         nullable=True,
     )
-    request_id: str | None = column(TEXT, "The letter that asked for it: client id / number.", nullable=True)
-    decided_at_ms: int = column(INT64, "The sequencer's time of the decision, never going back.")
+    request_id: str | None = column(TEXT, "The letter with the request: client id / number.", nullable=True)
+    decided_at_ms: int = column(INT64, "The sequencer's time of the decision, which never goes back.")
     leader_epoch: int = column(INT64, "Epoch of the sequencer that decided.")
     format_version: int = column(INT32, "Version of the decision's format.")
 
@@ -38,9 +38,9 @@ JOURNAL = TableSpec(
     shape="log",
     keys=("step", "position"),
     sort_by=("step", "position"),
-    # hundreds of commits a second, and nobody holds on to a version of it for longer than seconds
+    # hundreds of commits a second, and readers hold a version only for seconds
     log_retention_ms=60_000,
     replaced_retention_ms=60_000,
     properties={"delta.deletedFileRetentionDuration": "interval 2 minutes"},
-    comment="The decisions, in order. The one table whose commit decides; all others follow from it.",
+    comment="All decisions in order. A commit to this table decides; all other tables follow from it.",
 )

@@ -1,4 +1,4 @@
-"""`consumer_offsets`: how far each group has come."""
+"""`consumer_offsets`: the committed offsets of each group."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ class ConsumerOffsetRow:
     partition: int = column(INT32, "Partition.")
     committed_offset: int = column(INT64, "Next offset to consume.")
     ranges: list[Any] | None = column(
-        RANGES, "In a queue group, what became of messages past it, in order.", nullable=True
+        RANGES, "In a queue group: the states of messages past it, in order.", nullable=True
     )
-    metadata: str | None = column(TEXT, "What the consumer noted.", nullable=True)
-    committed_at_ms: int = column(INT64, "When.")
-    deleted_count: int = column(INT64, "Offsets that were deleted before the group was done with them.")
-    expired_count: int = column(INT64, "Messages that expired before anybody in a queue group had looked at them.")
-    shard: int = column(INT32, "abs(hash) % 50 of the group's name, by Java's hash of text.")
-    removed: bool = column(BOOL, "Deleted, or its topic, or its group.")
+    silent_since_ms: int = column(
+        INT64,
+        "In a queue group: time since which its owner holds messages without acknowledging any; 0: it holds none.",
+    )
+    metadata: str | None = column(TEXT, "Text that the consumer committed with it.", nullable=True)
+    committed_at_ms: int = column(INT64, "Time of the commit.")
+    deleted_count: int = column(INT64, "Offsets deleted before the group had consumed them.")
+    expired_count: int = column(INT64, "In a queue group: messages that expired before they were delivered.")
+    shard: int = column(INT32, "abs(hash) % offsets.topic.num.partitions of the group's name, by Java's hash of text.")
+    removed: bool = column(BOOL, "Whether it was deleted, alone or with its topic or group.")
 
 
 CONSUMER_OFFSETS = TableSpec(
@@ -48,5 +52,5 @@ CONSUMER_OFFSETS = TableSpec(
     row=ConsumerOffsetRow,
     shape="changelog",
     keys=("group", "topic_id", "partition"),
-    comment="How far each group has consumed each partition.",
+    comment="The committed offset of each group in each partition.",
 )

@@ -1,4 +1,4 @@
-"""`producers`: the sequences by which a repeat of a publish is known."""
+"""`producers`: sequence numbers, which identify a repeated publish."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ UNITS = pa.list_(
 @dataclass(frozen=True, kw_only=True)
 class ProducerRow:
     step: int = column(INT64, "The step that decided it.")
-    producer_id: int = column(INT64, "Producer.")
-    producer_epoch: int = column(INT32, "Its current epoch; an older one is fenced.")
+    producer_id: int = column(INT64, "Id of the producer.")
+    producer_epoch: int = column(INT32, "Its current epoch; older epochs are fenced.")
     units: list[Any] = column(
         UNITS,
-        "Its last five appends per partition, oldest first. Of rows that wait the partition is -1 minus it, and file_id"
-        " and base_offset are where they begin.",
+        "Its last five appends per partition, oldest first. For delayed rows, partition is -1 minus the partition, and"
+        " file_id and base_offset say where the rows start.",
     )
-    seen_at_ms: int = column(INT64, "When it last did something.")
-    removed: bool = column(BOOL, "Expired.")
+    seen_at_ms: int = column(INT64, "Time of its last request.")
+    removed: bool = column(BOOL, "Whether it has expired.")
 
 
 PRODUCERS = TableSpec(
@@ -42,5 +42,5 @@ PRODUCERS = TableSpec(
     row=ProducerRow,
     shape="changelog",
     keys=("producer_id",),
-    comment="Idempotent producers, with the sequences by which a repeat is known.",
+    comment="Idempotent producers, with the sequence numbers that identify repeats.",
 )

@@ -40,6 +40,6 @@ TABLES: tuple[TableSpec, ...] = (
     WATERMARKS,
     JOURNAL,
 )
-"""The journal last: a namespace whose journal is there is complete."""
+"""The journal comes last: a namespace that has a journal is complete."""
 
 BY_NAME: dict[str, TableSpec] = {spec.name: spec for spec in TABLES}

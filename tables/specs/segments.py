@@ -1,7 +1,7 @@
-"""`segments`: which rows of which data file are which offsets of which partition, and how far each log reaches.
+"""`segments`: the map from rows of data files to offsets of partitions, and the extent of each log.
 
-All that the SQL views need to decide what is visible stands in this one table, written in one commit, because Spark
-takes the snapshots of two tables at two moments.
+This one table holds everything that SQL views need to decide which messages are visible, in one commit. Spark takes the
+snapshots of two tables at different times, so that two tables could disagree.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class SegmentRow:
     kind: str = column(
         TEXT,
         "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
-        " are deleted; topic_deleted: the topic is gone.",
+        " are deleted; topic_deleted: the topic is deleted.",
     )
     topic_id: int = column(INT64, "Id of the topic, never reused.")
     topic: str = column(TEXT, "Name of the topic.")
     partition: int = column(INT32, "Partition within the topic.")
     base_offset: int = column(INT64, "Offset of the first row.")
-    record_count: int = column(INT64, "Number of offsets the segment spans.")
-    last_offset: int = column(INT64, "Offset of the last row, so that files can be skipped at both ends.")
-    file_id: int | None = column(INT64, "The data file, and its column file_id.", nullable=True)
+    record_count: int = column(INT64, "Number of offsets of the segment.")
+    last_offset: int = column(INT64, "Offset of the last row; lets readers skip files at both ends.")
+    file_id: int | None = column(INT64, "The data file, as in its column file_id.", nullable=True)
     footer_hash: int | None = column(
-        INT64, "By which a fetch knows the file: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
+        INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
     )
     first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
     file_partition: int | None = column(
         INT32,
-        "Column partition of those rows in the file; file_id + file_partition is what a join meets them by.",
+        "Column partition of these rows in the file; file_id + file_partition is the join key.",
         nullable=True,
     )
     min_timestamp_ms: int | None = column(INT64, "Smallest message timestamp.", nullable=True)
@@ -44,12 +44,14 @@ class SegmentRow:
         INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages.", nullable=True
     )
     decided_at_ms: int | None = column(
-        INT64, "Where origin is not publish: the time of its step, by which its messages grow old.", nullable=True
+        INT64,
+        "If origin is not publish: the time of its step, from which the age of its messages counts.",
+        nullable=True,
     )
     ttl_from_ms: int | None = column(
-        INT64, "Where messages may expire: the time of its step, from which their time to live counts.", nullable=True
+        INT64, "If messages may expire: the time of its step, from which their time to live counts.", nullable=True
     )
-    ttl_ms: int | None = column(INT64, "The time to live of those that have none of their own.", nullable=True)
+    ttl_ms: int | None = column(INT64, "The time to live of messages that have none of their own.", nullable=True)
     producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
     producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
     base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
@@ -60,11 +62,10 @@ class SegmentRow:
     )
     dead_letter: str | None = column(
         TEXT,
-        "Of dead letters, as JSON: topic and partition they come from, group that gave them up, reason, error and"
-        " delivery_count.",
+        "Dead letters, as JSON: source topic and partition, group, reason, error and delivery_count.",
         nullable=True,
     )
-    source_offset: int | None = column(INT64, "Of dead letters: offset of the first row there.", nullable=True)
+    source_offset: int | None = column(INT64, "Dead letters: offset of the first row in the source.", nullable=True)
 
 
 SEGMENTS = TableSpec(
@@ -73,7 +74,7 @@ SEGMENTS = TableSpec(
     shape="log",
     keys=("topic_id", "partition", "base_offset", "kind"),
     sort_by=("topic_id", "partition", "base_offset"),
-    comment="Ranges of rows in data files as dense offsets of partitions; what SQL sees hangs on this table alone.",
+    comment="Ranges of rows in data files as dense offsets of partitions. SQL visibility depends on this table alone.",
 )
 
 SEGMENT_SCHEMA: pa.Schema = pa.schema([f for f in SEGMENTS.stored_schema if f.name != "step"])

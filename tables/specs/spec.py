@@ -1,7 +1,7 @@
-"""How a table is declared: a frozen row class whose fields carry type and comment, and a `TableSpec` around it.
+"""Declare a table: a frozen row class whose fields carry type and comment, and a `TableSpec` around it.
 
 DDL, the Spark catalog, the docs page of tables and every read and write follow from the spec; nothing else names a
-column's type. Only pyarrow is needed here, so that the pure protocol may share the columns.
+column's type. This needs only pyarrow, so that the pure protocol may share the columns.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 1
-"""Version of the stored format; a namespace of a newer one is refused."""
+SCHEMA_VERSION = 3
+"""Version of the stored format; a namespace with a newer one is refused."""
 
 VERSION_PROPERTY = "lakemq.schemaVersion"
 
@@ -26,7 +26,7 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 def column(type: pa.DataType, comment: str, *, nullable: bool = False) -> Any:
-    """A field of a row class: its Arrow type, what it holds, whether it may be null (then None is its default)."""
+    """Declare a field of a row class: its Arrow type, its comment, and whether it may be null (default None)."""
     metadata = {"type": type, "comment": comment, "nullable": nullable}
     return field(default=None, metadata=metadata) if nullable else field(metadata=metadata)
 
@@ -35,8 +35,8 @@ def column(type: pa.DataType, comment: str, *, nullable: bool = False) -> Any:
 class TableSpec:
     """A table of a namespace.
 
-    shape: `log` (rows are facts, each is written once), `changelog` (the newest row of a key at or below a step is
-    its state then), or `data` (the message files).
+    shape: `log` (each row is a fact, written once), `changelog` (the newest row of a key at or below a step is its
+    state then), or `data` (the message files).
     """
 
     name: str
@@ -47,13 +47,13 @@ class TableSpec:
     sort_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
-    """How long log entries stay that a checkpoint covers; the leader removes them, by the store's times."""
+    """How long the leader keeps log entries after a checkpoint covers them, by the store's clock."""
     replaced_retention_ms: int | None = None
-    """How long files stay at most that a merge has replaced; None: for reader.grace.ms."""
+    """The longest time that files replaced by a merge are kept; None: reader.grace.ms."""
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the rows, in the order of the row class."""
+        """Arrow schema of the rows, with the fields of the row class in order."""
         return pa.schema(
             [
                 pa.field(
@@ -68,16 +68,16 @@ class TableSpec:
 
     @cached_property
     def stored_schema(self) -> pa.Schema:
-        """What Delta stores: the same columns, all nullable, without metadata (writers of any kind can match it)."""
+        """Delta's schema: the same columns, all nullable and without metadata, so that any writer can match it."""
         return pa.schema([pa.field(f.name, f.type) for f in self.schema])
 
     @property
     def configuration(self) -> dict[str, str]:
-        """Delta table properties, the schema version among them."""
+        """Delta table properties, including the schema version."""
         return {
-            # the price of a commit grows with the number of entries in the log, by 1.5 ms per 1,000
+            # a commit gets slower by 1.5 ms per 1,000 entries in the log
             "delta.logRetentionDuration": f"interval {self.log_retention_ms} milliseconds",
-            # by then a sweep has deleted what a merge replaced, see reader.grace.ms
+            # by then a sweep has deleted the files that a merge replaced, see reader.grace.ms
             "delta.deletedFileRetentionDuration": "interval 7 hours",
             "delta.enableExpiredLogCleanup": "false",
             "delta.checkpointInterval": "1000000",
@@ -86,30 +86,30 @@ class TableSpec:
         }
 
     def table(self, rows: Iterable[Any]) -> pa.Table:
-        """Row objects as an Arrow table of `stored_schema`."""
-        # all fields of a row at once: a third of the time that one after the other takes
+        """Convert row objects to an Arrow table of `stored_schema`."""
+        # reads all fields of a row at once, in a third of the time
         columns = list(zip(*map(self._values, rows), strict=True)) or [()] * len(self.stored_schema)
         arrays = [pa.array(values, f.type) for values, f in zip(columns, self.stored_schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.stored_schema)
 
-    def of_columns(self, **columns: Sequence[Any]) -> pa.Table:
-        """The same of columns by name: for thousands of rows, a third of the time."""
+    def to_table_from_columns(self, **columns: Sequence[Any]) -> pa.Table:
+        """Convert columns by name to an Arrow table; for thousands of rows, in a third of the time of `table`."""
         arrays = [pa.array(columns[f.name], f.type) for f in self.stored_schema]
         return pa.Table.from_arrays(arrays, schema=self.stored_schema)
 
     @cached_property
     def _values(self) -> Callable[[Any], tuple[Any, ...]]:
-        """Of a row object, in the order of the columns. Every table has several."""
+        """The function that returns the values of a row object in column order."""
         return attrgetter(*self.stored_schema.names)
 
     def rows(self, table: pa.Table) -> list[Any]:
-        """The inverse of `table`."""
+        """Convert an Arrow table to row objects; the inverse of `table`."""
         return [self.row(**values) for values in table.to_pylist()]
 
-    def checked(self, rows: pa.Table) -> pa.Table:
-        """The rows, as they were written; raises ValueError for one that LakeMQ has not: null where nothing may be.
+    def validate(self, rows: pa.Table) -> pa.Table:
+        """Return the rows if LakeMQ can have written them. Raises ValueError for a null that the spec forbids.
 
-        No element of a list is null, and no list in one; other fields of an element may be.
+        Elements of lists and nested lists are never null; other fields of an element may be.
         """
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             if column.null_count and not self.schema.field(name).nullable:
@@ -130,8 +130,8 @@ def _has_null_within(array: pa.Array) -> bool:
         return True
     inner = values.type
     if pa.types.is_struct(inner):
-        # flattened, a field is null where its struct is
+        # a flattened field is null where its struct is null
         lists = [pc.struct_field(values, [i]) for i in range(inner.num_fields) if pa.types.is_list(inner.field(i).type)]
     else:
         lists = [values] if pa.types.is_list(inner) else []
-    return any(one.null_count or _has_null_within(one) for one in lists)
+    return any(list_.null_count or _has_null_within(list_) for list_ in lists)

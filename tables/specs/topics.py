@@ -1,4 +1,4 @@
-"""`topics` and `partitions`: the queues, and how far each of their logs reaches."""
+"""`topics` and `partitions`: the topics, and the extent of each partition's log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field
 @dataclass(frozen=True, kw_only=True)
 class TopicRow:
     step: int = column(INT64, "The step that decided it.")
-    topic_id: int = column(INT64, "Id, never reused.")
+    topic_id: int = column(INT64, "Id of the topic, never reused.")
     topic: str = column(TEXT, "Name.")
-    partition_count: int = column(INT32, "Number of partitions that take what is published.")
-    draining_count: int = column(INT32, "Number of those after them that are only read to their ends.")
-    ended_count: int = column(INT32, "Number of those after these that were.")
-    config: str = column(TEXT, "What was set, as a JSON object; the rest are defaults.")
-    subscriptions: list[str] = column(pa.list_(TEXT), "Destinations it also receives.")
+    partition_count: int = column(INT32, "Number of partitions that take new messages.")
+    draining_count: int = column(INT32, "Number of following partitions that are only read to their ends.")
+    ended_count: int = column(INT32, "Number of following partitions that are read to their ends.")
+    config: str = column(TEXT, "Settings that are set, as a JSON object; the rest are defaults.")
+    subscriptions: list[str] = column(pa.list_(TEXT), "Destinations that the topic also receives.")
     state: str = column(TEXT, "active or deleted.")
     removed: bool = column(BOOL, "Whether it is deleted.")
 
@@ -32,7 +32,7 @@ TOPICS = TableSpec(
     row=TopicRow,
     shape="changelog",
     keys=("topic_id",),
-    comment="The topics (queues), with their settings.",
+    comment="The topics, with their settings.",
 )
 
 
@@ -42,18 +42,19 @@ class PartitionRow:
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
-    log_start_offset: int = column(INT64, "First offset that is still there.")
-    high_watermark: int = column(INT64, "Offset the next message gets.")
-    last_stable_offset: int = column(INT64, "Where read_committed ends: before the first open transaction.")
+    log_start_offset: int = column(INT64, "First offset that is not deleted.")
+    high_watermark: int = column(INT64, "Offset of the next message.")
+    last_stable_offset: int = column(INT64, "End of read_committed: the start of the first open transaction.")
     redrives: list[Any] | None = column(
         RANGES,
-        "Which of its dead letters are to go back where they come from (dying), or have, or are done with"
-        " (acknowledged).",
+        "Dead letters of a dead-letter topic: to be sent back (dying), or sent back or purged (acknowledged).",
         nullable=True,
     )
     state: str = column(TEXT, "active, draining or ended.")
-    open_transactions: list[Any] = column(OPEN_TRANSACTIONS, "Transactions that are open here, and where they begin.")
-    removed: bool = column(BOOL, "Deleted with its topic.")
+    open_transactions: list[Any] = column(
+        OPEN_TRANSACTIONS, "Open transactions in this partition, with their first offsets."
+    )
+    removed: bool = column(BOOL, "Whether it was deleted with its topic.")
 
 
 PARTITIONS = TableSpec(
@@ -61,5 +62,5 @@ PARTITIONS = TableSpec(
     row=PartitionRow,
     shape="changelog",
     keys=("topic_id", "partition"),
-    comment="How far the log of each partition reaches.",
+    comment="The extent of each partition's log.",
 )

@@ -1,4 +1,4 @@
-"""`transactional_ids`, `transactions`, `control_markers`: who has which id, the transaction log, its markers."""
+"""`transactional_ids`, `transactions` and `control_markers`: ids with their producers, the transaction log, markers."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class TransactionalIdRow:
     step: int = column(INT64, "The step that decided it.")
     transactional_id: str = column(TEXT, "The application's id.")
     producer_id: int = column(INT64, "Producer that holds the id.")
-    producer_epoch: int = column(INT32, "Its epoch: that of its open or its next transaction.")
+    producer_epoch: int = column(INT32, "Its epoch, for its open or its next transaction.")
     state: str = column(TEXT, STATES)
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
-    started_at_ms: int | None = column(INT64, "When the open transaction began.", nullable=True)
-    partitions: list[Any] = column(PLACES, "What the open transaction has written to.")
-    offsets: list[Any] = column(OFFSETS, "Offsets of groups that count when it commits.")
-    acknowledged: list[Any] = column(ACKNOWLEDGED, "Messages of queue groups that are done with when it commits.")
-    part_count: int = column(INT64, "Publishes, and groups with offsets, that are part of it.")
+    started_at_ms: int | None = column(INT64, "Start time of the open transaction.", nullable=True)
+    partitions: list[Any] = column(PLACES, "Partitions that the open transaction has written to.")
+    offsets: list[Any] = column(OFFSETS, "Offsets of groups that it commits.")
+    acknowledged: list[Any] = column(ACKNOWLEDGED, "Messages of queue groups that it acknowledges.")
+    part_count: int = column(INT64, "Number of its publishes and of groups with offsets.")
     error: str | None = column(TEXT, "Why it can only be aborted.", nullable=True)
-    ended: Any | None = column(ENDED, "The transaction before, and how it ended.", nullable=True)
-    batch_id: int = column(INT64, "The last micro-batch of a stream that was committed; -1 before the first.")
-    seen_at_ms: int = column(INT64, "When its producer last did something.")
-    removed: bool = column(BOOL, "Expired.")
+    ended: Any | None = column(ENDED, "The previous transaction, and its outcome.", nullable=True)
+    batch_id: int = column(INT64, "The last committed micro-batch of a stream; -1 before the first.")
+    seen_at_ms: int = column(INT64, "Time of its producer's last request.")
+    removed: bool = column(BOOL, "Whether it has expired.")
 
 
 TRANSACTIONAL_IDS = TableSpec(
@@ -83,7 +83,7 @@ TRANSACTIONAL_IDS = TableSpec(
     row=TransactionalIdRow,
     shape="changelog",
     keys=("transactional_id",),
-    comment="Transactional ids, with what is open under each.",
+    comment="Transactional ids, with their open transactions.",
 )
 
 
@@ -92,19 +92,21 @@ class TransactionRow:
     step: int = column(INT64, "The step that decided it.")
     position: int = column(INT32, "Order within the step.")
     transactional_id: str = column(TEXT, "The application's id.")
-    shard: int = column(INT32, "abs(hash) % 50 of the id, by Java's hash of text.")
+    shard: int = column(INT32, "abs(hash) % transaction.state.log.num.partitions of the id, by Java's hash of text.")
     producer_id: int = column(INT64, "Producer that holds the id.")
     producer_epoch: int = column(INT32, "Its epoch.")
     state: str = column(TEXT, STATES)
     timeout_ms: int = column(INT64, "transaction.timeout.ms of the producer.")
-    started_at_ms: int | None = column(INT64, "First publish or offset commit of the transaction.", nullable=True)
-    updated_at_ms: int = column(INT64, "When this transition was decided.")
-    topics: list[str] = column(pa.list_(TEXT), "Topic-partitions written to, as topic-partition.")
-    groups: list[str] = column(pa.list_(TEXT), "Groups whose offsets it carries.")
-    reason: str | None = column(
-        TEXT, "Who ended it: producer, timeout, fenced (by the id's next producer) or operator.", nullable=True
+    started_at_ms: int | None = column(
+        INT64, "Time of the transaction's first publish or offset commit.", nullable=True
     )
-    batch_id: int | None = column(INT64, "Micro-batch of a stream that the commit carries.", nullable=True)
+    updated_at_ms: int = column(INT64, "Time of this transition.")
+    topics: list[str] = column(pa.list_(TEXT), "Partitions that it wrote to, as topic-partition.")
+    groups: list[str] = column(pa.list_(TEXT), "Groups whose offsets it commits.")
+    reason: str | None = column(
+        TEXT, "Why it ended: producer, timeout, fenced (by the id's next producer) or operator.", nullable=True
+    )
+    batch_id: int | None = column(INT64, "Micro-batch of a stream that it commits.", nullable=True)
 
 
 TRANSACTIONS = TableSpec(
@@ -123,7 +125,7 @@ class ControlMarkerRow:
     topic_id: int = column(INT64, "Topic.")
     topic: str = column(TEXT, "Its name.")
     partition: int = column(INT32, "Partition.")
-    offset: int = column(INT64, "The offset the marker takes.")
+    offset: int = column(INT64, "Offset of the marker.")
     producer_id: int = column(INT64, "Producer whose transaction ends.")
     producer_epoch: int = column(INT32, "Its epoch.")
     marker: str = column(TEXT, "COMMIT or ABORT.")

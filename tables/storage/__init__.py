@@ -1,1 +1,1 @@
-"""How it is stored: objects, the logs of Delta tables, the mailbox. The only I/O there is."""
+"""The storage layer: objects, Delta tables and their logs, the mailbox. All I/O is here."""

@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 
-def newest(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Per key the row with the highest step, in order of step; of equal steps, the later row."""
+def select_newest(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the row with the highest step per key, in order of step; of equal steps, the later row."""
     if rows.num_rows == 0:
         return rows
     ordered = _in_order(rows)
     numbered = ordered.select(list(keys)).append_column("row", pa.array(np.arange(ordered.num_rows)))
     last = numbered.group_by(list(keys)).aggregate([("row", "max")])
-    if last.num_rows == ordered.num_rows:  # what is large has been merged: to take all of it would cost as much again
+    if last.num_rows == ordered.num_rows:  # large tables are merged and mostly unique: avoid copying all rows
         return ordered
     return ordered.take(pa.array(np.sort(last.column("row_max").to_numpy())))
 
 
 def _in_order(rows: pa.Table) -> pa.Table:
-    """Of steps; of equal ones as they come."""
+    """Sort the rows by step, stably."""
     steps = rows.column("step").to_numpy()
     return rows if (steps[1:] >= steps[:-1]).all() else rows.take(pa.array(np.argsort(steps, kind="stable")))

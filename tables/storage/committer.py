@@ -1,7 +1,7 @@
-"""Committing to one table at the price of two small files, again and again, for whoever is its only writer.
+"""Commit to a table again and again, at the cost of two small files each, for its only writer.
 
-An engine's commit of one row costs ten times as much, most of it for what a single writer has no use for. Where a store
-cannot put what is not there yet without asking first, the engine commits nevertheless.
+A commit of one row by delta-rs costs ten times as much, mostly for features that a single writer does not need. If the
+store has no atomic put-if-absent, delta-rs commits nevertheless.
 """
 
 from __future__ import annotations
@@ -13,44 +13,46 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .commits import CommitConflict, NewFile, StoredFile, statistics_of
+from .commits import CommitConflict, NewFile, StoredFile, compute_statistics
 from .delta_log import DeltaLog
-from .log_entry import encoded, nonce_of
+from .log_entry import encode_entry, find_nonce
 from .objects import Files
 from .store import Store, TableHandle
 
 _RENEW_AFTER = 50
-"""Commits of a handle after which it is loaded anew: it grows slower with each."""
+"""Commits after which a handle is reloaded, because it gets slower with each commit."""
 
 
 class Committer(Protocol):
-    """Of one table, at one version; its commits move it on. Not thread-safe.
+    """Commits to one table, from version to version. Not thread-safe.
 
-    version: the newest version, unless somebody else commits too, which the next commit finds out.
+    version: the newest version. If another process commits too, the next commit here finds out and fails.
     """
 
     @property
     def version(self) -> int: ...
 
     @property
-    def stands_on(self) -> str | None:
-        """Which object the log's entry of this version is."""
+    def entry_identity(self) -> str | None:
+        """Identity of the object that is the log entry of this version."""
 
     def write(self, rows: pa.Table) -> NewFile:
-        """A file of the table with these rows, durable, and no part of the table yet."""
+        """Write a durable file with these rows, which is not part of the table yet."""
 
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
-        """Commit files that are there as version `version` + 1, durably.
+        """Commit existing files durably as version `version` + 1.
 
-        With `remove`, the files added hold the same rows as the files removed, or fewer by design.
+        With `remove`, the added files hold the rows of the removed files, or fewer by design. After an error, open a
+        new committer.
 
-        Raises CommitConflict: somebody else was first, or went on so far that nobody can tell: nothing that counts was
-        written. OSError: the store has failed, and the commit may have landed or not. After either, open another one.
+        Raises:
+            CommitConflict: Another process was first, or may have been; nothing valid was written.
+            OSError: The store failed; the commit may have landed or not.
         """
 
 
 def open_committer(store: Store, handle: TableHandle) -> Committer:
-    """Commits after the handle's version. Raises NotATable where entries as LakeMQ writes them are not enough."""
+    """Open a committer at the handle's version. Raises NotATable if the table needs more than LakeMQ's log entries."""
     handle.check_protocol()
     return PutCommitter(store, handle) if store.files.puts_if_absent else EngineCommitter(store, handle)
 
@@ -64,64 +66,68 @@ class _Writer:
     def write(self, rows: pa.Table) -> NewFile:
         path = f"part-{uuid.uuid4().hex}.parquet"
         sink = pa.BufferOutputStream()
-        # few rows: what makes many small, or quick to pass over, only costs here
+        # for few rows, encodings and statistics cost more than they save
         pq.write_table(
             rows, sink, compression="snappy", use_dictionary=False, write_statistics=False, store_schema=False
         )
         body = sink.getvalue()
         name = f"{self._table}/{path}"
         self._files.put(name, body)
-        return NewFile(path, body.size, self._files.modified_ms(name) or 0, statistics_of(rows, texts=False))
+        return NewFile(path, body.size, self._files.modified_ms(name) or 0, compute_statistics(rows, texts=False))
 
 
 class PutCommitter(_Writer):
-    """Puts the log's entry itself. Invariant: of all who put version N, one succeeds, and knows that it did.
+    """Writes the log entry itself. Invariant: of all that put version N, exactly one succeeds, and it knows.
 
-    Put-if-absent is no fence once a log is cleaned: the entry this one stands on must be there before a commit, and be
-    the same one after it. What could be seen is never taken back.
+    Put-if-absent alone is no fence. A process may stop for so long that others commit further and clean the log. Then
+    the name of its next version is free again, and its commit would land in the past. So a commit checks, before and
+    after the put, that the entry of its current version is still there as the same object. If only the second check
+    fails, the commit fails, and the new entry stays: others may have seen it, and no reader begins at so old a version.
     """
 
     def __init__(self, store: Store, handle: TableHandle) -> None:
         super().__init__(store.files, handle.spec.name)
         self._log, self._version = DeltaLog(store.files, handle.spec.name), handle.version
-        self._stands_on = handle.stands_on
+        self._entry_identity = handle.entry_identity
 
     @property
     def version(self) -> int:
         return self._version
 
     @property
-    def stands_on(self) -> str | None:
-        return self._stands_on
+    def entry_identity(self) -> str | None:
+        return self._entry_identity
 
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
         self._check_ground()
         version, nonce = self._version + 1, uuid.uuid4().hex
+        # Removed files age from this time, so it must be now. Otherwise a file's time will do: asking the store for the
+        # time costs a write.
         written_at_ms = self._files.time_ms() if remove else max(file.modified_ms for file in add)
         try:
-            self._log.put(version, encoded(version, add, remove, written_at_ms, nonce))
+            self._log.put(version, encode_entry(version, add, remove, written_at_ms, nonce))
         except FileExistsError as error:
-            self._recognise(version, nonce, error)
+            self._check_is_own_entry(version, nonce, error)
         self._check_ground()
-        self._version, self._stands_on = version, self._log.identity(version)
+        self._version, self._entry_identity = version, self._log.identity(version)
 
-    def _recognise(self, version: int, nonce: str, exists: FileExistsError) -> None:
-        """An entry is there: ours, if the store has put it and then asked to put it again."""
+    def _check_is_own_entry(self, version: int, nonce: str, exists: FileExistsError) -> None:
+        """Check that an existing entry is our own: some stores retry a put that succeeded. Raises CommitConflict."""
         try:
-            found = nonce_of(self._log.actions(version))
+            found_nonce = find_nonce(self._log.read_actions(version))
         except ValueError as error:
             raise OSError(f"{self._table}: version {version} cannot be read: {error}") from error
-        if found != nonce:
-            raise CommitConflict(f"{self._table}: version {version} is somebody else's") from exists
+        if found_nonce != nonce:
+            raise CommitConflict(f"{self._table}: version {version} was committed by another process") from exists
         self._log.sync_entry(version)
 
     def _check_ground(self) -> None:
-        if not self._log.has_still(self._version, self._stands_on):
+        if not self._log.has_same_entry(self._version, self._entry_identity):
             raise CommitConflict(f"{self._table}: the log was cleaned beyond version {self._version}")
 
 
 class EngineCommitter(_Writer):
-    """Has delta-rs put the entry."""
+    """Lets delta-rs write the log entry."""
 
     def __init__(self, store: Store, handle: TableHandle) -> None:
         super().__init__(store.files, handle.spec.name)
@@ -132,8 +138,8 @@ class EngineCommitter(_Writer):
         return self._handle.version
 
     @property
-    def stands_on(self) -> str | None:
-        return self._handle.stands_on
+    def entry_identity(self) -> str | None:
+        return self._handle.entry_identity
 
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
         self._handle.replace_at(self.version, add, remove)

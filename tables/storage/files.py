@@ -1,4 +1,4 @@
-"""Plain objects under a root, wherever it is: the only file I/O beside Delta's."""
+"""Open the objects under a root, a path or a URI. All file I/O except Delta's goes through them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .objects import Files
 
 __all__ = ["ArrowFiles", "Files", "LocalFiles", "open_files"]
 
-# In a URI made of a path with one of these, delta-rs sees another folder (it decodes %20, cuts at # and ?) or
-# fails, and Spark sees a pattern.
+# delta-rs would read a URI with one of these as another folder (it decodes %20 and cuts at # and ?) or fail; Spark
+# would take it for a pattern.
 _ODD_IN_A_ROOT = re.compile(r"[%#?*|^\\{}\[\]\x00-\x1f]")
 
 
 def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> Files:
-    """The objects under `root`, a path or a URI: file, s3, gs, abfs and their usual spellings.
+    """Open the objects under `root`, a path or a URI: file, s3, gs, abfs and their usual spellings.
 
-    storage_options: credentials, region, endpoint in delta-rs's spelling; what only Delta knows is ignored.
-    ValueError: a root or an option that cannot be used.
+    storage_options: credentials, region and endpoint, named as in delta-rs; options for Delta alone are ignored.
+
+    Raises ValueError if the root or an option cannot be used.
     """
     if odd := _ODD_IN_A_ROOT.search(root):
         raise ValueError(f"root: found {odd[0]!r} in {root!r}, expected none of {_ODD_IN_A_ROOT.pattern}")

@@ -1,4 +1,4 @@
-"""Commits that somebody else has made to tables that only LakeMQ writes."""
+"""Find commits of other writers to tables that only LakeMQ should write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..specs.registry import TABLES
 from .log_entry import ENGINE
 from .store import NewerTable, NotATable, Store
 
-# The tables' own words for what LakeMQ does to them; anything else was somebody else.
+# How LakeMQ's own commits appear in the tables' history; anything else is foreign.
 _OUR_ENGINES = ("delta-rs", ENGINE)
 _OUR_OPERATIONS = ("CREATE TABLE", "WRITE")
 
@@ -22,7 +22,7 @@ _MAINTENANCE = ("OPTIMIZE", "VACUUM", "SET TBLPROPERTIES")
 
 @dataclass(frozen=True)
 class ForeignCommit:
-    """What was done to a table and by whom. keeps_rows: it was maintenance, after which the table says the same."""
+    """A commit of another writer. what: operation, writer and time. keeps_rows: it was maintenance."""
 
     table: str
     version: int
@@ -33,8 +33,8 @@ class ForeignCommit:
         return f"{self.table} version {self.version}: {self.what}"
 
 
-def foreign_commits(store: Store) -> Iterator[ForeignCommit]:
-    """As far back as the tables' logs go; tables that cannot be opened are passed over, and `inbox` is for others."""
+def find_foreign_commits(store: Store) -> Iterator[ForeignCommit]:
+    """Yield foreign commits as far back as the logs go, without `inbox` and tables that cannot be opened."""
     for spec in TABLES:
         if spec.name == INBOX.name:
             continue
@@ -43,13 +43,12 @@ def foreign_commits(store: Store) -> Iterator[ForeignCommit]:
         except (NotATable, NewerTable):
             continue
         for commit in commits:
-            what = _foreign(commit)
-            if what:
-                yield ForeignCommit(spec.name, int(commit["version"]), what, what.startswith(_MAINTENANCE))
+            if text := _describe_foreign(commit):
+                yield ForeignCommit(spec.name, int(commit["version"]), text, text.startswith(_MAINTENANCE))
 
 
-def _foreign(commit: Mapping[str, Any]) -> str:
-    """What a commit was and who made it; empty if it may be LakeMQ's own, which only ever adds."""
+def _describe_foreign(commit: Mapping[str, Any]) -> str:
+    """Describe a commit, its writer and time; empty if it may be LakeMQ's own, which only appends."""
     engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
     mode = str((commit.get("operationParameters") or {}).get("mode", ""))
     if engine.startswith(_OUR_ENGINES) and operation in _OUR_OPERATIONS and mode != "Overwrite":

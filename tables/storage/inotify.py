@@ -1,8 +1,9 @@
-"""Linux tells of what comes into a folder, so that who waits for it need not look again and again.
+"""Watch folders with Linux's inotify, so that a waiting process need not list them again and again.
 
-It tells only of what this machine's programs put there, and may tell late, twice or never: it shortens waits, and
-replaces no look. A process has one instance, as a user may have few of them, and a thread that reads it. Where there is
-none to be had (another system, EMFILE, ENOSPC), nothing is watched. A forked process has none of its parent's.
+Linux reports only files of this machine's programs, and may report late, twice or never. So a watch shortens waits but
+replaces no listing. A process has one inotify instance, since a user may have only few, and one thread that reads it.
+If there is no inotify (another system, EMFILE, ENOSPC), nothing is watched. A forked process starts without its
+parent's instance.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import struct
 import threading
 from contextlib import suppress
 
-# of linux/inotify.h
+# from linux/inotify.h
 _CREATE, _MOVED_TO, _DELETE_SELF, _MOVE_SELF = 0x100, 0x80, 0x400, 0x800
 _ONLYDIR, _OVERFLOW, _IGNORED = 0x01000000, 0x4000, 0x8000
 _EVENT = struct.Struct("iIII")
 
 
 class Watch:
-    """`event` is set when something may have come into the folder; who waits clears it, and then looks.
+    """A watch of a folder. It sets `event` when a file may have arrived. The reader clears it first, then lists.
 
-    is_over: nothing will be told any more, as the folder is gone.
+    is_over: no more events will come, because the folder is gone.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -36,16 +37,16 @@ class Watch:
 
 
 class _Instance:
-    """Watches by their descriptors, which the kernel gives by folder: those of one folder share one."""
+    """The inotify instance, with its watches by descriptor. Watches of one folder share a descriptor."""
 
     def __init__(self) -> None:
-        """Raises OSError, RuntimeError: there is no instance, or no thread to read it, to be had."""
+        """Raises OSError or RuntimeError if there is no instance, or no thread to read it."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._libc, "inotify_init1"):
             raise OSError("no inotify on this system")
         self._lock = threading.Lock()
         self._watches: dict[int, list[Watch]] = {}
-        self.file = self._checked(self._libc.inotify_init1(os.O_CLOEXEC))
+        self.file = self._check_result(self._libc.inotify_init1(os.O_CLOEXEC))
         try:
             threading.Thread(target=self._read, name="lakemq-inotify", daemon=True).start()
         except BaseException:
@@ -53,16 +54,16 @@ class _Instance:
             raise
 
     @staticmethod
-    def _checked(result: int) -> int:
+    def _check_result(result: int) -> int:
         if result < 0:
             raise OSError(ctypes.get_errno(), "inotify")
         return result
 
     def watch(self, folder: str) -> Watch:
-        """Raises OSError: it is no folder, or too many are watched."""
+        """Watch a folder. Raises OSError if it is not a folder, or if there are too many watches."""
         mask = _CREATE | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
-        with self._lock:  # else it might be told of and forgotten before it is known here
-            descriptor = self._checked(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
+        with self._lock:  # otherwise an event could arrive and be dropped before the watch is registered
+            descriptor = self._check_result(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
             watch = Watch(descriptor)
             self._watches.setdefault(descriptor, []).append(watch)
         return watch
@@ -79,15 +80,15 @@ class _Instance:
 
     def _read(self) -> None:
         while True:
-            told, at = os.read(self.file, 1 << 16), 0
+            events, at = os.read(self.file, 1 << 16), 0
             with self._lock:
-                while at < len(told):
-                    descriptor, mask, _, name_bytes = _EVENT.unpack_from(told, at)
+                while at < len(events):
+                    descriptor, mask, _, name_bytes = _EVENT.unpack_from(events, at)
                     at += _EVENT.size + name_bytes
-                    self._tell(descriptor, mask)
+                    self._notify(descriptor, mask)
 
-    def _tell(self, descriptor: int, mask: int) -> None:
-        if mask & _OVERFLOW:  # whatever it was
+    def _notify(self, descriptor: int, mask: int) -> None:
+        if mask & _OVERFLOW:  # events were lost: wake all
             for watches in self._watches.values():
                 for watch in watches:
                     watch.event.set()
@@ -106,12 +107,14 @@ _has_failed = False
 
 
 def watch(folder: str) -> Watch | None:
-    """Tells of what is put into the folder from now on; None: it is not there, or this machine does not tell."""
+    """Watch a folder from now on; None if it does not exist, or this machine has no inotify."""
     global _instance, _has_failed
     try:
         with _starting:
             if _instance is None and not _has_failed:
-                _has_failed = True  # unless it works: to try again for each wait would cost more than it gains
+                _has_failed = (
+                    True  # assume failure until it works: retrying for each wait would cost more than it gains
+                )
                 _instance = _Instance()
                 _has_failed = False
             instance = _instance
@@ -120,8 +123,8 @@ def watch(folder: str) -> Watch | None:
         return None
 
 
-def _forked() -> None:
-    """In the child: the thread that reads is not here, and what it would read is the parent's."""
+def _reset_in_child() -> None:
+    """Drop the instance in a forked child, which has no reader thread and must not read the parent's events."""
     global _instance, _starting, _has_failed
     if _instance is not None:
         with suppress(OSError):
@@ -129,4 +132,4 @@ def _forked() -> None:
     _instance, _starting, _has_failed = None, threading.Lock(), False
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_in_child)

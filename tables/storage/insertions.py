@@ -1,4 +1,4 @@
-"""What each commit of a Delta table put in, as its log says: the identity of rows that are to be taken once."""
+"""Find the rows that a commit of a Delta table inserted, so that each of them is processed once."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Action = dict[str, Any]
 
 @dataclass(frozen=True)
 class Insertion:
-    """The files that one commit inserted: names below the namespace, their bytes and rows."""
+    """The files that a commit inserted: their names below the namespace, and their size in bytes."""
 
     version: int
     files: tuple[str, ...]
     size_bytes: int
 
 
-def insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
-    """What commit `version` inserted: nothing for a commit that only rearranges, removes or rewrites rows.
+def read_insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
+    """Return the files that commit `version` inserted; none if it only moved, deleted or rewrote rows.
 
-    Rows that an UPDATE, DELETE or MERGE writes again were inserted before. Raises FileNotFoundError when the log holds
-    that commit no more.
+    An UPDATE, DELETE or MERGE rewrites rows that were inserted before, so its files do not count.
+
+    Raises FileNotFoundError if the log no longer holds the commit.
     """
-    actions = DeltaLog(files, spec.name).actions(version)
+    actions = DeltaLog(files, spec.name).read_actions(version)
     added = list(_of(actions, "add"))
     if any(_of(actions, "remove")) and _operation(actions) != "WRITE":
         added = []

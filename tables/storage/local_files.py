@@ -1,4 +1,4 @@
-"""Objects on a local or mounted disk: put-if-absent is a link, durable is an fsync of file and folder."""
+"""Objects on a local or mounted disk: put-if-absent is a link, durability an fsync of file and folder."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from typing import TypeVar
 import pyarrow as pa
 
 from .inotify import Watch, watch
-from .objects import Data, MaybeThere, Names, checked, checked_folder, hidden_name, too_large
+from .objects import Data, MaybeThere, Names, check_folder, check_name, hidden_name, too_large
 
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
 
 class LocalFiles:
-    """Objects on a local or mounted file system that can link: put-if-absent is atomic between processes."""
+    """Objects on a local or mounted file system with hard links, so that put-if-absent is atomic between processes."""
 
     puts_if_absent = True
 
     def __init__(self, root: str, *, named_temporaries: bool = False) -> None:
-        """named_temporaries: write under a hidden name first, as is done anyhow where there is no O_TMPFILE
-        (NFS). A process that is killed then leaves that file behind."""
+        """named_temporaries: write under a hidden name first, as always without O_TMPFILE (NFS).
+
+        A killed process then leaves that file behind.
+        """
         self.root = os.path.abspath(root)
         self._unnamed = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd") and not named_temporaries
 
@@ -48,13 +50,13 @@ class LocalFiles:
 
     def get(self, name: str, limit: int | None = None) -> bytes:
         path = self._path(name)
-        # anybody may have put anything there: a pipe would be waited for, a link leads elsewhere
+        # any file may lie there: opening a pipe would block, and a link leads elsewhere
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
-            if limit is not None and found.st_size > limit:
+            if limit is not None and status.st_size > limit:
                 raise too_large(path, limit)
             with open(file, "rb", buffering=0, closefd=False) as opened:
                 return opened.readall()
@@ -62,19 +64,19 @@ class LocalFiles:
             os.close(file)
 
     def size(self, name: str) -> int | None:
-        found = self._stat(name)
-        return None if found is None else found.st_size
+        status = self._stat(name)
+        return None if status is None else status.st_size
 
     def modified_ms(self, name: str) -> int | None:
-        found = self._stat(name)
-        return None if found is None else found.st_mtime_ns // 1_000_000
+        status = self._stat(name)
+        return None if status is None else status.st_mtime_ns // 1_000_000
 
     def identity(self, name: str) -> str | None:
-        found = self._stat(name)
-        return None if found is None else f"{found.st_ino}-{found.st_mtime_ns}"
+        status = self._stat(name)
+        return None if status is None else f"{status.st_ino}-{status.st_mtime_ns}"
 
     def time_ms(self) -> int:
-        # the time of the file system, which may be another machine's
+        # the file system's time, which may come from another machine
         file, temporary, named = self._temporary(_Folder(self.root))
         try:
             os.write(file, b".")
@@ -92,7 +94,7 @@ class LocalFiles:
     def sync_folder(self, folder: str) -> None:
         path, below = self._path(folder), ""
         while path != below:
-            with suppress(PermissionError):  # what lies above the root may be another's
+            with suppress(PermissionError):  # folders above the root may belong to another user
                 _sync(path)
             path, below = os.path.dirname(path), path
 
@@ -103,16 +105,16 @@ class LocalFiles:
         return self._within(prefix, limit, folders=True)
 
     def _within(self, prefix: str, limit: int | None, folders: bool) -> Names:
-        folder = checked_folder(prefix)
+        folder = check_folder(prefix)
         lead = f"{folder}/" if folder else ""
         try:
             entries = os.scandir(f"{self.root}/{folder}")
         except FileNotFoundError:
             return []
         with entries:
-            # a link that leads to itself cannot be followed
-            kept = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False) is folders)
-            return sorted(islice((lead + name for name in kept if name[0] != "."), limit))
+            # not following links: one may lead to itself
+            names = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False) is folders)
+            return sorted(islice((lead + name for name in names if name[0] != "."), limit))
 
     def delete(self, names: Iterable[str]) -> None:
         failed: OSError | None = None
@@ -134,7 +136,7 @@ class LocalFiles:
         try:
             os.rmdir(folder)
         except OSError as error:
-            # Not empty: something is being put into it, or a killed process left something there.
+            # not empty: another process is writing into it, or a killed process left a file
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
 
@@ -148,22 +150,22 @@ class LocalFiles:
         return f"file://{self._path(name)}"
 
     def _path(self, name: str) -> str:
-        return f"{self.root}/{checked(name)}"
+        return f"{self.root}/{check_name(name)}"
 
     def _stat(self, name: str) -> os.stat_result | None:
         try:
-            found = os.stat(self._path(name))
+            status = os.stat(self._path(name))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return None
             raise
-        return found if stat.S_ISREG(found.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
     def _appearing(self, path: str, durable: bool) -> Iterator[tuple[int, str]]:
-        """A new file to fill (its descriptor, a path to open it by): `path` on a clean exit, else nothing.
+        """Yield a new file (descriptor, and a path to open it), which appears as `path` on a clean exit.
 
-        Raises MaybeThere when the disk fails after others could see the file.
+        Raises MaybeThere if the disk fails after other processes could see the file.
         """
         folder = _Folder(os.path.dirname(path))
         file, temporary, named = self._temporary(folder)
@@ -171,12 +173,12 @@ class LocalFiles:
         try:
             try:
                 yield file, temporary
-                # A mounted file system may tell only now, or on closing, that there was no space.
+                # a mounted file system may report a full disk only now, or on close
                 if durable or named:
                     os.fsync(file)
-                # With any src_dir_fd (not used, as the path is absolute) Python calls linkat, which follows
-                # /proc/self/fd/N to the file that has no name; plain link would link the symbolic link.
-                folder.on_hand(lambda: os.link(temporary, path, src_dir_fd=0))
+                # With any src_dir_fd (unused, since the path is absolute) Python calls linkat, which follows
+                # /proc/self/fd/N to the unnamed file. Plain link would link the symbolic link itself.
+                folder.with_folder(lambda: os.link(temporary, path, src_dir_fd=0))
                 linked = True
             finally:
                 os.close(file)
@@ -190,10 +192,10 @@ class LocalFiles:
             raise
 
     def _temporary(self, folder: _Folder) -> tuple[int, str, bool]:
-        """A file in `folder` that nobody sees: (descriptor, path to open it by, whether that is its name)."""
+        """Open a hidden file in `folder`: (descriptor, path to open it, whether that path is its name)."""
         if self._unnamed:
             try:
-                file = folder.on_hand(lambda: os.open(folder.path, os.O_TMPFILE | os.O_WRONLY, 0o666))
+                file = folder.with_folder(lambda: os.open(folder.path, os.O_TMPFILE | os.O_WRONLY, 0o666))
                 return file, f"/proc/self/fd/{file}", False
             except OSError as error:
                 if error.errno not in _NO_UNNAMED_FILES:
@@ -201,25 +203,25 @@ class LocalFiles:
                 self._unnamed = False
         temporary = f"{folder.path}/{hidden_name()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-        return folder.on_hand(lambda: os.open(temporary, flags, 0o666)), temporary, True
+        return folder.with_folder(lambda: os.open(temporary, flags, 0o666)), temporary, True
 
 
 _T = TypeVar("_T")
 _TRIES = 20
-# EPERM is what ext4 says when a folder is removed just as an unnamed file is made in it.
+# ext4 returns EPERM if a folder is removed while an unnamed file is created in it
 _NO_FOLDER = {errno.ENOENT, errno.EPERM}
 
 
 class _Folder:
-    """A folder that something is put into: made when it turns out to be missing, and synced with all made."""
+    """A folder to write into. It is created when it turns out to be missing, and synced with its new parents."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._changed = [path]
 
-    def on_hand(self, act: Callable[[], _T]) -> _T:
-        """What `act` returns; where it finds no folder, the folder is made and `act` has another try."""
-        # More than one, because `delete_folder` of another process may remove the empty folder again.
+    def with_folder(self, act: Callable[[], _T]) -> _T:
+        """Return what `act` returns. If the folder is missing, create it and call `act` again."""
+        # several tries, because `delete_folder` of another process may remove the empty folder again
         for _ in range(_TRIES):
             try:
                 return act()
@@ -230,7 +232,7 @@ class _Folder:
         return act()
 
     def sync(self) -> None:
-        """What was put into the folder, and the folder if it was made, survives a loss of power."""
+        """Make the folder's entries durable, and the folder itself if it was created."""
         for path in self._changed:
             _sync_folder(path)
 

@@ -1,6 +1,6 @@
-"""One entry of a Delta log, as text. Source: the Delta protocol, "Actions", for readers and writers of version 1 and 2.
+"""Encode an entry of a Delta log. Source: the Delta protocol, "Actions", for reader version 1 and writer version 2.
 
-What is written here Spark, delta-rs and DuckDB read as they read their own.
+Spark, delta-rs and DuckDB read these entries like their own.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Any
 from .commits import NewFile, StoredFile
 
 ENGINE = "LakeMQ"
-"""Who wrote the entry, as the table's history says."""
+"""The writer's name in the table's history."""
 
 PROTOCOL = (1, 2)
-"""Versions of the protocol, reader's and writer's, that entries are written for: in others they may need more."""
+"""Protocol versions of reader and writer for which the entries are complete; later ones may need more."""
 
 
-def encoded(
+def encode_entry(
     version: int, add: Sequence[NewFile], remove: Sequence[StoredFile], written_at_ms: int, nonce: str
 ) -> bytes:
-    """The entry of `version`, which adds and removes files; with both, the files added hold the rows of those removed.
+    """Encode the entry of `version`, which adds and removes files.
 
-    written_at_ms: by the store's time; nonce: no other entry's, so that who wrote this one can tell that it did.
+    With both, the added files hold the rows of the removed ones. written_at_ms: the store's time. nonce: unique to this
+    entry, so that its writer can recognise it.
     """
     moved = bool(remove)
     info = {
@@ -36,19 +37,19 @@ def encoded(
         "nonce": nonce,
     }
     actions = [{"commitInfo": info}]
-    actions += [{"add": _added(file, moved)} for file in add]
-    actions += [{"remove": _removed(file, written_at_ms)} for file in remove]
-    # JSON in ASCII has no line end but those that part the actions
+    actions += [{"add": _add_action(file, moved)} for file in add]
+    actions += [{"remove": _remove_action(file, written_at_ms)} for file in remove]
+    # JSON in ASCII has no line ends except those between the actions
     return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode("ascii")
 
 
-def nonce_of(actions: Iterable[Any]) -> str | None:
-    """The nonce of an entry, whatever stands in it; None: it was written by somebody who gives none."""
+def find_nonce(actions: Iterable[Any]) -> str | None:
+    """Return the nonce of an entry; None if its writer gave none."""
     infos = [action.get("commitInfo") for action in actions if isinstance(action, dict)]
     return next((info.get("nonce") for info in infos if isinstance(info, dict)), None)
 
 
-def _added(file: NewFile, moved: bool) -> dict[str, Any]:
+def _add_action(file: NewFile, moved: bool) -> dict[str, Any]:
     return {
         "path": file.path,
         "partitionValues": {},
@@ -59,7 +60,7 @@ def _added(file: NewFile, moved: bool) -> dict[str, Any]:
     }
 
 
-def _removed(file: StoredFile, deleted_at_ms: int) -> dict[str, Any]:
+def _remove_action(file: StoredFile, deleted_at_ms: int) -> dict[str, Any]:
     return {
         "path": file.path,
         "deletionTimestamp": deleted_at_ms,

@@ -1,10 +1,10 @@
-"""The mailbox: the only way in for a request, the only way out for its answer.
+"""The mailbox: clients put letters with requests, and the sequencer puts replies.
 
-A letter is one object of one client process. A client id is new per process and numbers its letters from 1;
-the sequencer takes a client's letters in that order, each once, whatever a listing shows: the same letter may
-be named again until it is discarded, and a listing may name what is already gone.
+A letter is one object of one client process. A client id is new per process, and the client numbers its letters from 1.
+The sequencer decides a client's letters in that order, each once. It must not trust a listing for that: a listing may
+name a letter again until it is discarded, or name one that is already gone.
 
-`mailbox/<coarse time>-<client id>-<number>` holds the letters, `replies/<client id>/<number>` the answers.
+Letters are `mailbox/<coarse time>-<client id>-<number>`, replies are `replies/<client id>/<number>`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LETTERS = "mailbox"
 REPLIES = "replies"
 
 MAX_LETTER_BYTES = 64 << 20
-"""A larger object is no letter, and is not read: a step holds the letters it takes in memory."""
+"""A larger object is not read, since a step holds its letters in memory."""
 
 _COARSE_MS = 1_000
 _LOOK_EVERY_S = 1.0
-# Counting may take at most this share of a client's time, however slow the store is at listing.
+# the largest share of a client's time for counting letters, however slow the store lists
 _SHARE_OF_COUNTING = 0.05
 
 _LETTER = re.compile(r"([0-9]{13})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})-([0-9]{10})")
@@ -35,9 +35,9 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class MailboxFull(Exception):
-    """As many letters wait as the mailbox takes: nothing was put. It helps to try again later.
+    """The mailbox holds as many letters as it may, so nothing was put. Try again later.
 
-    found: letters that waited at the last look; limit: how many may.
+    found: waiting letters at the last count. limit: the most that may wait.
     """
 
     def __init__(self, found: int, limit: int) -> None:
@@ -49,9 +49,9 @@ class MailboxFull(Exception):
 
 
 class LetterExists(Exception):
-    """A letter with this number waits already: it was put before, or two processes use one client id.
+    """A letter with this number waits already: it was put before, or two processes share a client id.
 
-    found: the letter that is there; expected: that its name is free.
+    found: the name of the waiting letter.
     """
 
     def __init__(self, found: str) -> None:
@@ -64,7 +64,7 @@ class LetterExists(Exception):
 
 @dataclass(frozen=True, order=True)
 class LetterName:
-    """What the name of a letter says: `name` orders letters by coarse time, and those of a client by number.
+    """The parsed name of a letter. Names order letters by coarse time, and a client's letters by number.
 
     name: `<coarse time: 13 digits of epoch ms, whole seconds>-<client id>-<number: 10 digits>`
     """
@@ -75,32 +75,32 @@ class LetterName:
 
     @classmethod
     def of(cls, client_id: str, number: int, now_ms: int) -> LetterName:
-        """The name of a letter put at `now_ms`. ValueError: not a client id, a number or a time."""
+        """Return the name of a letter put at `now_ms`. Raises ValueError for a bad client id, number or time."""
         if now_ms < 0:
             raise ValueError(f"now_ms: found {now_ms}, expected epoch milliseconds")
         coarse_ms = now_ms // _COARSE_MS * _COARSE_MS
-        found = cls.parse(f"{coarse_ms:013d}-{_checked_client(client_id)}-{_ten_digits(number)}")
-        if found is None:
+        letter = cls.parse(f"{coarse_ms:013d}-{_checked_client(client_id)}-{_ten_digits(number)}")
+        if letter is None:
             raise ValueError(f"now_ms: found {now_ms}, expected 13 digits of epoch milliseconds")
-        return found
+        return letter
 
     @classmethod
     def parse(cls, name: str) -> LetterName | None:
-        """None: not the name of a letter."""
+        """Parse the name of a letter; None if it is not one."""
         match = _LETTER.fullmatch(name)
         return cls(name, match[2], int(match[3])) if match and int(match[3]) else None
 
 
 class Mailbox:
-    """The letters and replies under the root of `files`, as the sequencer or a client process sees them.
+    """The letters and replies under the root of `files`, for clients and for the sequencer.
 
-    Threads of clients may share one; the sequencer's side is for one thread, as it remembers its listing.
+    Client threads may share a mailbox. The sequencer's methods are for one thread, since they remember a listing.
     """
 
     def __init__(
         self, files: Files, *, limit: int = 100_000, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """limit: letters that may wait; monotonic_s: seconds that only grow, whatever the clock does."""
+        """limit: the most letters that may wait. monotonic_s: a monotonic clock in seconds."""
         self._files = files
         self._limit = limit
         self._monotonic_s = monotonic_s
@@ -111,16 +111,20 @@ class Mailbox:
     # -- the client's side --------------------------------------------------------------------------------
 
     def put(self, client_id: str, number: int, body: bytes, now_ms: int) -> str:
-        """A letter waits; its name. A loss of power may take it with it: nobody has acknowledged anything yet.
+        """Put a letter and return its name. The letter is not durable: nothing is acknowledged yet.
 
-        Errors: MailboxFull, by a count that is at most a second old (older where counting is slow, so that it
-        takes at most a twentieth of the time); LetterExists; ValueError (client id, number, time, size). What the
-        store reports, such as no space left, comes out as it is, and then no letter waits; MaybeThere: one may.
+        Raises:
+            MailboxFull: Too many letters wait, by a count that is at most a second old. It is older where counting is
+                slow, so that counting takes at most a twentieth of the time.
+            LetterExists: A letter with this number waits already.
+            ValueError: A bad client id, number, time or size.
+            MaybeThere: The store failed; the letter may wait or not.
+            OSError: The store refused, for example for a full disk; no letter waits.
         """
         letter = LetterName.of(client_id, number, now_ms)
         if len(body) > MAX_LETTER_BYTES:
             raise ValueError(f"size of a letter: found {len(body)} bytes, expected at most {MAX_LETTER_BYTES}")
-        self._look()
+        self._count_waiting()
         if self._found >= self._limit:
             raise MailboxFull(self._found, self._limit)
         try:
@@ -130,9 +134,9 @@ class Mailbox:
         return letter.name
 
     def withdraw(self, name: str) -> bool:
-        """An own letter does not wait any more; True if it still did.
+        """Delete an own letter, and return whether it was still waiting.
 
-        True does not say that it was not read: a sequencer that is at it may still decide it and reply.
+        Even if it was, a sequencer may have read it already, and may still decide it and reply.
         """
         path = f"{LETTERS}/{name}"
         waited = self._files.size(path) is not None
@@ -140,52 +144,52 @@ class Mailbox:
         return waited
 
     def poll_reply(self, client_id: str, number: int) -> bytes | None:
-        """The reply to a letter, None: not there yet."""
+        """Return the reply to a letter; None if there is none yet."""
         return self._get(_reply_name(client_id, number))
 
     def watch_replies(self, client_id: str) -> Watch | None:
-        """Tells of replies to this client; None: there was none yet, or they are not told of."""
+        """Watch for replies to this client; None if there was no reply yet, or folders cannot be watched."""
         return self._files.watch(f"{REPLIES}/{_checked_client(client_id)}")
 
     def forget_reply(self, client_id: str, number: int) -> None:
-        """A reply that was read is gone; that it was not there is fine."""
+        """Delete a reply after it was read; a missing one is fine."""
         self._files.delete([_reply_name(client_id, number)])
 
     # -- the sequencer's side -----------------------------------------------------------------------------
 
-    def waiting(self, most: int) -> list[LetterName]:
-        """Up to `most` letters that wait now, in the order of their names: oldest coarse time first."""
+    def list_waiting(self, most: int) -> list[LetterName]:
+        """Return up to `most` waiting letters in the order of their names: oldest coarse time first."""
         return list(islice(filter(None, map(LetterName.parse, self._names())), most))
 
-    def look_through(self) -> Iterator[LetterName]:
-        """The letters that wait, each once: what is left of the last listing, then what a new one names besides.
+    def iterate_letters(self) -> Iterator[LetterName]:
+        """Yield the waiting letters, each once: the rest of the last listing, then the others of a new one.
 
-        Who has enough stops, and finds the rest in the next call: so a backlog is not listed for each call, and
-        letters that nobody takes do not hide those behind them. Who comes to the end has seen all that waited when
-        this call made its listing. Each listing is in the order of names: oldest coarse time first.
+        A caller that has enough letters stops, and the next call continues there. So a backlog is not listed for every
+        call, and letters that are never taken do not hide the ones behind them. A caller that reaches the end has seen
+        all letters that waited when this call made its listing. A listing is in the order of names: oldest first.
         """
-        seen = set()
+        yielded = set()
         for letter in self._next():
-            seen.add(letter.name)
+            yielded.add(letter.name)
             yield letter
-        self._listed = deque(name for name in self._names() if name not in seen)
+        self._listed = deque(name for name in self._names() if name not in yielded)
         yield from self._next()
 
     def watch_letters(self) -> Watch | None:
-        """Tells of letters; None: there was none yet, or they are not told of."""
+        """Watch for letters; None if there was no letter yet, or folders cannot be watched."""
         return self._files.watch(LETTERS)
 
-    def take(self, letter: LetterName) -> bytes | None:
-        """The body of a letter, which goes on waiting until it is discarded; None: it is gone.
+    def read(self, letter: LetterName) -> bytes | None:
+        """Return the body of a letter, which keeps waiting until it is discarded; None if it is gone.
 
-        OSError: it cannot be read, or is no object of at most MAX_LETTER_BYTES.
+        Raises OSError if it cannot be read, or is larger than MAX_LETTER_BYTES.
         """
         return self._get(f"{LETTERS}/{letter.name}", MAX_LETTER_BYTES)
 
     def discard(self, letters: Iterable[LetterName]) -> list[tuple[LetterName, OSError]]:
-        """These letters wait no more, but those returned, with the reason; that some did not is fine.
+        """Delete these letters. Returns those that cannot be deleted, with the reason; missing ones are fine.
 
-        A loss of power may bring some back.
+        After a loss of power some may be back.
         """
         discarded = list(letters)
         try:
@@ -201,68 +205,65 @@ class Mailbox:
             return error
         return None
 
-    def unreadable(self, most: int) -> list[tuple[str, str]]:
-        """Name and reason of the letters, among the first `most` that wait, that this process cannot read."""
-        found = []
-        for letter in self.waiting(most):
+    def find_unreadable(self, most: int) -> list[tuple[str, str]]:
+        """Return name and reason of letters that this process cannot read, among the first `most`."""
+        failures = []
+        for letter in self.list_waiting(most):
             try:
-                self.take(letter)
+                self.read(letter)
             except OSError as error:
-                found.append((letter.name, error.strerror or str(error)))
-        return found
+                failures.append((letter.name, error.strerror or str(error)))
+        return failures
 
     def reply(self, client_id: str, number: int, body: bytes) -> None:
-        """The reply to a letter is there, whole, in place of an earlier one.
-
-        It is not durable: the journal has the truth.
-        """
+        """Write the reply to a letter, in place of an earlier one. It is not durable: the journal has the result."""
         name = _reply_name(client_id, number)
         try:
             self._files.put(name, body, durable=False)
         except FileExistsError:
-            # After a loss of power the earlier one may be there and empty, so it is not taken for the answer.
+            # after a loss of power the earlier reply may be empty, so replace it
             self._files.delete([name])
             self._files.put(name, body, durable=False)
 
     def forget_client(self, client_id: str) -> None:
-        """No reply to this client is there; its letters are not touched."""
+        """Delete all replies to this client, but not its letters."""
         self._files.delete_folder(f"{REPLIES}/{_checked_client(client_id)}")
 
-    def answered_clients(self) -> list[str]:
-        """The clients for whom there are replies, or were."""
+    def list_answered_clients(self) -> list[str]:
+        """Return the clients that have, or had, replies."""
         ids = (path.rpartition("/")[2] for path in self._files.folders(REPLIES))
         return [client_id for client_id in ids if _CLIENT_ID.fullmatch(client_id)]
 
-    def replied_at_ms(self, client_id: str) -> int | None:
-        """When the newest reply to this client was written, by the store's time; None: there is none."""
+    def last_reply_ms(self, client_id: str) -> int | None:
+        """Return when the newest reply to this client was written, by the store's time; None if there is none."""
         names = self._files.list(f"{REPLIES}/{_checked_client(client_id)}")
         return max(filter(None, map(self._files.modified_ms, names)), default=None)
 
-    def store_now_ms(self) -> int:
-        """What time it is by the clock that `replied_at_ms` goes by."""
+    def store_time_ms(self) -> int:
+        """Return the store's time, the clock of `last_reply_ms`."""
         return self._files.time_ms()
 
-    def alien(self, limit: int) -> list[str]:
-        """Up to `limit` names in the folder of letters that are not letters; all else ignores them."""
+    def list_alien_names(self, limit: int) -> list[str]:
+        """Return up to `limit` names in the mailbox folder that are not letters and are otherwise ignored."""
         return [name for name in self._names() if LetterName.parse(name) is None][:limit]
 
     # -- both ---------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Count the waiting letters, unless that was done a moment ago."""
+    def _count_waiting(self) -> None:
+        """Count the waiting letters, unless the last count is recent."""
         begun_s = self._monotonic_s()
         if self._look_at_s is None or begun_s >= self._look_at_s:
-            self._look_at_s = begun_s + _LOOK_EVERY_S  # other threads need not count as well
+            self._look_at_s = begun_s + _LOOK_EVERY_S  # so that other threads do not count at the same time
             self._found = len(self._files.list(LETTERS, self._limit))
             ended_s = self._monotonic_s()
             self._look_at_s = max(self._look_at_s, ended_s + (ended_s - begun_s) / _SHARE_OF_COUNTING)
 
     def _names(self) -> list[str]:
-        """Of all that lies in the folder of letters, sorted."""
+        """Return the names of all objects in the mailbox folder, sorted."""
         return [path[len(LETTERS) + 1 :] for path in self._files.list(LETTERS)]
 
     def _next(self) -> Iterator[LetterName]:
-        """The letters of the last listing that nobody has come to."""
+        """Yield the letters of the last listing that were not reached yet."""
         while self._listed:
             letter = LetterName.parse(self._listed.popleft())
             if letter is not None:

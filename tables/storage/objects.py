@@ -1,10 +1,9 @@
-"""What an object is, whatever store holds it.
+"""The interface of objects, for any store.
 
-An object appears whole or not at all, under a name that was free, and is never changed: it can only be
-deleted. A durable object survives a loss of power once `put` has returned; one that is not durable may
-afterwards be gone, or be there with less than was written.
+An object appears as a whole or not at all, under a free name. It never changes and can only be deleted. A durable
+object survives a loss of power once `put` has returned. Another object may be gone or truncated afterwards.
 
-Only the standard library and pyarrow are needed here, so that it works on Spark's executors.
+This needs only the standard library and pyarrow, so that it works on Spark's executors.
 """
 
 from __future__ import annotations
@@ -25,81 +24,83 @@ Data: TypeAlias = bytes | pa.Buffer | memoryview
 
 
 class MaybeThere(OSError):
-    """The store failed after the object could be seen: it may be there, and may have been read; or it is not."""
+    """The store failed after the object may have appeared: it may exist, and may have been read, or not."""
 
 
 class Files(Protocol):
-    """Objects under `root`. A name is a path below it, `folder/name`, no part of which begins with a dot.
+    """Objects under `root`. A name is a path below it, `folder/name`, whose parts do not start with a dot.
 
-    Every method raises ValueError for anything else: `..`, an absolute path, an empty or hidden part.
-    What the store reports (no space left, read-only, not allowed) comes out as the OSError it is. What could be seen
-    for a moment is never taken back, as somebody may act on it already: then putting raises MaybeThere.
+    Every method raises ValueError for other names: `..`, an absolute path, an empty or hidden part. Errors of the store
+    (no space left, read-only, not permitted) are raised as OSError. An object that was visible for a moment is never
+    removed again, since another process may act on it already; then putting raises MaybeThere.
     """
 
     root: str
 
     puts_if_absent: bool
-    """Whether of two that put one name at the same moment only one can succeed; else names must be one client's."""
+    """True if of two clients that put the same name at once only one can succeed. Otherwise names must be unique."""
 
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
-        """The object is there, whole. FileExistsError: there is one of that name, and it stays as it is."""
+        """Write an object. Raises FileExistsError if the name is taken; that object stays unchanged."""
 
     def get(self, name: str, limit: int | None = None) -> bytes:
-        """All of an object. FileNotFoundError: not there; OSError: it is none, or has more than `limit` bytes.
+        """Read a whole object. It never blocks, and does not read what it refuses.
 
-        It never waits for somebody else, nor reads what it refuses.
+        Raises:
+            FileNotFoundError: There is no such object.
+            OSError: It is not a regular object, or has more than `limit` bytes.
         """
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object, None: not there."""
+        """Return the size of an object in bytes; None if it does not exist."""
 
     def modified_ms(self, name: str) -> int | None:
-        """When the object was written, by the store's time, in epoch milliseconds. None: not there."""
+        """Return when the object was written, in epoch milliseconds of the store's clock; None if it does not exist."""
 
     def identity(self, name: str) -> str | None:
-        """Which object this is: another text once one of the same name was put anew. None: not there."""
+        """Return a text that identifies the object and changes if it is replaced; None if it does not exist."""
 
     def time_ms(self) -> int:
-        """The store's own time, in epoch milliseconds: what `modified_ms` says of an object that is put now."""
+        """Return the store's time in epoch milliseconds: the `modified_ms` of an object written now."""
 
     def sync(self, names: Iterable[str]) -> None:
-        """These objects, which somebody else wrote, and the folders they lie in survive a loss of power."""
+        """Make objects of other writers durable, and their folders."""
 
     def sync_folder(self, folder: str) -> None:
-        """The folder itself survives a loss of power, with all above it."""
+        """Make the folder itself durable, and all folders above it."""
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
-        """Names (from the root, as `get` takes them) of the objects directly in folder `prefix`, sorted.
+        """Return the sorted names (from the root, as for `get`) of the objects directly in folder `prefix`.
 
-        At most `limit`: then whichever the store names first. A folder that is not there holds nothing.
+        With `limit`, the first ones that the store names. A missing folder is empty.
         """
 
     def folders(self, prefix: str, limit: int | None = None) -> Names:
-        """Names of the folders directly in folder `prefix`, sorted; at most `limit`, as in `list`."""
+        """Return the sorted names of the folders directly in folder `prefix`; `limit` as in `list`."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """None of these objects is there; that some were not is fine. A loss of power may bring some back.
+        """Delete these objects; missing ones are fine. After a loss of power some may be back.
 
-        One that cannot be deleted does not keep the others; then what the store said of the first is raised.
+        If one cannot be deleted, the others are deleted nevertheless, and then the first error is raised.
         """
 
     def delete_folder(self, prefix: str) -> None:
-        """The objects directly in folder `prefix` are gone, and so is the folder if nothing is left in it."""
+        """Delete the objects directly in folder `prefix`, and the folder if it is empty then."""
 
     def watch(self, folder: str) -> Watch | None:
-        """Tells of what is put into the folder from now on; None: there is no such folder yet, or it is not told of."""
+        """Watch a folder for new objects; None if it does not exist yet, or cannot be watched."""
 
     def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
-        """A sink for pyarrow's writers: a durable object on a clean exit, nothing at all after an exception.
+        """Open a sink for pyarrow's writers. A clean exit makes a durable object, an exception makes none.
 
-        FileExistsError, on the exit: there is one of that name, and it stays as it is.
+        The exit raises FileExistsError if the name is taken; that object stays unchanged.
         """
 
     def open_input(self, name: str) -> pa.NativeFile:
-        """An object for random access. FileNotFoundError: not there."""
+        """Open an object for random access. Raises FileNotFoundError."""
 
     def uri(self, name: str) -> str:
-        """How Spark and delta-rs call the object (a path on a local disk is not percent-encoded)."""
+        """Return the object's URI for Spark and delta-rs (a local path is not percent-encoded)."""
 
 
 def too_large(name: str, limit: int) -> OSError:
@@ -109,19 +110,19 @@ def too_large(name: str, limit: int) -> OSError:
 _NAME = re.compile(r"(?!\.)[^/\0]+(?:/(?!\.)[^/\0]+)*")
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"name of an object: found {name!r}, expected parts joined by '/', none empty or begun with '.'"
+            f"name of an object: found {name!r}, expected parts joined by '/', none empty or starting with '.'"
         )
     return name
 
 
-def checked_folder(prefix: str) -> str:
-    """`prefix` without the slash it may end in; empty: the root."""
-    return checked(prefix.removesuffix("/")) if prefix else prefix
+def check_folder(prefix: str) -> str:
+    """Return `prefix` without a final slash; empty: the root."""
+    return check_name(prefix.removesuffix("/")) if prefix else prefix
 
 
 def hidden_name() -> str:
-    """A name for what is still being written, which no listing shows."""
+    """Return a new hidden name for an object that is being written; listings do not show it."""
     return f".{uuid.uuid4().hex}.tmp"

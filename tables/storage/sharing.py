@@ -1,7 +1,7 @@
-"""A namespace that a group of users shares: what any of them writes, all of them can read and replace, whatever umask.
+"""Share a namespace with a group of users: each can read and replace the files of the others, whatever the umask.
 
-The kernel sees to it, so that it holds for delta-rs and Spark too: folders pass on their group (setgid) and an access
-list for all that is made in them, which stands in for the umask. Source: acl(5), inode(7).
+The kernel enforces this, so that it also holds for delta-rs and Spark. Folders pass on their group (setgid) and a
+default access list, which replaces the umask. Source: acl(5), inode(7).
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ _OWNER, _GROUP, _OTHERS, _NOBODY_IN_PARTICULAR = 0x01, 0x04, 0x20, 0xFFFFFFFF
 
 
 def share_with_group(root: str) -> None:
-    """The folder and all in it are for the group of the folder, now and later; for others as it is now.
+    """Give the folder's group access to the folder and everything in it, now and later. Others keep their access.
 
-    The folder is made where it is not there. OSError: EOPNOTSUPP, the file system has no access lists; or it refuses.
+    Creates the folder if it does not exist.
+
+    Raises OSError: EOPNOTSUPP if the file system has no access lists, or another refusal.
     """
     os.makedirs(root, exist_ok=True)
-    found = os.stat(root)
-    group, others = found.st_gid, stat.S_IMODE(found.st_mode) & 0o007
-    _share_folder(root, group, others)
+    status = os.stat(root)
+    group, others_mode = status.st_gid, stat.S_IMODE(status.st_mode) & 0o007
+    _share_folder(root, group, others_mode)
     for folder, folders, files in os.walk(root):
         for path in (os.path.join(folder, name) for name in folders + files):
             if os.path.islink(path):
                 continue
             if os.path.isdir(path):
-                _share_folder(path, group, others)
+                _share_folder(path, group, others_mode)
             else:
                 os.chown(path, -1, group)
-                os.chmod(path, 0o660 | others & 0o006)
+                os.chmod(path, 0o660 | others_mode & 0o006)
 
 
-def _share_folder(path: str, group: int, others: int) -> None:
-    rights = [(_OWNER, 0o7), (_GROUP, 0o7), (_OTHERS, others)]
+def _share_folder(path: str, group: int, others_mode: int) -> None:
+    rights = [(_OWNER, 0o7), (_GROUP, 0o7), (_OTHERS, others_mode)]
     entries = [_ENTRY.pack(tag, may, _NOBODY_IN_PARTICULAR) for tag, may in rights]
     os.chown(path, -1, group)
     os.setxattr(path, _DEFAULT_LIST, _VERSION + b"".join(entries))
-    os.chmod(path, 0o2770 | others)
-    if stat.S_IMODE(os.stat(path).st_mode) != 0o2770 | others:  # by who is not of the group
-        raise OSError(errno.EPERM, "the folder's group cannot be passed on to what is made in it", path)
+    os.chmod(path, 0o2770 | others_mode)
+    if stat.S_IMODE(os.stat(path).st_mode) != 0o2770 | others_mode:  # chmod drops setgid for a user outside the group
+        raise OSError(errno.EPERM, "the folder's group cannot be passed on to new files", path)

@@ -1,8 +1,8 @@
-"""The only Delta I/O. Every commit is a compare-and-append: it lands on the version the caller names, or not at all.
+"""The only Delta I/O. Every commit is a compare-and-append: it lands on the version that the caller names, or fails.
 
-Nothing here refreshes and retries: a conflict means that somebody else commits, and who may commit is decided above.
-Who was stopped for so long that the log was cleaned under its feet has a conflict too: the entry its handle stands on
-must be there before a commit, and be the same one after it.
+Nothing here refreshes and retries. A conflict means that another process commits, and the layers above decide who may.
+A process that was stopped while others cleaned the log gets a conflict, too: the log entry of its version must exist
+before a commit, and be the same object after it.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from .follower import Follower
 from .log_entry import PROTOCOL
 
 APP_ID = "lakemq"
-"""Delta application id under which a projection notes the last step it holds."""
+"""Delta application id under which a projection stores its last step."""
 
 FLOOR_ID = "lakemq-floor"
-"""Delta application id under which a merge notes the step below which it forgot what keys were."""
+"""Delta application id under which a merge stores its floor: it dropped the states of keys before that step."""
 
 _WRITTEN = WriterProperties(compression="SNAPPY", max_row_group_size=GROUP_ROWS)
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 _ATTEMPTS = 3
-"""At opening a table, whose log may be cleaned meanwhile."""
+"""Attempts to open a table, since its log may be cleaned meanwhile."""
 
 
 class NotATable(Exception):
-    """There is no Delta table here, or one of another product."""
+    """There is no Delta table here, or it is not LakeMQ's."""
 
 
 class NewerTable(Exception):
-    """The table was written by a newer version."""
+    """A newer version of LakeMQ wrote the table."""
 
 
 class OlderTable(NotATable):
-    """The table was written by an older version, and nobody has migrated it."""
+    """An older version of LakeMQ wrote the table, and it was not migrated."""
 
 
 class TableHandle:
-    """A Delta table as of one version. Appends move it one version on; `reopen` moves it to the newest."""
+    """A Delta table at one version. A commit moves it to the next version, `reopen` to the newest."""
 
     def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
         self._store, self.spec, self._table = store, spec, table
         self.log = DeltaLog(store.files, spec.name)
-        self._stands_on = self.log.identity(self.version)
+        self._entry_identity = self.log.identity(self.version)
         self.has_committed = False
 
     @property
@@ -75,59 +75,64 @@ class TableHandle:
 
     @property
     def table_id(self) -> str:
-        """Delta's id of the table: another one after it was dropped and made again."""
+        """Delta's id of the table, which changes if the table is dropped and recreated."""
         return str(self._table.metadata().id)
 
-    def reopen(self) -> None:
-        """Load the newest version. A handle grows slower with every commit since the checkpoint it was loaded from.
+    def properties(self) -> Mapping[str, str]:
+        """Return the table's properties."""
+        return self._store.properties(self.spec)
 
-        Raises CommitConflict: it is another table by now.
+    def reopen(self) -> None:
+        """Load the newest version. A handle gets slower with every commit since its checkpoint.
+
+        Raises CommitConflict if the table was recreated.
         """
         fresh = self._store.open(self.spec)
         if fresh.table_id != self.table_id:
-            raise CommitConflict(f"{self.spec.name}: the table was made anew")
-        self._table, self._stands_on = fresh._table, fresh._stands_on
+            raise CommitConflict(f"{self.spec.name}: the table was recreated")
+        self._table, self._entry_identity = fresh._table, fresh._entry_identity
 
-    def renewed(self) -> TableHandle:
-        """The same table at its newest version."""
+    def open_newest(self) -> TableHandle:
+        """Open the same table at its newest version."""
         return self._store.open(self.spec)
 
     @property
-    def stands_on(self) -> str | None:
-        """Which object the log's entry of this version was when it was loaded, or committed."""
-        return self._stands_on
+    def entry_identity(self) -> str | None:
+        """Identity of the log entry of this version, as it was loaded or committed."""
+        return self._entry_identity
 
     def check_protocol(self) -> None:
-        """Raises NotATable unless what the table asks of its writers is what LakeMQ does: somebody has changed it."""
+        """Check that the table still has LakeMQ's protocol versions. Raises NotATable if they were changed."""
         protocol = self._table.protocol()
-        found = (protocol.min_reader_version, protocol.min_writer_version)
-        if found != PROTOCOL:
-            raise NotATable(f"{self.spec.name}: found Delta protocol {found}, expected {PROTOCOL}")
+        versions = (protocol.min_reader_version, protocol.min_writer_version)
+        if versions != PROTOCOL:
+            raise NotATable(f"{self.spec.name}: found Delta protocol {versions}, expected {PROTOCOL}")
 
     def last_step(self) -> int:
-        """The last step a projection wrote here; 0 before the first. Raises FileNotFoundError: the log was cleaned."""
-        return self._noted(APP_ID)
+        """Return the last step that a projection wrote; 0 before the first. Raises FileNotFoundError (log cleaned)."""
+        return self._transaction_version(APP_ID)
 
     def floor(self) -> int:
-        """Steps below this one cannot be read as of then: a merge kept only what keys were at the floor.
+        """Return the earliest step whose state can be read: a merge dropped the states of keys before it.
 
         Raises FileNotFoundError: the log was cleaned.
         """
-        return self._noted(FLOOR_ID)
+        return self._transaction_version(FLOOR_ID)
 
-    def _noted(self, app_id: str) -> int:
+    def _transaction_version(self, app_id: str) -> int:
         try:
             return self._table.transaction_version(app_id) or 0
-        except DeltaError as error:  # it looks into the log again, which may have been cleaned since
+        except DeltaError as error:  # delta-rs reads the log again, which may have been cleaned
             raise FileNotFoundError(f"{self.spec.name}: {_first_line(error)}") from error
 
     def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
-        """Commit `rows` as version `expected_version` + 1, durably.
+        """Commit `rows` durably as version `expected_version` + 1.
 
-        Raises CommitConflict: somebody else was first, nothing was written. OSError: the store has failed, and the
-        commit may have landed or not.
+        last_step: stored in the same commit as the table's last step.
 
-        last_step: noted in the same commit as the last step the table holds.
+        Raises:
+            CommitConflict: Another process was first; nothing was written.
+            OSError: The store failed; the commit may have landed or not.
         """
 
         def write() -> None:
@@ -151,10 +156,10 @@ class TableHandle:
         floor: int | None = None,
         moved: bool = False,
     ) -> None:
-        """Commit files that are there already as version `expected_version` + 1. Raises what `append_at` raises.
+        """Commit existing files as version `expected_version` + 1. Raises what `append_at` raises.
 
-        With `remove`, the files added hold the same rows as the files removed, or fewer by design. moved: they hold
-        rows that the table has already.
+        With `remove`, the added files hold the rows of the removed files, or fewer by design. moved: the added files
+        hold rows that the table has already.
         """
         swap, now_ms = moved or bool(remove), self._store.files.time_ms() if remove else 0
         actions: list[AddAction | RemoveAction] = [
@@ -175,7 +180,7 @@ class TableHandle:
         self._commit_at(expected_version, write)
 
     def claim(self) -> None:
-        """Commit at least once with this handle: who holds one of before cannot commit any more. As `append_at`."""
+        """Make sure that this handle has committed, so that older handles cannot any more. Raises as `append_at`."""
         if not self.has_committed:
             self.replace_at(self.version, [])
 
@@ -194,21 +199,21 @@ class TableHandle:
             raise CommitConflict(f"{name}: version {self.version} appeared after {expected_version}")
         self._check_ground(expected_version)
         self.log.sync_commit(self.version)
-        self._stands_on, self.has_committed = self.log.identity(self.version), True
+        self._entry_identity, self.has_committed = self.log.identity(self.version), True
 
     def _check_ground(self, version: int) -> None:
-        """Others that went on may have cleaned the log up to where this handle's next version is free again."""
-        if not self.log.has_still(version, self._stands_on):
+        """Raise CommitConflict if others cleaned the log past this version: the next name may be free again."""
+        if not self.log.has_same_entry(version, self._entry_identity):
             raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
     def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
-        """The live files that may hold rows within all bounds (column -> lowest, highest; None is no bound)."""
+        """Return the live files that may hold rows within all bounds (column -> lowest, highest; None: unbounded)."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         for column, (low, high) in bounds.items():
             least, most = f"min.{column}", f"max.{column}"
             if least not in actions.column_names:
                 continue
-            # of a file without statistics nothing is known
+            # a file without statistics may hold any row
             if low is not None:
                 actions = actions.filter(pc.fill_null(pc.greater_equal(actions.column(most), low), True))
             if high is not None:
@@ -226,9 +231,9 @@ class TableHandle:
         files: Sequence[StoredFile] | None = None,
         **bounds: tuple[Any, Any],
     ) -> pa.Table:
-        """Rows within all bounds (both ends included) for which `where` holds; columns in the order asked for.
+        """Read the rows within all bounds (inclusive) for which `where` holds, with `columns` in the given order.
 
-        files: only of these files. Whole files are passed over by their statistics, row groups by theirs.
+        files: read only these files. Statistics skip whole files, and row groups within them.
         """
         chosen = self.files(**bounds) if files is None else files
         names = list(columns) if columns is not None else self.spec.stored_schema.names
@@ -244,14 +249,14 @@ class TableHandle:
         return self._store.dataset(self.spec, chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
 
     def dataset(self, without: Collection[str] = ()) -> ds.Dataset:
-        """All live rows as of this version, read when they are scanned; columns of `stored_schema`.
+        """Return a dataset of all live rows at this version, with the columns of `stored_schema`.
 
         without: paths of files whose rows are left out.
         """
         return self._store.dataset(self.spec, [file for file in self.files() if file.path not in without])
 
     def checkpoint(self) -> None:
-        """Write a checkpoint of this version, durably, so that loading is quick again."""
+        """Write a durable checkpoint of this version, so that loading is fast again."""
         try:
             self._table.create_checkpoint()
         except DeltaError as error:
@@ -259,11 +264,11 @@ class TableHandle:
         self.log.sync_checkpoint(self.version)
 
     def expire_log(self) -> int:
-        """Remove log entries older than the spec's `log_retention_ms` that a checkpoint covers; how many."""
+        """Delete log entries that a checkpoint has covered for the spec's `log_retention_ms`. Returns their number."""
         return self.log.expire(self.spec.log_retention_ms, self._store.files.time_ms())
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
-        """commitInfo of every later commit, newest first (operation, engineInfo, timestamp, ...)."""
+        """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
         return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
 
 
@@ -274,12 +279,16 @@ class Store:
         self.files = files
         self._options = dict(storage_options or {})
         self.filesystem = arrow_filesystem(files)
+        self._properties: dict[str, Mapping[str, str]] = {}
 
     def uri(self, spec: TableSpec) -> str:
         return self.files.uri(spec.name)
 
-    def create(self, spec: TableSpec) -> None:
-        """Create the empty table unless it is there. OSError: the store refuses."""
+    def create(self, spec: TableSpec, properties: Mapping[str, str] | None = None) -> None:
+        """Create the empty table unless it exists. Raises OSError if the store refuses.
+
+        properties: table properties in addition to the spec's. An existing table keeps its own.
+        """
         log = DeltaLog(self.files, spec.name)
         if not self.exists(spec):
             try:
@@ -289,28 +298,34 @@ class Store:
                     mode="ignore",
                     name=spec.name,
                     description=spec.comment,
-                    configuration=spec.configuration,
+                    configuration={**spec.configuration, **(properties or {})},
                     storage_options=self._options,
                     raise_if_key_not_exists=False,
                 )
             except DeltaError as error:
                 raise OSError(" ".join(str(error).split())) from error
-        # also one that is there: who made it may have been killed before this
+        # also for an existing table: its creator may have been killed before this
         if log.identity(0) is not None:
             log.sync_commit(0)
             self.files.sync_folder(spec.name)
+
+    def properties(self, spec: TableSpec) -> Mapping[str, str]:
+        """Return the table's properties. They are read once, because LakeMQ never changes them."""
+        if spec.name not in self._properties:
+            self._properties[spec.name] = self._load(spec)[2]
+        return self._properties[spec.name]
 
     def exists(self, spec: TableSpec) -> bool:
         return DeltaTable.is_deltatable(self.uri(spec), self._options)
 
     def open(self, spec: TableSpec) -> TableHandle:
-        """The table at its newest version. Raises NotATable, OlderTable, NewerTable."""
-        table, stored, configuration = self._opened(spec)
+        """Open the table at its newest version. Raises NotATable, OlderTable, NewerTable."""
+        table, stored, configuration = self._load(spec)
         version = configuration.get(VERSION_PROPERTY)
         if version is None or not str(version).isdigit():
-            raise NotATable(f"{spec.name}: a Delta table, but none of LakeMQ's ({VERSION_PROPERTY} is not set)")
+            raise NotATable(f"{spec.name}: a Delta table, but not LakeMQ's ({VERSION_PROPERTY} is not set)")
         if int(version) > SCHEMA_VERSION:
-            raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ knows {SCHEMA_VERSION}")
+            raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ supports {SCHEMA_VERSION}")
         if int(version) < SCHEMA_VERSION:
             raise OlderTable(f"{spec.name}: schema version {version}, this LakeMQ needs {SCHEMA_VERSION}")
         missing = [n for n in spec.stored_schema.names if n not in stored.names]
@@ -318,10 +333,17 @@ class Store:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
 
-    def _opened(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
-        """With its columns and its configuration.
+    def open_version(self, spec: TableSpec, version: int) -> TableHandle:
+        """Open the table at an older version. Raises FileNotFoundError if its log was cleaned."""
+        try:
+            return TableHandle(self, spec, DeltaTable(self.uri(spec), version, storage_options=self._options))
+        except (DeltaError, OSError) as error:
+            raise FileNotFoundError(f"{spec.name}, version {version}: {_first_line(error)}") from error
 
-        Entries of its log may be expired between looking for them and reading them: then it is looked at again.
+    def _load(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
+        """Load a table with its schema and its configuration.
+
+        Log entries may expire between listing and reading them. Then this tries again.
         """
         failed: Exception | None = None
         for _ in range(_ATTEMPTS):
@@ -336,20 +358,20 @@ class Store:
         raise NotATable(f"{spec.name}: {_first_line(failed)}") from failed
 
     def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
-        """The rows of these files of the table, read when they are scanned; columns of `stored_schema`."""
+        """Return a dataset of these files of the table, with the columns of `stored_schema`."""
         if not files:
             return ds.dataset(spec.empty())
         paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
         return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
 
     def follow(self, handle: TableHandle, without: Collection[str] = ()) -> Follower:
-        """Reads commit by commit what comes after the handle's version. without: columns that are not read."""
+        """Return a follower that reads the commits after the handle's version. without: columns to leave out."""
         return Follower(self.files, handle.spec, handle.version, without)
 
 
 def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:
-    noted = {APP_ID: last_step, FLOOR_ID: floor}
-    transactions = [Transaction(app, step) for app, step in noted.items() if step is not None]
+    steps = {APP_ID: last_step, FLOOR_ID: floor}
+    transactions = [Transaction(app, step) for app, step in steps.items() if step is not None]
     return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
 
 
@@ -358,7 +380,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def arrow_filesystem(files: Files) -> FileSystem:
-    """The files of a namespace as pyarrow reads them, paths counted from the root."""
+    """Return pyarrow's file system for a namespace; its paths start at the root."""
     if isinstance(files, LocalFiles):
         return SubTreeFileSystem(files.root, LocalFileSystem())
     return files.filesystem  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Threads that work until the process is gone, and do not keep it from ending.
+"""Worker threads that work until the process ends, and never keep it from ending.
 
-Those of concurrent.futures take no work any more once the main thread has ended, though others go on; and they are
-waited for as the interpreter ends, though the store may have hung one of them for good.
+The threads of concurrent.futures refuse work once the main thread has ended, even if other threads go on. The
+interpreter also waits for them at exit, although the store may have hung one of them for good.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Workers(Executor):
-    """At most `count` daemon threads, which are started as there is work."""
+    """An executor with at most `count` daemon threads, which start when there is work."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
@@ -26,7 +26,7 @@ class Workers(Executor):
         self._waiting: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Raises RuntimeError after a shutdown, and when no thread can be started."""
+        """Submit work. Raises RuntimeError after a shutdown, or if no thread can be started."""
         future: Future[T] = Future()
         with self._lock:
             if self._is_shut:
@@ -39,7 +39,7 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What waits is still done, or cancelled; wait: until it is."""
+        """Finish pending work, or cancel it. wait: block until then."""
         with self._lock:
             self._is_shut = True
             threads = list(self._threads)

@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from . import delays, groups, log, topics, transactions
+from .columns import VIEW_COLUMNS
+
+__all__ = ["VIEWS", "VIEW_COLUMNS"]
 
 VIEWS: dict[str, str] = {**topics.VIEWS, **log.VIEWS, **transactions.VIEWS, **groups.VIEWS, **delays.VIEWS}

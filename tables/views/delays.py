@@ -1,4 +1,4 @@
-"""Views of delayed messages: what waits, and what became of it."""
+"""Views of delayed messages: those that wait, and the outcomes of the others."""
 
 from __future__ import annotations
 
@@ -28,17 +28,44 @@ JOIN {{database}}.messages m
 WHERE d.age = 1 AND NOT d.removed
   AND (d.cancelled_rows IS NULL OR NOT array_contains(d.cancelled_rows, m.row - d.first_row))"""
 
-_DELAYED_HISTORY = f"""\
-SELECT d.topic, d.partition, d.state, d.record_count AS messages,
-       coalesce(array_size(d.cancelled_rows), 0) AS passed_over,
-       coalesce(array_size(d.rescheduled_rows), 0) AS rescheduled,
-       timestamp_millis(d.first_due_ms) AS first_due, timestamp_millis(d.last_due_ms) AS last_due,
-       timestamp_millis(d.changed_at_ms) AS ended_at,
-       CASE WHEN d.state = 'released' THEN d.changed_at_ms - d.last_due_ms END AS late_ms, d.changed_by AS ended_by
-FROM (
+# If a range was cancelled with its topic, `cancelled_rows` has only the rows that were cancelled before. The number of
+# cancelled rows below `released_count` is the position of that number among them, because lambdas differ between SQL
+# dialects.
+_ENDED = f"""\
+SELECT topic, partition, state, record_count, first_due_ms, last_due_ms, changed_at_ms, changed_by,
+         coalesce(array_size(rescheduled_rows), 0) AS rescheduled,
+         CASE WHEN state = 'aborted' THEN 0
+              ELSE released_count - coalesce(
+                array_position(array_sort(array_append(cancelled_rows, released_count)), released_count) - 1, 0)
+         END AS released
+  FROM (
   {_NEWEST_DELAYED}
 ) d
-WHERE d.age = 1 AND d.removed"""
+  WHERE d.age = 1 AND d.removed"""
+
+_DELAYED_HISTORY = f"""\
+SELECT topic, partition, state, CAST(messages AS BIGINT) AS messages,
+       timestamp_millis(first_due_ms) AS first_due, timestamp_millis(last_due_ms) AS last_due,
+       timestamp_millis(changed_at_ms) AS ended_at,
+       CASE WHEN state = 'released' AND ended_as = 'released'
+            THEN greatest(changed_at_ms - last_due_ms, 0) END AS late_ms,
+       changed_by AS ended_by
+FROM (
+  SELECT e.topic, e.partition, o.state, e.state AS ended_as, e.first_due_ms, e.last_due_ms, e.changed_at_ms,
+         e.changed_by,
+         CASE WHEN o.state = 'released' THEN e.released
+              WHEN o.state = 'rescheduled' THEN e.rescheduled
+              WHEN (e.state = 'aborted') = (o.state = 'aborted') THEN e.record_count - e.released - e.rescheduled
+              ELSE 0
+         END AS messages
+  FROM (
+  {_ENDED}
+) e
+  CROSS JOIN (
+    SELECT 'released' AS state UNION ALL SELECT 'cancelled' UNION ALL SELECT 'rescheduled' UNION ALL SELECT 'aborted'
+  ) o
+) h
+WHERE messages > 0"""
 
 VIEWS: dict[str, str] = {
     "pending_delayed": _PENDING_DELAYED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _LONGEST_MS = 100 * 365 * 86_400_000
-"""Which a message may live: a life that no client of ours gives must not fail all that is asked of a view."""
+"""The longest time to live in a view, so that an invalid one from another client does not make queries fail."""
 
 _LOG = f"""\
 SELECT s.topic, s.partition, s.base_offset + (m.row - s.first_row) AS offset,
@@ -31,7 +31,7 @@ _SEGMENTS = """\
            OVER (PARTITION BY topic_id, partition, producer_id, producer_epoch) AS outcome
   FROM {database}.segments"""
 
-_STABLE = f"""\
+STABLE = f"""\
   SELECT *,
          min(CASE WHEN kind = 'data' AND transactional AND outcome IS NULL THEN base_offset END)
            OVER (PARTITION BY topic_id, partition) AS unstable_from
@@ -39,12 +39,11 @@ _STABLE = f"""\
 {_SEGMENTS}
   ) o"""
 
-_LOG_COMMITTED = (
-    _LOG.replace("{segments}", _STABLE)
-    + """
-  AND (NOT s.transactional OR s.outcome = 'commit')
-  AND (s.unstable_from IS NULL OR s.base_offset < s.unstable_from)"""
-)
+COMMITTED = """\
+(NOT transactional OR coalesce(outcome, '') = 'commit') AND (unstable_from IS NULL OR base_offset < unstable_from)"""
+"""Condition that a segment of STABLE is visible with read_committed."""
+
+_LOG_COMMITTED = f"{_LOG.replace('{segments}', STABLE)}\n  AND {COMMITTED}"
 
 _DEAD_LETTERED = f"""\
 SELECT l.topic, l.partition, l.offset, get_json_object(dead_letter, '$.group') AS consumer_group,

@@ -1,13 +1,16 @@
-"""Views of topics: how much is in them, and how much comes; and of who writes to them."""
+"""Views of topics and producers: the size and the rate of topics, and their live producers."""
 
 from __future__ import annotations
 
+from .log import COMMITTED, STABLE
+
 RATE_MS = 60_000
-"""Over the newest of them `messages_per_s` is counted."""
+"""The period before a topic's newest message over which `records_per_s` is measured."""
 
 _TOPIC_STATS = f"""\
-SELECT t.topic, t.partition_count AS partitions, CAST(coalesce(sum(l.messages), 0) AS BIGINT) AS messages,
-       CAST(coalesce(sum(l.recent), 0) AS DOUBLE) / {RATE_MS / 1000:g} AS messages_per_s,
+SELECT t.topic, t.partition_count AS partitions, CAST(coalesce(sum(l.records), 0) AS BIGINT) AS records,
+       CAST(coalesce(sum(l.committed), 0) AS BIGINT) AS committed_records,
+       CAST(coalesce(sum(l.recent), 0) AS DOUBLE) / {RATE_MS / 1000:g} AS records_per_s,
        timestamp_millis(min(l.first_ms)) AS first_timestamp, timestamp_millis(max(l.last_ms)) AS last_timestamp,
        t.config
 FROM (
@@ -15,19 +18,22 @@ FROM (
   FROM {{database}}.topics
 ) t
 LEFT JOIN (
-  SELECT s.topic_id, s.record_count - greatest(coalesce(s.log_start, 0) - s.base_offset, 0) AS messages,
-         s.min_timestamp_ms AS first_ms, s.max_timestamp_ms AS last_ms,
+  SELECT s.topic_id, s.records, s.min_timestamp_ms AS first_ms, s.max_timestamp_ms AS last_ms,
+         CASE WHEN s.is_committed THEN s.records ELSE 0 END AS committed,
          CASE WHEN s.max_timestamp_ms <= s.newest_ms - {RATE_MS} THEN 0.0
-              WHEN s.min_timestamp_ms > s.newest_ms - {RATE_MS} THEN s.record_count
-              ELSE s.record_count * (s.max_timestamp_ms - s.newest_ms + {RATE_MS})
+              WHEN s.min_timestamp_ms > s.newest_ms - {RATE_MS} THEN s.records
+              ELSE s.records * (s.max_timestamp_ms - s.newest_ms + {RATE_MS})
                    / (s.max_timestamp_ms - s.min_timestamp_ms) END AS recent
   FROM (
-    SELECT topic_id, kind, base_offset, record_count, last_offset, min_timestamp_ms, max_timestamp_ms,
-           max(CASE WHEN kind = 'log_start' THEN base_offset END) OVER (PARTITION BY topic_id, partition) AS log_start,
+    SELECT topic_id, min_timestamp_ms, max_timestamp_ms,
+           record_count - greatest(coalesce(log_start, 0) - base_offset, 0) AS records,
+           {COMMITTED} AS is_committed,
            max(max_timestamp_ms) OVER (PARTITION BY topic_id) AS newest_ms
-    FROM {{database}}.segments
+    FROM (
+{STABLE}
+    ) r
+    WHERE kind = 'data' AND last_offset >= coalesce(log_start, 0)
   ) s
-  WHERE s.kind = 'data' AND s.last_offset >= coalesce(s.log_start, 0)
 ) l
   ON l.topic_id = t.topic_id
 WHERE t.age = 1 AND NOT t.removed

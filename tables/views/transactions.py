@@ -1,4 +1,4 @@
-"""Views of transactions: those that are open, and what became of others."""
+"""Views of transactions: open ones, and the history of all."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import control_plane
 import dead_letters
 import delays
+import far_delays
 import groups
 import latency
+import leader_memory
 import many_topics
 import merging
 import quality
@@ -40,6 +42,8 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (5_000_000, 1_000, 60, 10_000, 500))),
     "rebalances": lambda quick: rebalances.run(*((1_000, 50, 100) if quick else (10_000, 500, 1_000))),
     "dead-letters": lambda quick: dead_letters.run(100_000 if quick else 1_000_000, 5_000 if quick else 100_000),
+    "leader-memory": lambda quick: leader_memory.run(600 if quick else leader_memory.FULL_RUN),
+    "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "delays": lambda quick: delays.run(
         *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))
     ),

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 _SERVE = """
 import json, sys
 import lakemq
-from lakemq.jobs.serve import serve_until_stopped
+from lakemq.jobs.native_memory import choose_allocator
+from lakemq.jobs.serve import serve_until_signal
+choose_allocator()
 with lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2])) as mq:
     print("ready", flush=True)
-    serve_until_stopped(mq)
+    serve_until_signal(mq)
 """
 
 

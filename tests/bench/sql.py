@@ -18,7 +18,7 @@ from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.sql import run_query
 from lakemq.spark import spark_session
 
@@ -78,7 +78,7 @@ def _fill(mq: Connection, count: int, commits: int) -> None:
 
 
 def _ask(mq: Connection, query: str) -> None:
-    for _ in run_query(mq.namespace, query, dialect=Dialect.spark)[1]:
+    for _ in run_query(mq.namespace, query, dialect=SqlDialect.spark)[1]:
         pass
 
 

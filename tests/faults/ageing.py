@@ -22,12 +22,12 @@ def newest_version(table: Path) -> int:
     return int(log_entries(table)[-1].stem)
 
 
-def age_log(table: Path, seconds: float = 2 * HOUR_S) -> None:
-    """Its entries and checkpoints, but for the newest ones, look as if they were written so long ago."""
+def age_log(table: Path, seconds: float = 2 * HOUR_S, kept: int = KEPT) -> None:
+    """Make entries and checkpoints look as if they were written so long ago, except the newest `kept` versions."""
     newest = newest_version(table)
     for path in (table / "_delta_log").iterdir():
         version = path.name.partition(".")[0]
-        if version.isdigit() and int(version) <= newest - KEPT:
+        if version.isdigit() and int(version) <= newest - kept:
             _age(path, seconds)
 
 

@@ -317,7 +317,7 @@ def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
             for group in (GROUP, CLASSIC):
                 with suppress(GroupIdNotFound):
                     lags = [one for one in mq.groups.lag(group) if one.committed_offset is not None]
-                    assert all((one.lag or 0) >= 0 for one in lags), lags
+                    assert all(one.lag >= 0 for one in lags), lags
                     committed = {one.partition: one.committed_offset or 0 for one in lags}
                     look(f"committed offset of {group}", INPUT, committed)
             time.sleep(0.2)

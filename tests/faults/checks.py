@@ -70,7 +70,7 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
         assert columns == ["partition", "offset", "value"]
         fetched = zip(*(messages.column(c).to_pylist() for c in columns), strict=True)
         assert Counter(rows) == Counter(fetched)
-        assert mq.namespace.mailbox.waiting(10) == []
+        assert mq.namespace.mailbox.list_waiting(10) == []
         return messages
 
 
@@ -92,4 +92,4 @@ def check_projections(mq: Connection) -> None:
     assert not twice, f"decided twice, as (step, position): {twice[:5]}"
     epochs = [epoch for _, _, epoch in sorted(decided)]
     assert epochs == sorted(epochs), "a leader decided after its successor"
-    assert_projections_are_the_replay(store, Journal(store).steps_after(0))
+    assert_projections_are_the_replay(store, Journal(store).read_steps_after(0))

@@ -84,10 +84,11 @@ class Processes:
         crash_at: str | None = None,
         stop_at: str | None = None,
         environ: Mapping[str, str] | None = None,
+        packs: bool = False,
         **config: Any,
     ) -> subprocess.Popen[str]:
-        """A sequencer that is at work."""
-        return self._start("serve", crash_at, config, environ, stop_at=stop_at)
+        """Start a sequencer, and wait until it is at work. packs: it packs delays that are due within a second."""
+        return self._start("serve", crash_at, config, environ, stop_at=stop_at, packs=packs)
 
     def publish(
         self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any

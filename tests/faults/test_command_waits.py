@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from faults.commands import LEASE_MS, Process, lakemq, values
+from targets import extended_but
 
-UNKNOWN = "interrupted while waiting for an answer: the outcome is unknown, it may still be decided"
+UNKNOWN = "Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect."
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def stuck(path: Path, start: Callable[..., Process]) -> Process:
     return serving
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.extended
+@pytest.mark.parametrize("number", extended_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize("command", [("publish", "--topic", "t"), ("topics", "create", "new")])
 def test_it_says_who_is_waited_for_and_a_signal_ends_it(
     path: Path, start: Callable[..., Process], stuck: Process, command: tuple[str, ...], number: int
@@ -47,6 +49,7 @@ def test_it_says_who_is_waited_for_and_a_signal_ends_it(
     assert waiting.out == []
 
 
+@pytest.mark.extended
 def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.says("leads with")
@@ -61,7 +64,7 @@ def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callab
     assert values(path) == ["1"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", extended_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], number: int) -> None:
     endless = (
         "SELECT count(*) FROM range(100000) a, range(100000) b, range(100000) c WHERE a.range * b.range % 7 = c.range"

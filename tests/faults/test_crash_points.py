@@ -23,6 +23,7 @@ from faults.processes import (
     terminate,
     until,
 )
+from targets import extended_but
 
 import lakemq
 from lakemq.engine.namespace import crash
@@ -52,6 +53,9 @@ SEQUENCER_POINTS = {
 OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
 """Of the points of a merge, which comes by seldom. At each of them one dies, and stops, in tests/stateful, too."""
 
+QUICKLY = ("sequencer.step_written", "sequencer.journal_appended", "projector.table_appended")
+"""Before and after what counts: the append to the journal, and that to a table."""
+
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
 KILLS = 8
@@ -64,10 +68,11 @@ def test_every_point_is_tested():
 
 
 def long_where_rare(point: str) -> Any:
-    return pytest.param(point, marks=[pytest.mark.long] if point in MERGING_POINTS and point not in OFTEN else [])
+    rare = point in MERGING_POINTS and point not in OFTEN
+    return pytest.param(point, marks=pytest.mark.long) if rare else point
 
 
-@pytest.mark.parametrize("point", [long_where_rare(point) for point in SEQUENCER_POINTS])
+@pytest.mark.parametrize("point", extended_but(QUICKLY, map(long_where_rare, SEQUENCER_POINTS)))
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (one, two):
         assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)))
@@ -78,6 +83,7 @@ def test_a_sequencer_dies_at(point: str, family: Processes):
     check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
 
 
+@pytest.mark.extended
 def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
     with publishers(family.path) as (one, two):
         first = family.serve(crash_at=RESIGNED)
@@ -98,7 +104,7 @@ def publishers(path: str) -> Iterator[tuple[Publishing, Publishing]]:
         yield one, two
 
 
-@pytest.mark.parametrize("point", PUBLISHER_POINTS)
+@pytest.mark.parametrize("point", extended_but(["publish.letter_put"], PUBLISHER_POINTS))
 def test_a_publisher_dies_at(point: str, family: Processes):
     """It comes back and repeats what was not acknowledged, under the same txn_version."""
     count, inline = 12, {"inline.max.bytes": 0} if point == "publish.file_written" else {}

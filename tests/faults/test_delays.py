@@ -8,11 +8,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from faults.checks import check_projections
 from faults.processes import QUICK, Processes, assert_killed, kill_one, on_the_way_to, terminate, until
+from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -31,14 +33,15 @@ STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
 """So that a message bears the time of its release."""
 
 
-@pytest.mark.parametrize("point", [*POINTS, "at random"])
+@pytest.mark.parametrize("point", extended_but(["sequencer.step_written"], [*POINTS, "at random", "at random, packed"]))
 def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> None:
     chance = random.Random(point)
-    crash_at = None if point == "at random" else f"{point}:{POINTS[point]}"
+    crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None
+    packing: dict[str, Any] = {"packs": True, "delay.load.ahead.ms": 50} if point == "at random, packed" else {}
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq:
-        serving = [family.serve(crash_at=crash_at, **on_the_way_to(point)), family.serve()]
+        serving = [family.serve(crash_at=crash_at, **on_the_way_to(point), **packing), family.serve(**packing)]
         mq.topics.create("later", 2, config=STAMPED)
-        sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance))
+        sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance, packing))
         left = len(sent) - len(cancelled)
         until(lambda: sum(mq.end_offsets("later").values()) >= left, 30, "the release of all")
         time.sleep(0.3)
@@ -56,6 +59,7 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
         check_projections(mq)
 
 
+@pytest.mark.extended
 def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
     """Two copies at once: one is active, and the other takes over from it."""
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq, mq.serving():
@@ -109,7 +113,9 @@ def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None
     return sent, cancelled
 
 
-def kill_some(serving: list[subprocess.Popen[str]], family: Processes, point: str, chance: random.Random) -> None:
-    if point == "at random" and chance.random() < 0.4:
+def kill_some(
+    serving: list[subprocess.Popen[str]], family: Processes, point: str, chance: random.Random, packing: dict[str, Any]
+) -> None:
+    if point not in POINTS and chance.random() < 0.4:
         kill_one(serving, chance)
-        serving.append(family.serve())
+        serving.append(family.serve(**packing))

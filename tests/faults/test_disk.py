@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +16,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from faults.checks import check_all, check_log
+from faults.commands import LAKEMQ, Process
 from faults.messages import Acknowledged, value_of
 from faults.processes import QUICK, TOPIC, Processes, until
+from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection, new_id
@@ -109,7 +112,7 @@ class Sender:
         raise AssertionError("it does not go on")
 
 
-@pytest.mark.parametrize("leave", [0, 12_288, 40_960])
+@pytest.mark.parametrize("leave", extended_but([12_288], [0, 12_288, 40_960]))
 def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, caplog: pytest.LogCaptureFixture):
     """With so many bytes left the letter finds no room; or the rows, the journal, the projections or the answer."""
     path, refused = str(disk / "namespace"), []
@@ -132,6 +135,7 @@ def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, c
     check_all(path, TOPIC, sender.acknowledged)
 
 
+@pytest.mark.extended
 def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
     """Its data file does not fit: refused before anything is asked for."""
     path = str(disk / "namespace")
@@ -147,6 +151,7 @@ def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
     check_all(path, TOPIC, [])
 
 
+@pytest.mark.extended
 def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
     """Publishing is refused, reading goes on; when it can be written to again, so does publishing."""
     path = str(disk / "namespace")
@@ -170,6 +175,23 @@ def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixt
     check_all(path, TOPIC, sender.acknowledged)
 
 
+@pytest.mark.extended
+def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(disk: Path):
+    path = disk / "namespace"
+    remount(disk, "ro")
+    serving = Process(*LAKEMQ, "--path", str(path), "serve")
+    try:
+        serving.says("cannot be written")
+        serving.says("goes on in .* Read-only file system")
+        remount(disk, "rw")
+        serving.says("leads with epoch ")
+        serving.signal(signal.SIGTERM)
+        assert serving.ended() == 0
+    finally:
+        serving.kill()
+
+
+@pytest.mark.extended
 def test_a_data_file_of_the_journal_is_gone(family: Processes):
     """Who would have to read it says so, and leads when it is back."""
     journal = Path(family.path, "journal")

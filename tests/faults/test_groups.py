@@ -70,7 +70,8 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
         one.kill()
         killed_s = time.monotonic()
         until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
-        assert SESSION_S - 2 < time.monotonic() - killed_s < SESSION_S + 6
+        # its process has ended on the sequencer's machine, which is seen at once; its session would end later
+        assert time.monotonic() - killed_s < SESSION_S + 6
         publishing.wait_for(5)
     until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
     terminate(two)

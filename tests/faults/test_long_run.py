@@ -20,7 +20,7 @@ from protocol_harness import letter_bytes
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.client.publish.request import build_body
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
@@ -71,7 +71,7 @@ class Client:
     def ask(self, number: int) -> float:
         """How long the step took, in seconds."""
         now_ms = self._clock.now_ms()
-        body, _ = body_of(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
+        body, _ = build_body(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
         self._mailbox.put("c", number, letter_bytes(Letter("c", number, [request], now_ms), body), now_ms)
@@ -144,6 +144,7 @@ def _most(found: list[tuple[int, int, int]]) -> list[int]:
     return [max(column) for column in zip(*found, strict=True)]
 
 
+@pytest.mark.extended
 def test_a_reader_whose_files_were_merged_away(namespace: Path):
     """It looked at the tables longer ago than reader.grace.ms: it looks again, and sees the same and what is new."""
     config = {**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
@@ -178,6 +179,7 @@ def opened(store: Store, spec: TableSpec) -> TableHandle:
     return store.open(spec)
 
 
+@pytest.mark.extended
 def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
     """Hours after they were written; what may be about to be committed stays, and so do all message files."""
     strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in MERGED for hours in (0, 2)}

@@ -12,7 +12,7 @@ from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, told
 from faults.processes import QUICK, TOPIC, start
 from faults.shims import compiled
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 ROUNDS, COUNT = 2, 30
 ENTRY = re.compile(r"/_delta_log/(\d{20})\.json$")

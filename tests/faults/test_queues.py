@@ -101,6 +101,7 @@ def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that
     check_queue(members, publishing.acknowledged, interrupted={"one"})
 
 
+@pytest.mark.extended
 def test_whatever_is_killed_each_message_that_is_given_up_is_one_dead_letter_and_goes_back_once(
     family: Processes,
 ) -> None:

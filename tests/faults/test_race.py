@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from faults.checks import check_all
 from faults.processes import TOPIC, Processes, terminate
+
+pytestmark = pytest.mark.extended
 
 PUBLISHERS, PUBLISHES = 4, 100
 

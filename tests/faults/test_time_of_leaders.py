@@ -98,7 +98,7 @@ def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes,
 
 
 def forgotten(mq: Connection) -> list[object]:
-    decided = [one.record for step in Journal(mq.namespace.store).steps_after(0) for one in step.entries]
+    decided = [one.record for step in Journal(mq.namespace.store).read_steps_after(0) for one in step.entries]
     kinds: dict[str, Callable[..., bool]] = {
         "client_removed": lambda record: True,
         "producer_expired": lambda record: True,

@@ -10,7 +10,14 @@ from protocol_harness import Harness
 
 from lakemq.engine.protocol.values.assignments import Place
 from lakemq.engine.protocol.values.dead_letters import REDRIVE, Cause, SettleDeadLetters
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Stretch, Wanted
+from lakemq.engine.protocol.values.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AckOutcome,
+    Acquire,
+    Stretch,
+    WantedMessages,
+)
 from lakemq.engine.protocol.values.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
 
@@ -44,12 +51,12 @@ class QueueWords:
         self, _: Any, member: str, group: str = "g", most: int = 1_000, of: Sequence[str] | None = None, epoch: int = 0
     ) -> AnyRequest:
         """At most so many of each of these partitions, or of all that the member has."""
-        places = self.mq.state.groups[group].owned(member) if of is None else list(map(self._of, of))
-        return Acquire(group, member, [Wanted(*p, epoch or self._assigned(group, p), most) for p in places])
+        places = self.mq.state.groups[group].list_places_of(member) if of is None else list(map(self._of, of))
+        return Acquire(group, member, [WantedMessages(*p, epoch or self._assigned(group, p), most) for p in places])
 
     def _acknowledge(
         self,
-        outcome: Outcome,
+        outcome: AckOutcome,
         producer: Any,
         given: Mapping[str, Any],
         member: str = "C1",
@@ -69,23 +76,23 @@ class QueueWords:
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(Outcome.ACCEPT, producer, given, **more)
+        return self._acknowledge(AckOutcome.ACCEPT, producer, given, **more)
 
     def ask_ack_every_second(self, producer: Any, place: str, until: int, **more: Any) -> AnyRequest:
         """Offsets 1, 3, ..."""
-        return self._acknowledge(Outcome.ACCEPT, producer, {place: list(range(1, until, 2))}, **more)
+        return self._acknowledge(AckOutcome.ACCEPT, producer, {place: list(range(1, until, 2))}, **more)
 
     def ask_nack(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(Outcome.RELEASE, producer, given, **more)
+        return self._acknowledge(AckOutcome.RELEASE, producer, given, **more)
 
     def ask_reject(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(Outcome.REJECT, producer, given, **more)
+        return self._acknowledge(AckOutcome.REJECT, producer, given, **more)
 
     def ask_expire(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(Outcome.EXPIRE, producer, given, **more)
+        return self._acknowledge(AckOutcome.EXPIRE, producer, given, **more)
 
     def ask_unseen(self, producer: Any, given: Mapping[str, Any], **more: Any) -> AnyRequest:
-        return self._acknowledge(Outcome.UNSEEN, producer, given, **more)
+        return self._acknowledge(AckOutcome.UNSEEN, producer, given, **more)
 
     def ask_redrive(
         self, _: Any, given: Mapping[str, Any], purge: bool = False, topic_id: int | None = None
@@ -100,7 +107,7 @@ class QueueWords:
 
     def see_redrives(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Dead letters of a partition: what became of them."""
-        found = {text: self.mq.state.deliveries_of(REDRIVE, self._of(text)) for text in expected}
+        found = {text: self.mq.state.find_deliveries(REDRIVE, self._of(text)) for text in expected}
         return {
             text: known and [f"{shown(one.first, one.length)} {one.status.value}" for one in known.stretches]
             for text, known in found.items()
@@ -115,13 +122,13 @@ class QueueWords:
         """What became of messages of the group g past what is done: `0-4 acquired`, `5 available, 2 times`."""
         found = {}
         for text in expected:
-            known = self.mq.state.deliveries_of("g", self._of(text))
+            known = self.mq.state.find_deliveries("g", self._of(text))
             found[text] = [_told(one) for one in known.stretches] if known else None
         return found
 
     def see_stretches(self, expected: dict[str, int]) -> dict[str, int]:
         """How many there are, of the group g."""
-        known = {text: self.mq.state.deliveries_of("g", self._of(text)) for text in expected}
+        known = {text: self.mq.state.find_deliveries("g", self._of(text)) for text in expected}
         return {text: len(one.stretches) if one else 0 for text, one in known.items()}
 
     def bury(self, place: str, group: str = "g", stale: str | None = None) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from golden.queue_words import QueueWords, place_of
+from golden.queue_words import QueueWords, place_of, shown
 from protocol_harness import Harness
 from protocol_reader import Reader
 
-from lakemq.engine.client.consume.groups import _deleted
+from lakemq.engine.client.consume.partition_lag import count_deleted_offsets
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
@@ -69,7 +69,7 @@ def _at(values: list[str], wanted: str) -> list[int]:
 
 
 def _delayed(record: Any) -> list[DelayedRange]:
-    return record.ranges.rows() if isinstance(record, Delayed) else []
+    return record.ranges.to_ranges() if isinstance(record, Delayed) else []
 
 
 class Producer:
@@ -154,7 +154,7 @@ class Story(QueueWords):
             name, *code = gives.split()
             assert isinstance(result, Refusal), result
             assert result.error == name
-            assert [str(type(errors.error_of(result)).code)] == (code or ["None"])
+            assert [str(type(errors.error_from_refusal(result)).code)] == (code or ["None"])
             assert found in (None, result.found)
             assert expected in (None, result.expected)
             return
@@ -311,6 +311,7 @@ class Story(QueueWords):
         knows: bool = False,
         pattern: str | None = None,
         is_member: bool = False,
+        assignors: Sequence[str] = (),
     ) -> AnyRequest:
         """knows: it is the process that was lost, and tells what it had."""
         bound = self.bound(member, group) if knows else []
@@ -318,7 +319,18 @@ class Story(QueueWords):
         if group not in self.mq.state.groups:
             settings = {"group.protocol": "cooperative", **settings}
         return JoinGroup(
-            group, member, list(topics), pattern, instance, session_ms, max_poll_ms, reset, settings, bound, is_member
+            group,
+            member,
+            list(topics),
+            pattern,
+            instance,
+            session_ms,
+            max_poll_ms,
+            reset,
+            settings,
+            bound,
+            is_member,
+            assignors=list(assignors),
         )
 
     def ask_leave(self, _: Any, member: str | None, group: str = "g", instance: str | None = None) -> AnyRequest:
@@ -330,7 +342,7 @@ class Story(QueueWords):
         """Give up these, or all that one is to."""
         known = self.mq.state.groups[group]
         if of is None:
-            places = [place for place in known.owned(member) if place in known.paused]
+            places = [place for place in known.list_places_of(member) if place in known.paused]
         else:
             places = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(place_of, of)]
         epochs = [known.assignments[place].epoch if epoch is None else epoch for place in places]
@@ -455,7 +467,8 @@ class Story(QueueWords):
         """What members have, with a mark at what they are to give up."""
         return {
             member: [
-                self._name(place) + (" (paused)" if place in group.paused else "") for place in group.owned(member)
+                self._name(place) + (" (paused)" if place in group.paused else "")
+                for place in group.list_places_of(member)
             ]
             for member in expected
             for group in [next((one for one in self.mq.state.groups.values() if member in one.members), Group(""))]
@@ -487,7 +500,10 @@ class Story(QueueWords):
     def see_deleted(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """What was deleted before groups were done with it."""
         state = self.mq.state
-        return {g: {self._name(p): n for p in state.group_places(g) if (n := _deleted(state, g, p))} for g in expected}
+        return {
+            g: {self._name(p): n for p in state.list_group_places(g) if (n := count_deleted_offsets(state, g, p))}
+            for g in expected
+        }
 
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """What groups have committed."""
@@ -512,7 +528,10 @@ def answer_of(result: AnyResult) -> Any:
         offsets = {f"{unit.topic}-{unit.partition}": unit.base_offset for unit in result.units}
         return {"at": offsets, "duplicate": True} if result.duplicate else {"at": offsets}
     if isinstance(result, AcknowledgementsJudged):
-        return {"fenced": result.fenced, "invalid": result.invalid}
+        answer: dict[str, Any] = {"fenced": result.fenced, "invalid": result.invalid}
+        if result.refused:
+            answer["refused"] = [[shown(*range_) for range_ in ranges] for ranges in result.refused]
+        return answer
     if isinstance(result, DeadLettersJudged):
         return {"count": result.count}
     if isinstance(result, DelaysJudged):

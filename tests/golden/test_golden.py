@@ -12,7 +12,7 @@ from golden.story import Story
 
 import lakemq
 from lakemq.engine.protocol.hashing import murmur2, murmur2_partition, shard
-from lakemq.engine.protocol.names import is_name, reached
+from lakemq.engine.protocol.names import find_reached_topics, is_name
 
 FOLDER = Path(__file__).parent
 
@@ -73,7 +73,7 @@ def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("routing.yaml"), ids=named)
 def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
-    assert {to: reached(to, case["queues"], case["queues"]) for to in case["reaches"]} == case["reaches"]
+    assert {to: find_reached_topics(to, case["queues"], case["queues"]) for to in case["reaches"]} == case["reaches"]
 
 
 # -- times --------------------------------------------------------------------------------------------------

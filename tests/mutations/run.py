@@ -35,11 +35,11 @@ MODULES = (
     "reconciling",
     "joining",
     "deliveries",
-    "giving_back",
+    "redelivery",
     "offsets",
-    "operations",
+    "group_operations",
     "draining",
-    "losing",
+    "deleted_offsets",
     "dead_letters",
 )
 

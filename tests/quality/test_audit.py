@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import sqlglot
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 from unit.served import CONFIG, until
@@ -21,9 +24,10 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.snapshot import take_snapshot
 from lakemq.errors import TableDamaged
-from lakemq.jobs import measures
-from lakemq.jobs.audit import RULES, Audit, audit, main
+from lakemq.jobs import audit_relations
+from lakemq.jobs.audit import Audit, audit, main
 from lakemq.jobs.cli import app
+from lakemq.jobs.invariants import INVARIANTS, RELATIONS, SUBJECTS, Invariant
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
 
@@ -87,9 +91,33 @@ def test_nothing_is_wrong_where_nothing_is(sound: Path, tmp_path: Path) -> None:
     assert [one for one in found.outcomes if one.broken] == []
     assert found.holds(strict=True)
     assert found.after_step == 0
-    assert {one.rule for one in found.outcomes} == set(RULES)
+    assert {one.rule for one in found.outcomes} == set(INVARIANTS)
     assert all(one.rows for one in found.outcomes)
     assert "Offsets are dense" in "".join(p.read_text() for p in (tmp_path / "docs").rglob("*.html"))
+
+
+def test_data_docs_show_each_query_and_the_rows_that_break_it(path: Path, tmp_path: Path) -> None:
+    change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
+    assert not audited(path, tmp_path / "docs").holds()
+    pages = [html.unescape(page.read_text()) for page in (tmp_path / "docs/validations").rglob("*.html")]
+    page = re.sub(r"\s+", " ", next(page for page in pages if "Offsets are dense" in page))
+    for invariant in INVARIANTS:
+        if invariant.table == "partitions":
+            assert " ".join(invariant.query.split()) in page
+            assert invariant.says in page
+    row = [re.search(rf"show-scrollbars[^>]*>{text}<", page) for text in ("t", "2", r"4\d\d\d")]
+    assert all(row), "the partition and how many offsets are missing"
+
+
+@pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda i: f"{i.table}.{i.column}")
+def test_a_query_names_the_figure_last_and_reads_prepared_relations(invariant: Invariant) -> None:
+    """No query of an expectation reads a file of the namespace, which could be replaced meanwhile."""
+    relations = {*RELATIONS, "table_checks", "file_checks", "flawed_ranges"}
+    text = invariant.query.format(batch=SUBJECTS[invariant.table])
+    read = {table.name for table in sqlglot.parse_one(text, dialect="duckdb").find_all(sqlglot.exp.Table)}
+    local = {cte.alias for cte in sqlglot.parse_one(text, dialect="duckdb").find_all(sqlglot.exp.CTE)}
+    assert read - local <= relations
+    assert sqlglot.parse_one(text, dialect="duckdb").named_selects[-1] == invariant.column
 
 
 def test_it_holds_while_a_sequencer_serves_and_merges(tmp_path: Path) -> None:
@@ -223,7 +251,9 @@ def test_files_that_were_replaced_while_it_looked_are_not_missing(
         for name in replaced():
             (tmp_path / "mq" / "journal" / name).unlink(missing_ok=True)  # as it goes a minute later
         snapshots = iter([begun])
-        monkeypatch.setattr(measures, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store))
+        monkeypatch.setattr(
+            audit_relations, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store)
+        )
         found = audit(mq.namespace)
         assert [one for one in found.outcomes if one.broken] == []
         assert found.step > begun.watermark.step
@@ -257,7 +287,7 @@ def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path:
 def test_the_job_fails_where_something_is_wrong_and_says_what(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--path", str(path)]) == 0
     end = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(RULES))
+    assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(INVARIANTS))
     change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
     assert main(["--path", str(path)]) == 1
     said = capsys.readouterr()

@@ -15,6 +15,8 @@ from lakemq.engine.client.publish import spark as publish_spark
 from lakemq.engine.client.publish.executor import WriteMessages
 from lakemq.engine.namespace.namespace import open_namespace
 
+pytestmark = pytest.mark.extended
+
 
 def test_tasks_that_fail_once_publish_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,13 +19,14 @@ from pyspark.sql import functions as F
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
-from lakemq.engine.namespace.snapshot import moment_of
+from lakemq.engine.namespace.snapshot import find_moment
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RefusedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage import catalog
 from lakemq.tables.storage.catalog import catalog_sql, catalog_statements
 from lakemq.tables.views import VIEWS
 
@@ -42,6 +43,55 @@ def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection)
     assert names == {spec.name for spec in TABLES} | set(VIEWS)
     for name in names:
         assert spark.table(f"mq.{name}").columns
+
+
+def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements = []
+
+    def record(session: SparkSession, text: str) -> None:
+        statements.append(text)
+        run(session, text)
+
+    run = SparkSession.sql
+    lakemq.connect(str(tmp_path / "unread"), create=True).close()
+    monkeypatch.setattr(SparkSession, "sql", record)
+    for _ in range(2):
+        lakemq.connect(str(tmp_path / "unread"), spark=spark).close()
+    assert [text.split(" COMMENT")[0] for text in statements] == ["CREATE DATABASE IF NOT EXISTS `unread`"]
+    monkeypatch.undo()
+    spark.sql("DROP DATABASE unread CASCADE")
+
+
+def described(spark: SparkSession, database: str) -> dict[str, dict[str, object]]:
+    """What the catalog says of each table and view, but for its time, and the columns that a query of it has."""
+    session_catalog, jvm, described = spark._jsparkSession.sessionState().catalog(), spark._jvm, {}
+    assert jvm is not None
+    for name in [*(spec.name for spec in TABLES), *VIEWS]:
+        table_identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, jvm.scala.Option.apply(database))
+        entry = session_catalog.getTableMetadata(table_identifier)
+        names = entry.productElementNames().mkString(",").split(",")
+        fields = {field: entry.productElement(position) for position, field in enumerate(names)}
+        del fields["createTime"]
+        kept = ("view.query.", "view.schemaMode", "view.sqlConfig.spark.sql.")
+        lines = fields.pop("properties").mkString("\n").splitlines()
+        described[name] = {field: str(value) for field, value in fields.items()}
+        described[name]["properties"] = sorted(line for line in lines if line.startswith(kept))
+        # A declared column may be null, also where the query says that it never is.
+        described[name]["schema"] = str(fields["schema"]).replace(",false)", ",true)")
+        described[name]["queried"] = spark.table(f"{database}.{name}").schema
+    return described
+
+
+def test_the_entries_are_those_that_the_statements_make(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lakemq.connect(str(tmp_path / "alike"), spark=spark, create=True):
+        entries = described(spark, "alike")
+    spark.sql("DROP DATABASE alike CASCADE")
+    monkeypatch.setattr(catalog, "has_delta_session_catalog", lambda spark: False)
+    with lakemq.connect(str(tmp_path / "alike"), spark=spark):
+        assert described(spark, "alike") == entries
+    spark.sql("DROP DATABASE alike CASCADE")
 
 
 def test_the_views_hold_what_was_published(
@@ -101,6 +151,7 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(
         assert re.fullmatch(f"{sides[0]}, {sides[1]}|{sides[1]}, {sides[0]}", keys), keys
 
 
+@pytest.mark.extended
 def test_an_idempotent_producer_and_its_sequences_are_seen(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:
@@ -115,6 +166,7 @@ def test_an_idempotent_producer_and_its_sequences_are_seen(
     assert [row.timestamp for row in seen] == [m.timestamp.replace(tzinfo=None) for m in mq.fetch(topic)]
 
 
+@pytest.mark.extended
 def test_deleted_records_and_topics_are_not_seen(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:
@@ -131,6 +183,7 @@ def test_deleted_records_and_topics_are_not_seen(
     assert spark.table("mq.log_committed").where(F.col("topic") == topic).count() == 5
 
 
+@pytest.mark.extended
 def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: SparkSession, tmp_path: Path) -> None:
     name = f"busy_{tmp_path.parent.name.replace('-', '_')}"
     # it projects after every step: most queries take their snapshots while one is being written
@@ -173,6 +226,7 @@ def watch(spark: SparkSession, name: str) -> Iterator[int]:
         yield sum(row.n for row in partitions)
 
 
+@pytest.mark.extended
 def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: Connection, tmp_path: Path) -> None:
     with pytest.raises(NamespaceError, match="another name"):
         lakemq.connect(str(tmp_path / "mq"), spark=spark, create=True)
@@ -265,7 +319,7 @@ def test_the_catalog_as_of_a_step_holds_what_was_there_then(
         steps.append(mq.state().step)
     store = mq.namespace.store
     for count, step in zip((30, 60), steps, strict=True):
-        moment = moment_of(store, step)
+        moment = find_moment(store, step)
         statements = catalog_statements(mq.namespace.path, store, moment)
         for statement in statements:
             spark.sql(statement)

@@ -107,6 +107,7 @@ class Watcher(threading.Thread):
         assert self.reads > 0
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     "points",
@@ -168,6 +169,7 @@ def test_of_two_copies_the_older_one_is_fenced(own: Connection) -> None:
     check(copied(own), range(MESSAGES + 50))
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("spark")
 def test_copies_of_a_group_share_the_work(own: Connection) -> None:
     """One after the other here; that two at a time share it is tested without Spark."""
@@ -179,6 +181,7 @@ def test_copies_of_a_group_share_the_work(own: Connection) -> None:
     assert (own.groups.describe("copies").protocol, own.groups.describe("copies").lag) == ("cooperative", 0)
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("spark")
 def test_what_is_copied_is_what_the_expressions_say(own: Connection) -> None:
     assert run(own, "--where", "cast(cast(value AS string) AS int) % 2 = 0", "--key", "upper(cast(key AS string))") == 0
@@ -187,6 +190,7 @@ def test_what_is_copied_is_what_the_expressions_say(own: Connection) -> None:
     assert {key for key, _ in found} == {f"K{n % KEYS}" for n in range(0, MESSAGES, 2)}
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("spark")
 def test_a_bad_expression_is_said_in_a_line_and_changes_nothing(
     own: Connection, capsys: pytest.CaptureFixture[str]

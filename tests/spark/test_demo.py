@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,24 +14,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import lakemq
 from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
 from lakemq.jobs.demo.checks import CheckFailed
-from lakemq.jobs.demo.crew import Crew, Event, check_crew
-from lakemq.jobs.demo.data import load_source
-from lakemq.jobs.demo.reminders import Reminded, check_reminders
+from lakemq.jobs.demo.data import Source, load_source
+from lakemq.jobs.demo.group import DELAY_MINUTES, check_alerts
+from lakemq.jobs.demo.reminders import Reminders, check_reminders
 from lakemq.jobs.demo.tour import DATABASE, main
 
 FLIGHTS = 2000
 SENT = 1200
+RUN_TIMEOUT_S = 1_500
+"""A minute on a machine with nothing else to do; a machine that is loaded ten times needs more than ten minutes."""
 
 
 def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lakemq.jobs.demo", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
 
 
 class Outline(HTMLParser):
@@ -54,7 +58,8 @@ class Outline(HTMLParser):
             self._in_heading = False
 
 
-@pytest.mark.long  # a minute and a half of it
+@pytest.mark.long  # a minute of it
+@pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "kept" / DATABASE), create=True) as mq, mq.serving():
         mq.topics.create("flights", partitions=3)
@@ -63,18 +68,23 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len([line for line in lines if "✓" in line]) == 23
+    assert len([line for line in lines if "✓" in line]) == 16
     assert f"{FLIGHTS:,} messages of {FLIGHTS:,} sent" in done.stdout
-    assert "2 times with kill -9" in done.stdout
+    assert "Ben is killed with kill -9 in a transaction" in done.stdout
     assert "\x1b" not in done.stdout
     report = Path(lines[-1])
     assert report == tmp_path / "kept" / "report.html"
     page = report.read_text()
     outline = Outline()
     outline.feed(page)
-    assert outline.headings[:2] == ["What was checked", "What happened to N14228, in order?"]
-    # all have a plot, but for what was checked and what became of the transactions
-    assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 2 == 10
+    assert [heading.partition(":")[0] for heading in outline.headings] == [
+        "What was checked",
+        "SQL",
+        "Groups",
+        "Transactions",
+        "Delays",
+    ]
+    assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1
     assert outline.loads == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
     assert {path.name for path in report.parent.iterdir()} == {DATABASE, "report.html"}
@@ -98,129 +108,148 @@ def test_without_the_data_it_says_what_to_install(
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    return load_source(tmp_path_factory.mktemp("source"), rows=SENT).flights
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return load_source(tmp_path_factory.mktemp("source"), rows=SENT)
 
 
-def values_of(sent: pa.Table) -> pa.Table:
-    """As flights_of gives them: all in one partition, in the order of the file."""
+@pytest.fixture(scope="module")
+def sent(source: Source) -> pa.Table:
+    return source.flights
+
+
+def received(sent: pa.Table) -> pa.Table:
+    """Return flights as parse_flights does: all in one partition, in the order of the file."""
     placed = sent.append_column("partition", pa.array([0] * sent.num_rows, pa.int32()))
     return placed.append_column("offset", pa.array(range(sent.num_rows)))
 
 
-def replaced(table: pa.Table, name: str, values: list[object]) -> pa.Table:
-    at = table.column_names.index(name)
-    return table.set_column(at, name, pa.array(values, table.schema.field(name).type))
+def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
+    """Return the table with other values in a column."""
+    position = table.column_names.index(name)
+    return table.set_column(position, name, pa.array(values, table.schema.field(name).type))
 
 
 def test_a_missing_message_is_found(sent: pa.Table) -> None:
-    assert checks.check_count("flights", sent, SENT).found == "1,200 messages of 1,200 sent"
+    assert checks.check_count("flights", sent, SENT).evidence == "1,200 messages of 1,200 sent"
     with pytest.raises(CheckFailed, match="1,199 messages of 1,200 sent"):
         checks.check_count("flights", sent.slice(1), SENT)
 
 
 def test_a_gap_in_the_offsets_is_found(sent: pa.Table) -> None:
-    values = values_of(sent)
-    checks.check_dense_offsets("flights", values, {0: SENT, 1: 0})
+    flights = received(sent)
+    checks.check_dense_offsets("flights", flights, {0: SENT, 1: 0})
     with pytest.raises(CheckFailed, match="without a gap"):
-        checks.check_dense_offsets("flights", values.slice(0, 100), {0: SENT, 1: 0})
-    twice = replaced(values, "offset", [0, *range(SENT - 1)])
+        checks.check_dense_offsets("flights", flights.slice(0, 100), {0: SENT, 1: 0})
+    twice = with_column(flights, "offset", [0, *range(SENT - 1)])
     with pytest.raises(CheckFailed, match="without a gap"):
         checks.check_dense_offsets("flights", twice, {0: SENT, 1: 0})
 
 
 def test_a_changed_value_is_found(sent: pa.Table) -> None:
-    checks.check_content(values_of(sent), sent)
-    changed = replaced(values_of(sent), "dest", ["XXX", *sent.column("dest").to_pylist()[1:]])
+    checks.check_content(received(sent), sent)
+    changed = with_column(received(sent), "dest", ["XXX", *sent.column("dest").to_pylist()[1:]])
     with pytest.raises(CheckFailed, match=r"\['dest'\]"):
         checks.check_content(changed, sent)
 
 
 def test_two_flights_of_an_aircraft_that_changed_places_are_found(sent: pa.Table) -> None:
-    departures = [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight")]
-    values = values_of(sent.sort_by(departures))
-    checks.check_key_order(values)
-    tailnums = values.column("tailnum").to_pylist()
+    flights = received(sent.sort_by([(name, "ascending") for name in checks.DEPARTURE]))
+    checks.check_key_order("flights", flights)
+    tailnums = flights.column("tailnum").to_pylist()
     second = next(i for i in range(SENT) if tailnums[i] is not None and tailnums[i] in tailnums[:i])
     first = tailnums.index(tailnums[second])
     offsets = list(range(SENT))
     offsets[first], offsets[second] = offsets[second], offsets[first]
-    with pytest.raises(CheckFailed, match="1 out of order"):
-        checks.check_key_order(replaced(values, "offset", offsets))
+    with pytest.raises(CheckFailed, match="1 messages out of order"):
+        checks.check_key_order("flights", with_column(flights, "offset", offsets))
     apart = [0] * SENT
     apart[second] = 1
     with pytest.raises(CheckFailed, match="out of order"):
-        checks.check_key_order(replaced(values, "partition", apart))
+        checks.check_key_order("flights", with_column(flights, "partition", apart))
 
 
-def test_an_answer_that_differs_from_the_input_is_found(sent: pa.Table) -> None:
-    counts = sent.group_by("carrier").aggregate([([], "count_all")]).rename_columns(["carrier", "flights"])
-    none_late = counts.append_column("late", pa.array([0] * counts.num_rows))
-    with pytest.raises(CheckFailed, match=r"\['late'\]"):
-        checks.check_late(none_late, sent, late_minutes=15)
-    assert checks.check_late(none_late, sent, late_minutes=10_000).found == f"{counts.num_rows} rows"
+def test_an_answer_that_differs_from_the_input_is_found(source: Source) -> None:
+    joined = source.flights.join(source.weather, ["origin", "time_hour"], join_type="inner")
+    joined = joined.filter(pc.field("dep_delay").is_valid() & pc.field("visib").is_valid())
+    clear = joined.filter(pc.field("visib") >= 10)
+    others = joined.filter(pc.field("visib") < 10)
+    assert joined.num_rows > 0
+    ranges = [(1, 3), (3, 6), (6, 10)]
+    parts = [others.filter((pc.field("visib") >= low) & (pc.field("visib") < high)) for low, high in ranges]
+    parts = [others.filter(pc.field("visib") < 1), *parts, clear]
+    rows = [
+        {"flights": part.num_rows, "delay_minutes": pc.sum(part.column("dep_delay")).as_py()}
+        for part in parts
+        if part.num_rows
+    ]
+    answer = pa.Table.from_pylist(rows)
+    checks.check_delay_by_visibility(answer, source.flights, source.weather)
+    rows[0]["delay_minutes"] += 1
+    with pytest.raises(CheckFailed, match="what the input gives"):
+        checks.check_delay_by_visibility(pa.Table.from_pylist(rows), source.flights, source.weather)
 
 
-def crew_of(*handled: tuple[float, int, int, int], lasts_s: float = 10) -> Crew:
-    """handled: when, partition, offset, delivery_count. Partition 1 has changed hands, as its owner was killed."""
-    columns = zip(*handled, strict=True)
-    names = ("time_s", "partition", "offset", "delivery_count")
-    rows = {name: list(column) for name, column in zip(names, columns, strict=True)}
-    events = [Event("all begin", 0, 0), Event("one is killed", 0, lasts_s)]
-    return Crew(pa.table(rows), {}, events, [])
+def as_messages(flights: pa.Table) -> pa.Table:
+    """Return flights as messages of one partition, in this order."""
+    rows = with_utc_texts(flights).to_pylist()
+    values = [json.dumps({name: value for name, value in row.items() if value is not None}).encode() for row in rows]
+    partitions = pa.array([0] * len(values), pa.int32())
+    return pa.table({"value": values, "partition": partitions, "offset": range(len(values))})
 
 
-OWNERS = pa.table({"partition": [1], "since": [datetime.fromtimestamp(2, timezone.utc)]})
-HANDLED = [*((i, 0, i, 1) for i in range(10)), (0, 1, 0, 1), (0, 1, 1, 1), (9, 1, 1, 2)]
+def with_utc_texts(flights: pa.Table) -> pa.Table:
+    hours = flights.column("time_hour").cast(pa.timestamp("s", "UTC"))
+    texts = pc.strftime(hours, format="%Y-%m-%dT%H:%M:%SZ")
+    return flights.set_column(flights.column_names.index("time_hour"), "time_hour", texts)
 
 
-def test_a_group_that_did_its_work_passes() -> None:
-    checked = check_crew(crew_of(*HANDLED), {0: 10, 1: 2}, OWNERS)
-    assert checked[1].found == "1 redelivered, with a count, 0 without"
-    assert "at most 1,000 ms (one is killed); where the owner was killed, 9,000 ms" in checked[3].found
+ENDED = {"transactional_id": "alerts-Ann", "state": "CompleteCommit", "reason": "producer"}
+FENCED = {"transactional_id": "alerts-Ben", "state": "CompleteAbort", "reason": "fenced"}
 
 
 @pytest.mark.parametrize(
-    ("handled", "ends", "wrong"),
+    ("missing", "twice", "lag", "ended", "wrong"),
     [
-        (HANDLED, {0: 11, 1: 2}, "every flight is handled"),
-        ([*HANDLED, (9.5, 0, 3, 1)], {0: 10, 1: 2}, "handled again"),
-        ([*HANDLED[:4], (3.1, 0, 5, 1), *HANDLED[4:5], *HANDLED[6:]], {0: 10, 1: 2}, "order per key"),
-        (
-            [*HANDLED[:2], (9, 0, 2, 1), *((9, 0, i, 1) for i in range(3, 10)), *HANDLED[10:]],
-            {0: 10, 1: 2},
-            "stand still",
-        ),
+        (1, 0, 0, [ENDED, FENCED], "exactly once"),
+        (0, 1, 0, [ENDED, FENCED], "exactly once"),
+        (0, 0, 1, [ENDED, FENCED], "has read every flight"),
+        (0, 0, 0, [ENDED], "was aborted"),
+        (0, 0, 0, [ENDED, {**FENCED, "reason": "timeout"}], "was aborted"),
     ],
 )
-def test_what_a_group_did_wrong_is_found(handled: list[Any], ends: dict[int, int], wrong: str) -> None:
+def test_what_went_wrong_with_alerts_is_found(
+    sent: pa.Table, missing: int, twice: int, lag: int, ended: list[dict[str, str]], wrong: str
+) -> None:
+    ordered = sent.sort_by([(name, "ascending") for name in checks.DEPARTURE])
+    flights = checks.parse_flights(as_messages(ordered), sent.schema)
+    alerts = as_messages(ordered.filter(pc.field("arr_delay") > DELAY_MINUTES))
+    passed = check_alerts(alerts, flights, 0, pa.Table.from_pylist([ENDED, FENCED]))
+    assert passed[2].evidence == "1 transactions committed, 1 aborted"
+    changed = pa.concat_tables([alerts.slice(missing), alerts.slice(0, twice)])
     with pytest.raises(CheckFailed, match=wrong):
-        check_crew(crew_of(*handled), ends, OWNERS)
+        check_alerts(changed, flights, lag, pa.Table.from_pylist(ended))
 
 
-def reminded(**changes: Any) -> tuple[Reminded, pa.Table]:
-    """Five reminders, a second apart, which came 10 ms late; number 4 was cancelled."""
-    done = Reminded(np.arange(5) * 1_000, {4}, set(), [0, 2, 1], 2, 1, 1, {"given_up": 1, "expired": 1})
-    at = pa.array([10, 1_010, 2_010, 3_010], pa.timestamp("ms", "UTC"))
-    return replace(done, **changes), pa.table({"number": [0, 1, 2, 3], "released_at": at})
+def reminded(**changes: Any) -> tuple[Reminders, pa.Table]:
+    """Return five reminders, a second apart, which came 10 ms late; number 4 was cancelled."""
+    reminders = Reminders(np.arange(5) * 1_000, {4}, set(), [0, 2, 1, 3])
+    times = [datetime.fromtimestamp(second + 0.01, timezone.utc) for second in range(4)]
+    return replace(reminders, **changes), pa.table({"number": [0, 1, 2, 3], "released_at": times})
 
 
 def test_reminders_that_came_as_they_should_pass() -> None:
-    told = [one.found for one in check_reminders(*reminded())]
-    assert told[0] == "5 = 3 taken + 1 expired + 1 cancelled"
-    assert told[1].startswith("late by 10 ms (median)")
+    evidence = [check.evidence for check in check_reminders(*reminded())]
+    assert evidence == ["4 taken, 1 cancelled, 0 rescheduled", "late by 10 ms (median), 10 ms (99 %)"]
 
 
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"taken": [0, 2]}, "one of these only"),
-        ({"taken": [0, 2, 2]}, "one of these only"),
-        ({"taken": [0, 2, 4]}, "one of these only"),
+        ({"taken": [0, 1, 2]}, "taken once"),
+        ({"taken": [0, 1, 2, 2, 3]}, "taken once"),
+        ({"taken": [0, 1, 2, 3, 4]}, "taken once"),
         ({"due_ms": np.array([0, 1_011, 2_000, 3_000, 4_000])}, "comes early"),
-        ({"cancelled": {3}}, "none that was cancelled"),
-        ({"redriven": 0}, "sent back"),
-        ({"failures": 1}, "fails twice"),
+        ({"cancelled": {3}, "taken": [0, 1, 2, 4]}, "none that was cancelled"),
     ],
 )
 def test_what_went_wrong_with_reminders_is_found(changes: dict[str, Any], wrong: str) -> None:

@@ -20,8 +20,6 @@ from pyspark.sql.streaming import StreamingQuery
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
 
-pytestmark = pytest.mark.long
-
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -55,6 +53,7 @@ def test_a_batch_is_what_a_fetch_is(spark: SparkSession, mq: Connection, path: P
     assert found.where(found.timestamp == at).count() >= 1
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_is_said(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     with pytest.raises(PySparkException, match="did you mean subscribe"):
         reading(spark, path, subscrbe=topic)
@@ -83,6 +82,7 @@ def undo_last_batch(checkpoint: Path) -> None:
         (checkpoint / "commits" / name).unlink()
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:
@@ -97,6 +97,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     assert drained(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
 
 
+@pytest.mark.long
 def test_a_batch_is_published_once_whatever_becomes_of_tasks(
     spark: SparkSession, mq: Connection, path: Path, topic: str
 ) -> None:
@@ -130,6 +131,7 @@ def copying(spark: SparkSession, path: str, source: str, target: str, checkpoint
     return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
 
+@pytest.mark.long
 def test_a_stream_is_published_once_though_its_driver_is_killed(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:

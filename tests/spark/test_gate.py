@@ -22,8 +22,6 @@ from lakemq.engine.client.publish.spark_gate import SparkGate
 from lakemq.engine.client.publish.suites import load_suite
 from lakemq.errors import ExpectationFailed, InvalidRecord
 
-pytestmark = pytest.mark.long
-
 SUITE = [
     one("column_values_to_not_be_null", column="k"),
     one("column_values_to_be_between", column="amount", min_value=0),
@@ -38,6 +36,7 @@ def gate_of(folder: Path, expectations: list[dict[str, Any]]) -> Gate:
     return Gate("t", load_suite(file))
 
 
+@pytest.mark.long
 def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Each expectation by itself, of all kinds; what Arrow's marks are, Great Expectations says (tests/unit)."""
     table = TABLE.append_column("i", pa.array(range(TABLE.num_rows)))
@@ -46,19 +45,20 @@ def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path)
     marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
     found = df.select("i", *marks).orderBy("i").toPandas()
     for nth, gate in enumerate(gates):
-        asked = gate.asked(table, None)
+        asked = gate.mark_failed_rows(table, None)
         assert asked is not None
         assert (found[f"m{nth}"] == FIRST_FAILED).tolist() == (asked == FIRST_FAILED).tolist(), OF_ROWS[nth]
 
 
+@pytest.mark.long
 def test_spark_and_arrow_measure_the_same(spark: SparkSession, tmp_path: Path) -> None:
     expectations = [one for one in OF_ALL if one["kwargs"].get("column") != "gone"]
     gate = gate_of(tmp_path, expectations)
     of_spark = SparkGate(gate, spark.createDataFrame(TABLE).repartition(3))
     of_spark.df.count()
-    _, of_arrow = gate._looked_at(TABLE)
-    assert [pytest.approx(float(one)) for one in of_arrow] == list(map(float, of_spark._measured(TABLE.num_rows)))
-    assert list(map(float, of_spark._measured(0))) == [pytest.approx(float(one)) for one in of_arrow]  # anew
+    _, of_arrow = gate._evaluate(TABLE)
+    assert [pytest.approx(float(one)) for one in of_arrow] == list(map(float, of_spark._read_measures(TABLE.num_rows)))
+    assert list(map(float, of_spark._read_measures(0))) == [pytest.approx(float(one)) for one in of_arrow]  # anew
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSessi
     assert (done.record_count, done.refused_count) == (51, 9)
 
 
+@pytest.mark.long
 def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -> None:
     before = gated.fetch("t").record_count
     for df, told in [
@@ -111,7 +112,7 @@ def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -
             gated.publish("t", df, key="k", value="v")
     with pytest.raises(ExpectationFailed, match="hence all"):
         gated.publish("t", orders(spark, 60, bad=1), key="k", value="v", on_error="fail")
-    with pytest.raises(InvalidRecord, match="cannot be asked"):
+    with pytest.raises(InvalidRecord, match="cannot be evaluated"):
         gated.publish("t", orders(spark, 60).withColumn("amount", F.array("id")), key="k", value="v")
     with pytest.raises(InvalidRecord, match=r"CAST_INVALID_INPUT in .*amount") as refused:
         gated.publish("t", orders(spark, 60).withColumn("amount", F.lit("many")), key="k", value="v")
@@ -123,6 +124,7 @@ def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -
     assert gated.fetch("t").record_count == before
 
 
+@pytest.mark.long
 def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Connection, tmp_path: Path) -> None:
     source = tmp_path / "source"
     orders(spark, 60, bad=9).coalesce(1).write.json(str(source))

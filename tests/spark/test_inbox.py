@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.inbox import Inbox
 from lakemq.errors import IllegalState, NamespaceError
 from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.storage.insertions import insertion
+from lakemq.tables.storage.insertions import read_insertion
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,7 @@ def test_a_drain_publishes_each_row_to_its_topic_and_once(spark: SparkSession, m
     assert values(mq, topic) == ["a", "b", "d"]
 
 
+@pytest.mark.extended
 def test_a_topic_that_two_names_reach_keeps_dense_offsets(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=1, subscriptions=[f"{topic}/>"])
     insert(spark, topic, "a", "b")
@@ -62,6 +63,7 @@ def test_a_topic_that_two_names_reach_keeps_dense_offsets(spark: SparkSession, m
     assert values(mq, topic) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.extended
 def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     spark.sql(
@@ -123,6 +125,7 @@ def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
     assert values(mq, topic) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.extended
 def test_large_drains_go_in_batches(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=2)
     for value in ("a", "b", "c"):
@@ -133,6 +136,7 @@ def test_large_drains_go_in_batches(spark: SparkSession, mq: Connection, topic: 
     assert values(mq, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_two_drains_at_once_publish_once(
     spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +159,7 @@ def test_two_drains_at_once_publish_once(
     assert values(mq, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_a_log_cut_of_what_is_not_drained_is_an_error(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as plain, plain.serving():
@@ -174,6 +179,7 @@ def test_a_log_cut_of_what_is_not_drained_is_an_error(tmp_path: Path, spark: Spa
         assert plain.fetch("t").record_count == 0
 
 
+@pytest.mark.extended
 def test_the_log_of_the_inbox_stays_short(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=1)
     handle = mq.namespace.store.open(INBOX)
@@ -197,8 +203,8 @@ def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connectio
     mq.topics.create(topic, partitions=1)
     insert(spark, topic, "a")
     newest = mq.namespace.store.open(INBOX).version
-    found = insertion(mq.namespace.files, INBOX, newest)
+    found = read_insertion(mq.namespace.files, INBOX, newest)
     assert found.version == newest
     assert found.size_bytes == sum(mq.namespace.files.size(name) or 0 for name in found.files) > 0
     spark.sql("DELETE FROM mq.inbox")
-    assert insertion(mq.namespace.files, INBOX, newest + 1).files == ()
+    assert read_insertion(mq.namespace.files, INBOX, newest + 1).files == ()

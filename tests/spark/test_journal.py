@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -13,6 +14,8 @@ import lakemq
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import HEADERS, MESSAGES
+
+pytestmark = pytest.mark.extended
 
 CONFIG = {"checkpoint.interval": 7, "compact.min.files": 5, "project.interval.ms": 0}
 

@@ -99,6 +99,7 @@ def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
     assert spark.table("inbox").count() == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("point", STREAM_POINTS)
 def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint(
     own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str], point: str
@@ -122,6 +123,7 @@ def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint
     assert values(own) == ["A", "B", "C"]
 
 
+@pytest.mark.extended
 def test_spark_submit_runs_the_job_from_the_shipped_zip(
     spark: SparkSession, own: Connection, tmp_path: Path, wheel: Path
 ) -> None:
@@ -155,7 +157,7 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
         (["--source-format", "rate", "--value", "1 +"], "PARSE_SYNTAX_ERROR", 5),
         (["--source-format", "rate", "--value", "timestamp"], "wrong type", 5),
         (["--source-format", "json"], "path", 1),
-        (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "no name for a query", 1),
+        (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "name of the query is not valid", 1),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -204,6 +206,6 @@ def test_the_job_leaves_deciding_to_a_sequencer_that_serves(
     spark.sql(f"INSERT INTO mq.inbox (topic, value) VALUES ('{topic}', 'a')")
     assert microbatch.main(["--path", mq.namespace.path]) == 0
     out, err = capsys.readouterr()
-    assert "left to the sequencer that serves" in err
+    assert "Another sequencer serves and decides the waiting requests" in err
     assert last_line(out)["inbox_records"] == 1
     assert [m.value for m in mq.fetch(topic)] == [b"a"]

@@ -16,7 +16,7 @@ from pyspark.sql import Row, SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
@@ -131,7 +131,7 @@ def test_both_engines_answer_alike(spark: SparkSession, one_sql: Connection, que
     spark.sql(f"USE {NAME}")
     asked = spark.sql(query)
     expected = answer(asked.columns, [tuple(row) for row in asked.collect()])
-    columns, rows = run_query(one_sql.namespace, query, dialect=Dialect.spark)
+    columns, rows = run_query(one_sql.namespace, query, dialect=SqlDialect.spark)
     names, found = answer(columns, list(rows))
     assert found == expected[1]
     named = [one for one in expected[0] if "(" not in one]  # what is not named has a name of each engine's own

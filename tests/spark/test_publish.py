@@ -78,6 +78,7 @@ def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
     assert rows.num_rows == fetched.record_count == 1000 - 22
 
 
+@pytest.mark.extended
 def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:
@@ -88,6 +89,7 @@ def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
     assert mq.fetch(topic).to_spark().count() == 0
 
 
+@pytest.mark.extended
 def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connection, topic: str, path: Path) -> None:
     mq.topics.create(topic, partitions=1)
     before = set((path / "messages").glob("*.parquet"))
@@ -109,6 +111,7 @@ def test_keys_are_placed_as_spark_hashes_them(spark: SparkSession, mq: Connectio
     assert wrong.count() == 0
 
 
+@pytest.mark.extended
 def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=5, config={"partitioner": "murmur2"})
     vectors = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107, b"": 275646681}
@@ -131,6 +134,7 @@ def test_an_explicit_partition_wins_and_one_that_is_not_there_is_refused(
     assert set(found) == set("abce")
 
 
+@pytest.mark.extended
 def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=4)
     mq.publish(topic, keyed(spark, 1000).select("value"))
@@ -139,6 +143,7 @@ def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, top
     assert max(counts) - min(counts) <= 8
 
 
+@pytest.mark.extended
 def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=4)
     group, solace = ("JMSXGroupID", b"g"), ("QUEUE_PARTITION_KEY", b"s")
@@ -153,6 +158,7 @@ def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Con
     assert found == {b"1": b"g", b"2": b"own", b"3": b"s", b"4": b"only"}
 
 
+@pytest.mark.extended
 def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
     spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
 ) -> None:
@@ -172,6 +178,7 @@ def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
     assert len(last) == 100
 
 
+@pytest.mark.extended
 def test_fan_out_stores_one_copy_per_partition_count(
     spark: SparkSession, mq: Connection, topic: str, path: Path
 ) -> None:
@@ -246,6 +253,7 @@ BAD = [
 ]
 
 
+@pytest.mark.extended
 def test_rows_that_cannot_be_messages_become_dead_letters_and_the_rest_is_published(
     spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
 ) -> None:
@@ -291,6 +299,7 @@ def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession
     assert mq.fetch(topic).record_count == 30
 
 
+@pytest.mark.extended
 def test_partitions_added_while_tasks_write_are_heeded(
     spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +323,7 @@ def test_partitions_added_while_tasks_write_are_heeded(
     assert {unit.partition for unit in mq.publish(topic, keyed(spark, 300)).units} == set(range(5))
 
 
+@pytest.mark.extended
 def test_topics_that_never_stand_still_end_in_an_error(
     spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

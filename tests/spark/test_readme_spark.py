@@ -29,7 +29,7 @@ def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:
-    python, in_spark, _ = blocks("python")
+    python, in_spark = blocks("python")
     said = io.StringIO()
     with redirect_stdout(said):
         names: dict[str, object] = {}

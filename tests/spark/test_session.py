@@ -10,11 +10,13 @@ import textwrap
 from pathlib import Path
 
 import jvm
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from unit.served import new_name
 
+from lakemq.engine.client.connection import Connection
 from lakemq.jobs.jars import kept_jars
 from lakemq.spark import spark_session
 
@@ -51,6 +53,14 @@ def script(folder: Path, code: str) -> str:
     return str(path)
 
 
+def test_the_session_knows_the_format_at_once(spark: SparkSession, mq: Connection, topic: str) -> None:
+    """Nothing else registers it for the session of these tests; from a checkout Spark does not find it by itself."""
+    mq.topics.create(topic)
+    mq.publish(topic, pa.table({"value": ["a", "b"]}))
+    rows = spark.read.format("lakemq").option("path", mq.namespace.path).option("subscribe", topic).load()
+    assert [bytes(row.value) for row in rows.where("offset = 1").collect()] == [b"b"]
+
+
 def test_the_session_reads_and_writes_delta(spark: SparkSession, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     spark.range(3).write.format("delta").save(table)
@@ -84,6 +94,7 @@ def test_workers_import_the_functions_of_a_test_module(spark: SparkSession) -> N
     assert spark.sparkContext.parallelize(["t"], 1).map(new_name).first().startswith("t")
 
 
+@pytest.mark.extended
 def test_a_plain_start_is_quiet_and_leaves_nothing_behind(cwd: Path) -> None:
     job = script(
         cwd.parent,
@@ -149,6 +160,7 @@ def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: P
     assert list(cwd.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_spark_submit_without_jars_that_are_kept_says_how_to_fetch_them(cwd: Path) -> None:
     job = script(cwd.parent, "from lakemq.spark import spark_session; spark_session()")
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", job]

@@ -87,6 +87,7 @@ def test_a_stream_goes_on_over_many_batches(mq: Connection, topic: str, source: 
     assert mq.fetch(topic).record_count == 13
 
 
+@pytest.mark.extended
 def test_two_runs_that_claim_one_batch_cannot_both_have_it(
     mq: Connection, topic: str, source: Source, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_two_runs_that_claim_one_batch_cannot_both_have_it(
     assert values(mq, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_notes_that_are_gone_altogether_end_the_stream_rather_than_skip_rows(
     mq: Connection, topic: str, source: Source, path: Path, projected: Callable[[], None]
 ) -> None:
@@ -118,6 +120,7 @@ def test_notes_that_are_gone_altogether_end_the_stream_rather_than_skip_rows(
     assert values(mq, topic) == ["a"]
 
 
+@pytest.mark.extended
 def test_foreach_batch_with_publish_alone_follows_the_rule_of_delta(
     mq: Connection, topic: str, source: Source, tmp_path: Path
 ) -> None:

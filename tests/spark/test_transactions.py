@@ -90,6 +90,7 @@ def test_a_bad_row_refuses_the_publish_and_the_transaction(spark: SparkSession, 
     assert in_arrow(mq, topic, "read_committed") == []
 
 
+@pytest.mark.extended
 def test_a_large_transaction_stays_open_across_steps_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
     """Its parts are in the log for long; with the commit they are seen, all in one step."""
     name = "restarted"

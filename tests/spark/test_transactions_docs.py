@@ -48,6 +48,7 @@ def messages(names: dict[str, Any], topic: str) -> list[tuple[str | None, str]]:
     )
 
 
+@pytest.mark.extended
 def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, Any]) -> None:
     assert messages(names, "totals") == [("ann", "10"), ("cleo", "5")]
     assert sum(row.lag for row in names["mq"].groups.lag("totals")) == 0
@@ -55,6 +56,7 @@ def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, An
     assert again.to_spark().count() == 0
 
 
+@pytest.mark.extended
 def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path: Path) -> None:
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
     landing.mkdir()

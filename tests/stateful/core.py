@@ -18,7 +18,7 @@ from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import Produce, RefusedRows
 from lakemq.engine.protocol.values.producers import TransactionRef
 from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, Topic, TopicRef
-from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
+from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionMoved, TransactionStatus
 
 FOREVER_MS = 10**12
 
@@ -133,6 +133,6 @@ class Core(SideBySide):
             for one in step.entries:
                 if isinstance(one.record, TransactionMoved):
                     name, status = one.record.transactional_id, one.record.status
-                    TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)
+                    TRANSACTION_TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)
                     now[name] = status
             assert not any(status.startswith("Prepare") for status in now.values())

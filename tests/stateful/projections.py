@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.engine.maintenance.trimming import is_deleted, living, trimmed
+from lakemq.engine.maintenance.row_trimming import mask_deleted_segments, read_live_state, trim_rows
 from lakemq.engine.namespace.data_file import look
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.projection import PROJECT, project, watermark
+from lakemq.engine.protocol.projection import PROJECT, build_watermark, project
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.store import Store
 
 RETENTION_MS = 7 * 86_400_000
@@ -29,7 +29,7 @@ PROJECTED = tuple(PROJECT)
 def plain(state: State) -> dict[str, Any]:
     """A state that compares: arrays as lists; who else has its topics does not matter."""
     fields = dict(vars(state))
-    del fields["lent"], fields["touched_groups"]
+    del fields["shared_topics"], fields["touched_groups"]
     fields["topics"] = {
         topic_id: {**vars(t), "high_watermarks": t.high_watermarks.tolist(), "log_starts": t.log_starts.tolist()}
         for topic_id, t in state.topics.items()
@@ -44,7 +44,7 @@ def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None
     for name in PROJECTED:
         spec = BY_NAME[name]
         stored, wanted = (
-            trimmed(spec, table, living(state), RETENTION_MS, whole=True)
+            trim_rows(spec, table, read_live_state(state), RETENTION_MS, whole=True)
             for table in (store.open(spec).read(), expected.get(name, spec.empty()))
         )
         if name in PLACES:
@@ -53,7 +53,7 @@ def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None
             stored, wanted = left(stored, state), left(wanted, state)
         assert rows_of(name, stored) == rows_of(name, wanted), name
     found = read_watermark(store)
-    told = watermark(state, found.floor, found.journal_start).to_pylist()
+    told = build_watermark(state, found.floor, found.journal_start).to_pylist()
     assert [asdict(found)] == told
     assert plain(load_state(store, found)) == plain(state)
     assert_files_are_there(store)
@@ -103,15 +103,17 @@ def one_by_one(table: pa.Table) -> pa.Table:
 
 def left(messages: pa.Table, state: State) -> pa.Table:
     """Those that are not below the log start."""
-    then = living(state)
-    return messages.filter(pa.array(~is_deleted(messages.append_column("last_offset", messages["base_offset"]), then)))
+    then = read_live_state(state)
+    return messages.filter(
+        pa.array(~mask_deleted_segments(messages.append_column("last_offset", messages["base_offset"]), then))
+    )
 
 
 def rows_of(name: str, table: pa.Table) -> list[dict[str, Any]]:
     """The rows that say something: of a log all, of a changelog what keys are now (whose step is that of a pass)."""
     spec = BY_NAME[name]
     if spec.shape == "changelog":
-        table = newest(table, spec.keys)
+        table = select_newest(table, spec.keys)
         if "removed" in table.column_names:
             table = table.filter(pc.invert(table.column("removed")))
         table = table.drop_columns("step")

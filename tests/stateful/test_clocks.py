@@ -13,7 +13,7 @@ from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
 from lakemq.engine.client.fetch.reader import Reader
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
-from lakemq.engine.sequencer.sequencer import BACKLOG_MS
+from lakemq.engine.sequencer.sequencer import MAX_BACKLOG_MS
 from lakemq.engine.sequencer.step_time import StepTime
 from lakemq.tables.specs.journal import JOURNAL
 
@@ -138,11 +138,11 @@ def test_a_backlog_keeps_a_transaction_from_its_timeout_for_a_while_only(play: P
     play.world.reconfigure({"step.max.letters": 1})
     play.new_leader()
     play.world.clock.sleep(TIMEOUT_MS + 1)
-    for passed_ms in range(TIMEOUT_MS + 1, BACKLOG_MS + 2000, 1000):
+    for passed_ms in range(TIMEOUT_MS + 1, MAX_BACKLOG_MS + 2000, 1000):
         play.publish()
         play.publish()
         play.step()
-        assert is_open(play) == (passed_ms < BACKLOG_MS)
+        assert is_open(play) == (passed_ms < MAX_BACKLOG_MS)
         play.world.clock.sleep(1000)
 
 

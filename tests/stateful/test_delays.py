@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,11 +20,13 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.due_times import Run, Runs
+from lakemq.engine.namespace.due_runs import DueRun, DueRuns
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.rows.delays import RangeEnded, ended_ranges
+from lakemq.engine.protocol.rows import delays as rows_of_delays
+from lakemq.engine.protocol.rows.delays import EndedRange, find_ended_ranges
 from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values import packed
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
     CancelOutcome,
@@ -36,10 +40,11 @@ from lakemq.engine.protocol.values.delays import (
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Produce
 from lakemq.engine.protocol.values.producers import TransactionRef
-from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.topics import DeleteTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction
-from lakemq.engine.sequencer.slots import RETRY_MS, Slots
+from lakemq.engine.sequencer import delay_queue
+from lakemq.engine.sequencer.delay_queue import RETRY_MS, DelayQueue
 
 Row = tuple[int, int, int]
 """Topic id, file id, row."""
@@ -89,6 +94,10 @@ class Steady(SystemClock):
 
 
 class Delays(RuleBasedStateMachine):
+    ahead_ms = AHEAD_MS
+    packs: tuple[int, ...] = ()
+    """How long before its time a range is queued, and how many others become a block; as usual where empty."""
+
     def __init__(self) -> None:
         super().__init__()
         self.mq, self.clock, self.reader = Harness(), Steady(), Later()
@@ -106,21 +115,23 @@ class Delays(RuleBasedStateMachine):
         self.next_sequence: dict[tuple[int, int], int] = {}
         self.slots = self._slots()
 
-    def _slots(self) -> Slots:
-        return Slots(self.mq.state.delays, self._read, lambda: self.reader, self.clock, AHEAD_MS, 3, 4)
+    def _slots(self) -> DelayQueue:
+        return DelayQueue(
+            self.mq.state.delays, self._read, lambda: self.reader, self.clock, self.ahead_ms, 3, 4, *self.packs
+        )
 
-    def _read(self, ranges: Sequence[DelayedRange]) -> list[Runs]:
+    def _read(self, ranges: Sequence[DelayedRange]) -> list[DueRuns]:
         return [OSError("gone") if one.file_id in self.unreadable else self._runs(one) for one in ranges]
 
-    def _runs(self, one: DelayedRange) -> list[Run]:
+    def _runs(self, one: DelayedRange) -> list[DueRun]:
         times = self.files[one.file_id][one.first_row : one.first_row + one.record_count]
         ends = [i + 1 for i, ms in enumerate(times) if times[i + 1 : i + 2] != [ms]]
-        return [Run(times[end - 1], end) for end in ends]
+        return [DueRun(times[end - 1], end) for end in ends]
 
     def look(self) -> None:
         """Once in each step."""
         if self.mq.state.step != self.looked_step:
-            self.slots.look(self.mq.state.delays)
+            self.slots.add_new_ranges(self.mq.state.delays)
             self.looked_step = self.mq.state.step
 
     # -- what happens -----------------------------------------------------------------------------------
@@ -202,12 +213,12 @@ class Delays(RuleBasedStateMachine):
             assert self.messages[row].state == "gone" if aborted else outcome is not CancelOutcome.NOT_FOUND
         assert outcome is not CancelOutcome.RELEASED or self.messages[row].state == "released"
 
-    def _fate(self, receipt: list[list[int]]) -> tuple[RangeEnded, CancelOutcome]:
+    def _fate(self, receipt: list[list[int]]) -> tuple[EndedRange, CancelOutcome]:
         """Of a range that has ended, and of the row."""
         topic_id, file_id, first_row, index, moved = (column[0] for column in receipt)
         key = RangeKey(topic_id, file_id, first_row, moved)
-        (told,) = [one for one in ended_ranges(self.mq.steps) if one.end.told.key == key][-1:]
-        return told, told.outcome_of(index)
+        (told,) = [one for one in find_ended_ranges(self.mq.steps) if one.end.published.key == key][-1:]
+        return told, told.find_outcome(index)
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), seconds=st.integers(-5, 40), count=st.integers(1, 2))
@@ -284,13 +295,14 @@ class Delays(RuleBasedStateMachine):
         self.slots.read_ahead(self.mq.state.delays, self.mq.now_ms)
         entries = self._decided()
         self.mq.land(entries or machine.fold(self.mq.state, [leader.decide_renew(self.mq.state)]))
+        self.slots.pack(self.mq.state.delays, self.mq.state.step)
         self.what_was_released_was_due_and_is_there_once_and_in_order()
 
     def _decided(self) -> list[JournalEntry]:
         state = self.mq.state
         self.look()
-        due = self.slots.due(state.delays, min(state.now_ms, self.mq.now_ms))
-        return [] if due is None else machine.release(state, due)
+        due = self.slots.take_due(state.delays, min(state.now_ms, self.mq.now_ms))
+        return [] if due is None else machine.release_delays(state, due)
 
     @rule()
     def project(self) -> None:
@@ -316,11 +328,11 @@ class Delays(RuleBasedStateMachine):
     def what_was_released_was_due_and_is_there_once_and_in_order(self) -> None:
         self.look()
         # what could not be read, or not in time, comes late, and holds up nobody
-        self.late |= {key.file_id for key in self.slots._stuck}
+        self.late |= {key.file_id for key in self.slots._unreadable}
         for step in self.mq.steps[self.seen_steps :]:
             for one in step.entries:
                 if isinstance(one.record, DelaysReleased):
-                    for segment in table_of([one.segments]).to_pylist():
+                    for segment in segments_to_table([one.segments]).to_pylist():
                         self._released(segment, step.decided_at_ms)
         self.seen_steps = len(self.mq.steps)
         waiting = sum(one.state in ("open", "waiting") for one in self.messages.values())
@@ -356,5 +368,27 @@ class Delays(RuleBasedStateMachine):
         assert not [one for one in self.messages.values() if one.state == "waiting"]
 
 
+class PackedDelays(Delays):
+    """The same where most of what waits is packed into tiny blocks, and a step queues a few ranges."""
+
+    ahead_ms = 1_000
+    packs = (2_000, 2)
+
+    def __init__(self) -> None:
+        self.patches = ExitStack()
+        self.patches.enter_context(patch.multiple(packed, BLOCK_RANGES=4, MAX_SMALL_BLOCKS=2))
+        self.patches.enter_context(patch.multiple(rows_of_delays, RESTORED_RANGES=3, NEAR_MS=2_000))
+        self.patches.enter_context(
+            patch.multiple(delay_queue, _MAX_QUEUED_PER_STEP=2, _MAX_BLOCKS_PER_STEP=1, _MAX_QUEUE=3)
+        )
+        super().__init__()
+
+    def teardown(self) -> None:
+        with self.patches:
+            super().teardown()
+
+
 TestDelays = Delays.TestCase
 TestDelays.settings = runs(60, 80)
+TestPackedDelays = PackedDelays.TestCase
+TestPackedDelays.settings = runs(60, 80)

@@ -7,10 +7,12 @@ In both protocols that share partitions by such words; in the classic one all ar
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from protocol_harness import Harness, plain
 from protocol_tables import add_pass, mark_of, restored
@@ -57,6 +59,17 @@ TOPICS = ["t", "u"]
 members = st.sampled_from([f"C{n}" for n in range(1, 6)])
 instances = st.sampled_from([None, None, None, "i", "j"])
 topics = st.sampled_from([["t"], ["u"], ["t", "u"]])
+# all of them share evenly
+assignor_lists = st.sampled_from(
+    [
+        [],
+        [],
+        ["sticky"],
+        ["sticky", "roundrobin"],
+        ["cooperative-sticky", "sticky"],
+        ["roundrobin", "cooperative-sticky"],
+    ]
+)
 
 
 class Groups(RuleBasedStateMachine):
@@ -64,7 +77,7 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bound = patch.object(reconciling, "MOST_MOVES", 1)
+        self.bound = patch.object(reconciling, "MAX_MOVES", 1)
         self.bound.start()
         self.mq = Harness()
         self.mq.create("t", 3)
@@ -86,9 +99,27 @@ class Groups(RuleBasedStateMachine):
 
     # -- what happens -----------------------------------------------------------------------------------
 
-    @rule(member=members, wanted=topics, instance=instances)
-    def join(self, member: str, wanted: list[str], instance: str | None) -> None:
-        self.mq.one(JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", self.config))
+    @rule(member=members, wanted=topics, instance=instances, assignors=assignor_lists)
+    def join(self, member: str, wanted: list[str], instance: str | None, assignors: Sequence[str] = ()) -> None:
+        join = JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", self.config)
+        can_agree = self.can_agree(member, instance, assignors)
+        result = self.mq.one(msgspec.structs.replace(join, assignors=list(assignors)))
+        refusal = result.error if isinstance(result, Refusal) else None
+        # a living member that names another instance id is refused for that
+        assert refusal in (
+            {None, "INVALID_REQUEST"} if can_agree else {"INCONSISTENT_GROUP_PROTOCOL", "INVALID_REQUEST"}
+        )
+
+    def can_agree(self, member: str, instance: str | None, assignors: Sequence[str]) -> bool:
+        """Whether some assignor is in the lists of all members, once this one has joined with its own."""
+        group = self.mq.state.groups.get(GROUP)
+        if not assignors:
+            return True
+        if required := (group.config if group else self.config).get("group.assignor"):
+            return required in assignors
+        replaced = {member, group.instances.get(instance or "")} if group else set()
+        others = [one.assignors for name, one in group.members.items() if name not in replaced] if group else []
+        return any(all(name in known for known in others if known) for name in assignors)
 
     @rule(member=members)
     def leave(self, member: str) -> None:
@@ -110,7 +141,7 @@ class Groups(RuleBasedStateMachine):
     @rule(member=members)
     def do_as_one_is_told(self, member: str) -> None:
         if group := self.mq.state.groups.get(GROUP):
-            paused = [place for place in group.owned(member) if place in group.paused]
+            paused = [place for place in group.list_places_of(member) if place in group.paused]
             told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
             self.mq.one(ReleasePartitions(GROUP, member, told))
             self.mq.assign()
@@ -153,7 +184,7 @@ class Groups(RuleBasedStateMachine):
     def pass_so_much_time_that_it_is_forgotten(self, living: bool) -> None:
         """But not while it lives."""
         self.all_leave() if not living else None
-        is_manned, before = bool(self.mq.state.manned_groups), dict(self.mq.state.offsets.get(GROUP, {}))
+        is_manned, before = bool(self.mq.state.groups_with_members), dict(self.mq.state.offsets.get(GROUP, {}))
         self.mq.now_ms += RETENTION_MS + 1
         self.mq.expire()
         if is_manned:
@@ -235,7 +266,7 @@ class Groups(RuleBasedStateMachine):
         group, topics = self.mq.state.groups[GROUP], self.mq.state.topics
         done = [
             OffsetCommit(topics[t].topic, p, int(topics[t].high_watermarks[p]), None, t, group.assignments[t, p].epoch)
-            for t, p in group.owned(member)
+            for t, p in group.list_places_of(member)
         ]
         self.mq.one(CommitOffsets(GROUP, done, None, member, group.generation))
 
@@ -297,7 +328,7 @@ class Groups(RuleBasedStateMachine):
             assert result.error in ("NON_EMPTY_GROUP", "GROUP_ID_NOT_FOUND", "NO_OFFSET_FOR_PARTITION")
             return
         assert isinstance(result, OffsetsChanged)
-        assert not self.mq.state.manned_groups
+        assert not self.mq.state.groups_with_members
         told = {(self.mq.state.topic_ids[one.topic], one.partition): one for one in result.changes}
         assert {place: one.before for place, one in told.items() if one.before is not None} == before
         after = before if dry_run else {place: one.after for place, one in told.items()}
@@ -309,7 +340,7 @@ class Groups(RuleBasedStateMachine):
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
         again = restored(mark_of(self.mq.state), tables)
-        for what in ("groups", "manned_groups", "waiting_groups"):
+        for what in ("groups", "groups_with_members", "waiting_groups"):
             assert plain(again)[what] == plain(self.mq.state)[what]
         self.mq.state.groups, self.mq.state.touched_groups = again.groups, again.touched_groups
 
@@ -409,9 +440,9 @@ class Groups(RuleBasedStateMachine):
     @invariant()
     def who_is_looked_for_is_found(self) -> None:
         state = self.mq.state
-        assert state.manned_groups == {name for name, one in state.groups.items() if one.members}
+        assert state.groups_with_members == {name for name, one in state.groups.items() if one.members}
         assert state.waiting_groups == {name for name, one in state.groups.items() if one.is_waiting}
-        assert state.moving_on() == {name for name, one in state.groups.items() if one.is_moving_on}
+        assert state.list_moving_groups() == {name for name, one in state.groups.items() if one.is_moving_on}
 
     @invariant()
     def a_stable_group_is_whole_and_even(self) -> None:
@@ -430,6 +461,13 @@ class Groups(RuleBasedStateMachine):
             shares = [counts[name] for name in group.members]
             assert max(shares) - min(shares) <= 1
 
+    @invariant()
+    def all_members_support_the_assignor_of_the_target(self) -> None:
+        group = self.mq.state.groups.get(GROUP)
+        if group is not None and group.target_epoch == group.group_epoch:
+            for member in group.members.values():
+                assert not member.assignors or group.assignor in member.assignors
+
     def _topics_of(self, group: Group) -> dict[str, Topic]:
         return {self.mq.state.topics[t].topic: self.mq.state.topics[t] for t, _ in group.assignments}
 
@@ -447,7 +485,7 @@ class Groups(RuleBasedStateMachine):
         for _ in range(4):
             self.mq.assign()
             for member in sorted(group.members if group else ()):
-                paused = [place for place in group.owned(member) if place in group.paused]
+                paused = [place for place in group.list_places_of(member) if place in group.paused]
                 if paused:
                     told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
                     self.mq.one(ReleasePartitions(GROUP, member, told))

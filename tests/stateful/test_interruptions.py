@@ -9,6 +9,7 @@ import pytest
 from faults.processes import MERGING_POINTS
 from stateful.player import Player
 from stateful.world import EXPIRATION_MS, GRACE_MS, Background, Killed
+from targets import extended_but
 
 from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
@@ -90,7 +91,13 @@ def go_on(play: Player, point: str) -> None:
         play.background.run()
 
 
-@pytest.mark.parametrize("point", [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))])
+@pytest.mark.parametrize(
+    "point",
+    extended_but(
+        ["sequencer.journal_appended", "projector.table_appended"],
+        [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))],
+    ),
+)
 def test_killed_at(play: Player, point: str) -> None:
     """What readers see is right right then, and after the next one has taken over; the point was reached."""
     play.publish()
@@ -135,7 +142,7 @@ def one_more(play: Player) -> None:
     play.world.clock.sleep(GRACE_MS + 1)
 
 
-@pytest.mark.parametrize("point", MERGING_POINTS)
+@pytest.mark.parametrize("point", extended_but(["housekeeping.segments_swapped"], MERGING_POINTS))
 def test_killed_while_data_files_are_merged(play: Player, point: str) -> None:
     """What was read before is read at any time, by who came before too; in the end nothing is left of no use."""
     with pytest.raises(Killed):  # noqa: PT012
@@ -160,6 +167,7 @@ def test_killed_while_data_files_are_merged(play: Player, point: str) -> None:
     assert data_files(play) == registered
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("publishing", [True, False])
 @pytest.mark.parametrize("point", MERGING_POINTS)
 def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(play: Player, point: str, publishing: bool) -> None:
@@ -228,6 +236,7 @@ def test_a_file_stays_that_a_step_names_which_is_not_projected(play: Player) -> 
     assert [value for _, value in play.read()].count("of a file") == 2
 
 
+@pytest.mark.extended
 def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:
     """I11. With these settings a table is merged every five commits."""
     store, merges = play.world.namespace.store, 0

@@ -27,11 +27,11 @@ from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
+    AckOutcome,
     Acquire,
     DeliveryStatus,
     MessagesAcquired,
-    Outcome,
-    Wanted,
+    WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent, PartitionsMoved
 from lakemq.engine.protocol.values.producers import InitProducer
@@ -67,7 +67,7 @@ class Message:
 class Queues(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bound = patch.object(reconciling, "MOST_MOVES", 1)
+        self.bound = patch.object(reconciling, "MAX_MOVES", 1)
         self.bound.start()
         self.mq = Harness()
         self.mq.create("t", 2)
@@ -103,7 +103,7 @@ class Queues(RuleBasedStateMachine):
     @rule(member=members)
     def be_lost(self, member: str) -> None:
         if (group := self.mq.state.groups.get(GROUP)) and member in group.members:
-            self.known[member] = [Assigned(*p, group.assignments[p].epoch) for p in group.owned(member)]
+            self.known[member] = [Assigned(*p, group.assignments[p].epoch) for p in group.list_places_of(member)]
         self.mq.see(MemberSilent(GROUP, member, "session"))
         self.follow()
 
@@ -142,53 +142,58 @@ class Queues(RuleBasedStateMachine):
         if group is None or not group.members:
             return
         member = data.draw(st.sampled_from(sorted(group.members)))
-        wanted = [Wanted(*p, group.assignments[p].epoch, count) for p in group.owned(member)]
+        wanted = [WantedMessages(*p, group.assignments[p].epoch, count) for p in group.list_places_of(member)]
         assert not isinstance(self.ask(Acquire(GROUP, member, wanted)), Refusal)
 
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome), delay_ms=st.sampled_from([0, 0, 300]), inside=st.booleans())
-    def acknowledge(self, data: st.DataObject, outcome: Outcome, delay_ms: int, inside: bool) -> None:
+    @rule(
+        data=st.data(), outcome=st.sampled_from(AckOutcome), delay_ms=st.sampled_from([0, 0, 300]), inside=st.booleans()
+    )
+    def acknowledge(self, data: st.DataObject, outcome: AckOutcome, delay_ms: int, inside: bool) -> None:
         """A range that begins with a message which somebody has, said by its owner or by another one."""
-        held = [(key, one) for key, one in self.messages.items() if one.owner]
-        if not held:
+        owned = [(key, one) for key, one in self.messages.items() if one.owner]
+        if not owned:
             return
-        (place, first), told = data.draw(st.sampled_from(held))
+        (place, first), told = data.draw(st.sampled_from(owned))
         count = data.draw(st.integers(1, 3))
         member = data.draw(st.sampled_from([told.owner, told.owner, told.owner, "C1"]))
         which = data.draw(st.sampled_from([None, told.deliveries, told.deliveries, max(0, told.deliveries - 1)]))
         part = Acknowledgement(*place, told.epoch, outcome, [(first, count)], delay_ms, which)
-        ref = self.mq.current("tx") if inside and outcome is Outcome.ACCEPT else None
+        ref = self.mq.current("tx") if inside and outcome is AckOutcome.ACCEPT else None
         mine = [self.messages.get((place, offset)) for offset in range(first, first + count)]
         group = self.mq.state.groups[GROUP]
         is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, told.epoch)
-        fine = all(
-            one is not None
-            and (
-                (one.owner == member and not one.pending and which in (None, one.deliveries))
-                or (one.is_done and outcome is Outcome.ACCEPT)
-            )
+        held = [
+            one is not None and one.owner == member and not one.pending and which in (None, one.deliveries)
             for one in mine
-        )
+        ]
+        refused = [
+            first + at
+            for at, one in enumerate(mine)
+            if not held[at] and not (one is not None and one.is_done and outcome is AckOutcome.ACCEPT)
+        ]
         result = self.ask(Acknowledge(GROUP, str(member), [part], ref))
         if ref is None and member in group.members:
             assert isinstance(result, AcknowledgementsJudged)
-            assert (result.fenced, result.invalid) == ([] if is_owner else [0], [0] if is_owner and not fine else [])
-        if isinstance(result, Refusal) or result.fenced or result.invalid:  # type: ignore[union-attr]
+            assert (result.fenced, bool(result.invalid)) == ([] if is_owner else [0], is_owner and bool(refused))
+            found = [at for ranges in result.refused for start, length in ranges for at in range(start, start + length)]
+            assert found == (refused if is_owner else [])
+        if isinstance(result, Refusal) or result.fenced:  # type: ignore[union-attr]
             return
-        for one in mine:
-            if one is not None and one.owner:
-                self.expired[place] = self.expired.get(place, 0) + (outcome is Outcome.EXPIRE)
+        for one, is_held in zip(mine, held, strict=True):
+            if one is not None and is_held:
+                self.expired[place] = self.expired.get(place, 0) + (outcome is AckOutcome.EXPIRE)
                 self._settle(one, outcome, delay_ms, pending=ref is not None)
 
-    def _settle(self, one: Message, outcome: Outcome, delay_ms: int, pending: bool) -> None:
+    def _settle(self, one: Message, outcome: AckOutcome, delay_ms: int, pending: bool) -> None:
         if pending:
             one.pending = True
             return
         one.owner = None
-        if outcome is Outcome.ACCEPT or (outcome is Outcome.EXPIRE and not self.keeps_expired):
+        if outcome is AckOutcome.ACCEPT or (outcome is AckOutcome.EXPIRE and not self.keeps_expired):
             one.is_done = True
-        elif outcome in (Outcome.REJECT, Outcome.EXPIRE):
+        elif outcome in (AckOutcome.REJECT, AckOutcome.EXPIRE):
             one.is_dying = True
-        elif outcome is Outcome.UNSEEN:
+        elif outcome is AckOutcome.UNSEEN:
             one.deliveries -= 1
         else:
             self._give_back(one)

@@ -30,11 +30,11 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.runs import runs
 from stateful.world import Killed, World
 
-from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
-from lakemq.engine.client.publish.publication import Publication, Sequences
-from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
+from lakemq.engine.client.publish.publication import Publication, SequenceCounters
+from lakemq.engine.client.publish.request import build_body
 from lakemq.engine.client.publish.routing import RouteCache
-from lakemq.engine.client.requester import Waiting, letter_of
+from lakemq.engine.client.requester import PendingRequest, build_letter
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,
@@ -42,7 +42,7 @@ from lakemq.engine.protocol.errors import (
     Refusal,
     RequestTimedOut,
     TransactionAbortable,
-    error_of,
+    error_from_refusal,
 )
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords
@@ -67,7 +67,7 @@ class Client:
 
     manager: TransactionManager
     transaction: Transaction | None = None
-    sequences: Sequences | None = None
+    sequences: SequenceCounters | None = None
 
 
 class SteppedRequester:
@@ -83,22 +83,22 @@ class SteppedRequester:
         return self.submit_all([(request, rows)])[0]
 
     def submit_all(self, requests: Sequence[tuple[AnyRequest, pa.Table | None]]) -> list[Future[AnyResult]]:
-        waiting = [Waiting.of(request, rows) for request, rows in requests]
+        waiting = [PendingRequest.of(request, rows) for request, rows in requests]
         mishap, self.mishap = self.mishap, None
         results: list[Any] = [] if mishap == "unsent" else self._exchange(waiting, mishap)
         for i, one in enumerate(waiting):
             if mishap in ("unsent", "unanswered"):
                 one.future.set_exception(RequestTimedOut())
             elif isinstance(results[i], Refusal):
-                one.future.set_exception(error_of(results[i]))
+                one.future.set_exception(error_from_refusal(results[i]))
             else:
                 one.future.set_result(results[i])
         return [one.future for one in waiting]
 
-    def _exchange(self, waiting: list[Waiting], mishap: str | None) -> list[Any]:
+    def _exchange(self, waiting: list[PendingRequest], mishap: str | None) -> list[Any]:
         world, client_id = self._machine.world, self._machine.world.new_id()
         now_ms = world.clock.now_ms()
-        world.namespace.mailbox.put(client_id, 1, letter_of(client_id, 1, waiting, now_ms), now_ms)
+        world.namespace.mailbox.put(client_id, 1, build_letter(client_id, 1, waiting, now_ms), now_ms)
         if mishap and mishap.startswith("sequencer."):
             world.doomed = mishap
         for _ in range(3):
@@ -126,7 +126,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.world.clock,
             self.world.new_file_id,
             INLINE_MAX_BYTES,
-            Spread(0),
+            KeylessRoundRobin(0),
         )
 
     @initialize()
@@ -207,7 +207,7 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(topic=topics, picks=picks)
     def publish_plain(self, topic: str, picks: list[int]) -> None:
         table, rows = self.placed(topic, picks)
-        self.publisher.publish(Publication(topic), *body_of(table, topic, self.world.clock.now_ms()))
+        self.publisher.publish(Publication(topic), *build_body(table, topic, self.world.clock.now_ms()))
         self.append(topic, rows, None)
 
     def add_a_partition(self, topic: str) -> None:
@@ -233,7 +233,14 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(name=names, mishap=mishaps)
     def take_the_id(self, name: str, mishap: str | None) -> None:
         """As a new process; the one before becomes a zombie."""
-        manager = TransactionManager(self.requester, self.world.clock, name, TIMEOUT_MS, 1)  # type: ignore[arg-type]
+        manager = TransactionManager(
+            self.requester,  # type: ignore[arg-type]
+            self.world.clock,
+            name,
+            TIMEOUT_MS,
+            1,
+            lambda _: None,  # the sequencer is to judge
+        )
         self.requester.mishap = mishap
         manager.initialize()
         if before := self.clients.get(name):
@@ -244,15 +251,15 @@ class TransactionsMachine(RuleBasedStateMachine):
     def begun(self, client: Client) -> Transaction:
         if not client.manager.is_open:
             ref = client.manager.begin()
-            client.sequences = Sequences(ref.producer_id, ref.producer_epoch)
+            client.sequences = SequenceCounters(ref.producer_id, ref.producer_epoch)
             client.transaction = Transaction()
         assert client.transaction is not None
         return client.transaction
 
     def publish_part(self, client: Client, topic: str, table: pa.Table) -> None:
         """As a producer does."""
-        body, asked = body_of(table, topic, self.world.clock.now_ms())
-        with client.manager.part() as ref:
+        body, asked = build_body(table, topic, self.world.clock.now_ms())
+        with client.manager.add_part() as ref:
             self.publisher.send(Publication(topic, "fail", transaction=ref, sequences=client.sequences), body, asked)
 
     @rule(name=names, topic=topics, picks=picks, mishap=mishaps)
@@ -311,7 +318,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         assert client.sequences is not None
         ref = client.manager.ref()
         while True:
-            body, asked = body_of(table, topic, self.world.clock.now_ms())
+            body, asked = build_body(table, topic, self.world.clock.now_ms())
             publication = Publication(topic, "fail", transaction=ref, sequences=client.sequences)
             parts = [self.publisher.prepare(publication, body, asked)] if table.num_rows else []
             if self.is_committed(client, parts):

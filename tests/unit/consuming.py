@@ -8,7 +8,8 @@ import pyarrow as pa
 from unit.served import until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 

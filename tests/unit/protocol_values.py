@@ -35,16 +35,16 @@ from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
+    AckOutcome,
     Acquire,
     DeathReason,
     DeliveryStatus,
+    MessageRanges,
     MessagesAcquired,
     MessagesPassed,
     MessagesSettled,
-    Outcome,
-    Settled,
-    Taken,
-    Wanted,
+    SettledMessages,
+    WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import (
     Assigned,
@@ -85,9 +85,9 @@ from lakemq.engine.protocol.values.log import (
 )
 from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
+    CommittedChange,
     DeleteOffsets,
     FetchOffsets,
-    OffsetChange,
     OffsetCommit,
     OffsetsChanged,
     OffsetsCommitted,
@@ -181,7 +181,7 @@ def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 dues = st.just(-1) | st.integers(-1, 3) | st.integers(-1, 2**54)
 RANGE = (small, small, st.integers(-1, 1), counts, counts, millis, millis, dues, dues)
 settled = st.builds(
-    Settled,
+    SettledMessages,
     small,
     small,
     st.sampled_from(DeliveryStatus),
@@ -248,6 +248,7 @@ offsets = st.lists(
 )
 places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
 members = st.sampled_from(["C1", "C2", "", "x" * 250]) | texts
+assignors = st.sampled_from(["range", "sticky", "", "x" * 250]) | texts
 group_configs = st.dictionaries(st.sampled_from(["group.protocol", "group.assignor", "x"]), json_values, max_size=2)
 message_ranges = st.lists(st.tuples(counts, counts), min_size=1, max_size=3)
 group_places = st.lists(st.tuples(small, small), max_size=3)
@@ -283,6 +284,10 @@ REQUESTS: Kinds = {
         group_configs,
         st.lists(st.builds(Assigned, small, small, counts), max_size=2),
         st.booleans(),
+        st.none() | texts,
+        st.none() | texts,
+        st.none() | counts,
+        st.lists(assignors, max_size=3),
     ),
     LeaveGroup: st.builds(LeaveGroup, names, st.lists(members, max_size=2), st.lists(members, max_size=2)),
     ReleasePartitions: st.builds(
@@ -297,7 +302,7 @@ REQUESTS: Kinds = {
         st.booleans(),
     ),
     Acquire: st.builds(
-        Acquire, names, members, st.lists(st.builds(Wanted, small, small, small | counts, counts), max_size=3)
+        Acquire, names, members, st.lists(st.builds(WantedMessages, small, small, small | counts, counts), max_size=3)
     ),
     Acknowledge: st.builds(
         Acknowledge,
@@ -309,7 +314,7 @@ REQUESTS: Kinds = {
                 small,
                 small,
                 small | counts,
-                st.sampled_from(Outcome),
+                st.sampled_from(AckOutcome),
                 st.lists(st.tuples(small | counts, small | counts), max_size=3),
                 st.none() | counts,
                 st.none() | small,
@@ -358,9 +363,14 @@ RESULTS: Kinds = {
     OffsetsFetched: st.builds(OffsetsFetched, offsets),
     OffsetsJudged: st.builds(OffsetsJudged, columns(small)),
     DeadLettersJudged: st.builds(DeadLettersJudged, counts),
-    AcknowledgementsJudged: st.builds(AcknowledgementsJudged, columns(small), columns(small)),
+    AcknowledgementsJudged: st.builds(
+        AcknowledgementsJudged,
+        columns(small),
+        columns(small),
+        st.lists(st.lists(st.tuples(small, small), max_size=2), max_size=2),
+    ),
     OffsetsChanged: st.builds(
-        OffsetsChanged, columns(st.builds(OffsetChange, texts, small, st.none() | counts, st.none() | counts))
+        OffsetsChanged, columns(st.builds(CommittedChange, texts, small, st.none() | counts, st.none() | counts))
     ),
     TransactionEnded: st.builds(TransactionEnded, small, epochs, st.booleans()),
     Refusal: st.builds(
@@ -423,6 +433,10 @@ RECORDS: Kinds = {
         counts,
         texts,
         st.none() | texts,
+        st.none() | texts,
+        st.none() | texts,
+        st.none() | counts,
+        columns(assignors),
     ),
     MemberLeft: st.builds(MemberLeft, texts, members, texts),
     MemberMissed: st.builds(MemberMissed, texts, members),
@@ -450,11 +464,12 @@ RECORDS: Kinds = {
                 st.none() | members,
                 st.none() | counts,
                 st.none() | counts,
+                columns(st.tuples(small, counts)),
             )
         ),
     ),
     MessagesAcquired: st.builds(
-        MessagesAcquired, texts, members, columns(st.builds(Taken, small, small, message_ranges))
+        MessagesAcquired, texts, members, columns(st.builds(MessageRanges, small, small, message_ranges))
     ),
     MessagesSettled: st.builds(
         MessagesSettled,

@@ -14,7 +14,7 @@ from unit.served import new_name, new_topic, served
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRequest, MissingExtra, UnknownTopicOrPartition
 from lakemq.jobs import airflow_provider
-from lakemq.jobs.airflow_provider.waiting import advanced, waiting
+from lakemq.jobs.airflow_provider.waiting import find_waiting_ends, has_new_ends
 
 pytestmark = pytest.mark.slow
 
@@ -50,30 +50,30 @@ def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative
 
 def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> None:
     group, topic, other = new_name("g"), new_topic(mq), new_topic(mq)
-    assert waiting(mq, group, [topic, other]) == {}
+    assert find_waiting_ends(mq, group, [topic, other]) == {}
     publish(mq, topic, "1", "2")
-    first = waiting(mq, group, [topic, other])
+    first = find_waiting_ends(mq, group, [topic, other])
     assert first == {topic: {0: 2}}
-    assert advanced(first, {})
-    assert not advanced(first, first)
+    assert has_new_ends(first, {})
+    assert not has_new_ends(first, first)
     assert consume(mq, group, topic) == 2
-    assert waiting(mq, group, [topic, other]) == {}
+    assert find_waiting_ends(mq, group, [topic, other]) == {}
     publish(mq, topic, "3")
-    assert waiting(mq, group, [topic]) == {topic: {0: 3}}
-    assert advanced(waiting(mq, group, [topic]), first)
-    assert waiting(mq, new_name("g"), [topic]) == {topic: {0: 3}}
+    assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 3}}
+    assert has_new_ends(find_waiting_ends(mq, group, [topic]), first)
+    assert find_waiting_ends(mq, new_name("g"), [topic]) == {topic: {0: 3}}
 
 
 def test_what_comes_to_a_topic_that_was_made_anew_is_told_at_once(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     publish(mq, topic, "1", "2")
-    told = waiting(mq, group, [topic])
+    told = find_waiting_ends(mq, group, [topic])
     assert consume(mq, group, topic) == 2
     mq.topics.delete(topic)
     mq.topics.create(topic)
     publish(mq, topic, "of another topic")
-    assert waiting(mq, group, [topic]) == {topic: {0: 1}}
-    assert advanced(waiting(mq, group, [topic]), told)
+    assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 1}}
+    assert has_new_ends(find_waiting_ends(mq, group, [topic]), told)
 
 
 def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connection) -> None:
@@ -81,33 +81,33 @@ def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connectio
     with pytest.raises(ZeroDivisionError):
         abort(mq, topic)
     assert mq.end_offsets(topic)[0] > 0
-    assert waiting(mq, group, [topic]) == {}
+    assert find_waiting_ends(mq, group, [topic]) == {}
     with mq.transaction(new_name("x")) as txn:
         txn.publish(topic, pa.table({"value": ["open"]}))
-        assert waiting(mq, group, [topic]) == {}
-    assert waiting(mq, group, [topic]).keys() == {topic}
+        assert find_waiting_ends(mq, group, [topic]) == {}
+    assert find_waiting_ends(mq, group, [topic]).keys() == {topic}
     assert consume(mq, group, topic) == 1
-    assert waiting(mq, group, [topic]) == {}
+    assert find_waiting_ends(mq, group, [topic]) == {}
 
 
 def test_of_a_queue_waits_what_is_not_acknowledged(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     publish(mq, topic, "1", "2")
-    assert waiting(mq, group, [topic]) == {topic: {0: 2}}
+    assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 2}}
     assert consume(mq, group, topic, "queue") == 2
-    assert waiting(mq, group, [topic]) == {}
+    assert find_waiting_ends(mq, group, [topic]) == {}
 
 
 def test_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
     with pytest.raises(UnknownTopicOrPartition):
-        waiting(mq, "g", ["no-such-topic"])
+        find_waiting_ends(mq, "g", ["no-such-topic"])
 
 
 def test_a_text_is_not_taken_for_topics_of_one_letter_each(mq: Connection) -> None:
     mq.topics.create("o", exist_ok=True)
     publish(mq, "o", "1")
     with pytest.raises(InvalidRequest, match="topics is not valid"):
-        waiting(mq, "g", "o")
+        find_waiting_ends(mq, "g", "o")
 
 
 def test_the_file_of_dags_needs_airflow_alone() -> None:

@@ -29,7 +29,7 @@ from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 TOPIC, OTHER, GROUP = "t", "u", "g"
 EXAMPLES = {"long": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 200)
@@ -140,6 +140,11 @@ def calls(mq: Connection) -> list[Call]:
             longest = given["timeout_ms"]
             consumer.poll(**{**given, "timeout_ms": min(longest, 1) if isinstance(longest, int) else longest})
 
+    def until_end(**given: Any) -> None:
+        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
+            for _ in consumer.until_end(**given):
+                pass
+
     def seek(**given: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
             consumer.seek(**given)
@@ -243,6 +248,7 @@ def calls(mq: Connection) -> list[Call]:
                 auto_offset_reset="earliest",
                 isolation="read_committed",
                 default_timeout_ms=100,
+                consumer_timeout_ms=100,
             ),
             consumer,
         ),
@@ -252,6 +258,7 @@ def calls(mq: Connection) -> list[Call]:
                 topics=lambda: [TOPIC],
                 protocol="cooperative",
                 assignor="range",
+                client_id="client",
                 auto_offset_reset="latest",
                 heartbeat_interval_ms=1000,
                 instance_id=None,
@@ -281,13 +288,16 @@ def calls(mq: Connection) -> list[Call]:
         Call("consumer.pause", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.resume", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
+        Call("consumer.until_end", right(max_records=1, timeout_ms=0, stopped=None), until_end),
         Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
         Call("consumer.position", right(topic=TOPIC, partition=0), position),
         Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
         Call("groups.all", right(states=tuple), mq.groups.all),
         Call("groups.describe", right(group=GROUP), mq.groups.describe),
         Call("groups.lag", right(group=GROUP), mq.groups.lag),
+        Call("groups.stalls", right(group="members"), mq.groups.stalls),
         Call("groups.members", right(group="members"), mq.groups.members),
+        Call("groups.stalls", right(group="members"), mq.groups.stalls),
         Call("groups.assignments", right(group="members"), mq.groups.assignments),
         Call("groups.create", right(group="made", config=dict), mq.groups.create),
         Call("groups.alter", right(group="members", config=lambda: {"group.assignor": None}), mq.groups.alter),
@@ -343,7 +353,8 @@ ELSEWHERE = {"producer", "transaction"}
 
 
 def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> None:
-    drawn = {call.name: call.right.keys() for call in calls(mq)}
+    drawn = {call.name: set(call.right) for call in calls(mq)}
+    drawn["consumer"] |= drawn["a member"] | drawn["a member of a queue"]
     for prefix, cls in PUBLIC.items():
         for name, method in inspect.getmembers(cls, inspect.isfunction):
             named = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]

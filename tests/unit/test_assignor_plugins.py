@@ -20,9 +20,9 @@ import pytest
 
 import lakemq.assignors
 from lakemq.assignors import Member
-from lakemq.engine.protocol.assignors.assignor import check
+from lakemq.engine.protocol.assignors.assignor import check_assignment
 from lakemq.engine.protocol.assignors.registry import BUILT_IN
-from lakemq.engine.sequencer.assigning import Computed, PlugInThreads, compute
+from lakemq.engine.sequencer.assignor_runs import ComputedAssignment, PlugInThreads, compute_assignment
 from lakemq.engine.sequencer.plugins import GROUP, find_assignor
 from lakemq.errors import UnsupportedAssignor
 
@@ -58,11 +58,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         sys.modules.pop(module, None)
 
 
-def computed(name: str, threads: PlugInThreads | None = None, timeout_s: float = PATIENCE_S) -> Computed:
-    return compute(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
+def computed(name: str, threads: PlugInThreads | None = None, timeout_s: float = PATIENCE_S) -> ComputedAssignment:
+    return compute_assignment(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
 
 
-def stood_in(done: Computed) -> str:
+def stood_in(done: ComputedAssignment) -> str:
     """Why: the assignment is the fallback's."""
     assert (done.assignor, done.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
     assert done.problem is not None
@@ -88,7 +88,7 @@ def test_the_package_names_what_is_built_in() -> None:
 def test_a_built_in_name_is_the_built_in_one(install: Install) -> None:
     install("raise SystemExit", range="assign")
     assert find_assignor("range") is BUILT_IN["range"]
-    assert computed("range") == Computed(BUILT_IN["range"](COUNTS, MEMBERS), "range")
+    assert computed("range") == ComputedAssignment(BUILT_IN["range"](COUNTS, MEMBERS), "range")
 
 
 def test_the_example_is_a_plug_in(install: Install) -> None:
@@ -96,7 +96,7 @@ def test_the_example_is_a_plug_in(install: Install) -> None:
     code, setup = (textwrap.dedent(example) for example in examples if example.strip())
     (name, attribute) = re.findall(r"^ *([\w-]+) = [\w.]+:(\w+)$", setup, re.MULTILINE)[0]
     install(code, **{name: attribute})
-    assert computed(name) == Computed(WHOLE_TOPICS, "whole-topics")
+    assert computed(name) == ComputedAssignment(WHOLE_TOPICS, "whole-topics")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_example_is_a_plug_in(install: Install) -> None:
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("import not_there_at_all", "ModuleNotFoundError"),
         ("", "AttributeError"),
-        ("spread = 3", "is no function"),
+        ("spread = 3", "is not a function"),
         ("spread = lambda: None", None),
     ],
 )
@@ -244,7 +244,7 @@ NONSENSE: list[tuple[Any, str]] = [
 def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
     assignment, wrong = NONSENSE[number]
     with pytest.raises(ValueError, match=wrong) as refused:
-        check(assignment, COUNTS, MEMBERS)
+        check_assignment(assignment, COUNTS, MEMBERS)
     assert type(refused.value) is ValueError
     assert len(str(refused.value).splitlines()) == 1
 
@@ -257,7 +257,7 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         Items(lambda: iter(GOOD.items())),
     ]
     for assignment in given:
-        clean = check(assignment, COUNTS, MEMBERS)
+        clean = check_assignment(assignment, COUNTS, MEMBERS)
         assert clean == GOOD
         assert list(clean) == sorted(MEMBERS)
         assert {type(member_id) for member_id in clean} == {str}
@@ -273,14 +273,14 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         ("raise KeyError('t')", "it raises KeyError: 't'"),
         ("raise SystemExit", "it raises SystemExit"),
         ("raise KeyboardInterrupt", "it raises KeyboardInterrupt"),
-        ("raise Unspeakable", "it raises an error that cannot be told"),
+        ("raise Unspeakable", "it raises an error that cannot be shown as text"),
         ("raise ValueError('a\\nb' * 10_000)", "it raises ValueError: a b"),
         ("raise ValueError('\\ud800')", r"it raises ValueError: \ud800"),
         ("return assign(counts, members)", "it raises RecursionError"),
-        ("return None", "its assignment is none: it is no mapping"),
-        ("return {}", "its assignment is none: nobody gets t-0"),
-        ("counts.clear(); members.clear(); return {}", "its assignment is none: nobody gets t-0"),
-        ("return {m: Unspeakable for m in members}", "its assignment is none: 'c1' gets no partitions"),
+        ("return None", "its assignment is invalid: it is no mapping"),
+        ("return {}", "its assignment is invalid: nobody gets t-0"),
+        ("counts.clear(); members.clear(); return {}", "its assignment is invalid: nobody gets t-0"),
+        ("return {m: Unspeakable for m in members}", "its assignment is invalid: 'c1' gets no partitions"),
     ],
 )
 def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, body: str, why: str) -> None:
@@ -337,12 +337,12 @@ def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, w
         for _ in range(3):
             assert "a call before still hangs" in stood_in(computed("slow", threads))
         assert len(hanging("slow")) == 1
-        assert computed("quick", threads) == Computed(GOOD, "quick")
+        assert computed("quick", threads) == ComputedAssignment(GOOD, "quick")
     finally:
         loaded(module).go.set()
     for thread in hanging("slow"):
         thread.join(PATIENCE_S)
-    assert computed("slow", threads) == Computed(GOOD, "slow")
+    assert computed("slow", threads) == ComputedAssignment(GOOD, "slow")
     assert not hanging("slow")
 
 
@@ -361,7 +361,7 @@ def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: I
         caller.start()
     for caller in callers:
         caller.join(PATIENCE_S)
-    assert done == [Computed(GOOD, "spread")] * 2
+    assert done == [ComputedAssignment(GOOD, "spread")] * 2
 
 
 def test_a_built_in_one_needs_no_thread() -> None:
@@ -369,8 +369,8 @@ def test_a_built_in_one_needs_no_thread() -> None:
         raise AssertionError
 
     for name in BUILT_IN:
-        done = compute(name, "range", COUNTS, MEMBERS, 0.0, run)
-        assert done == Computed(check(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
+        done = compute_assignment(name, "range", COUNTS, MEMBERS, 0.0, run)
+        assert done == ComputedAssignment(check_assignment(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
 
 
 def test_what_is_given_may_be_any_mapping(install: Install) -> None:
@@ -390,6 +390,6 @@ def test_what_is_given_may_be_any_mapping(install: Install) -> None:
         def __len__(self) -> int:
             return len(self.values_)
 
-    done = compute("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
+    done = compute_assignment("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
     assert done.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
     assert "'t' is no member" in str(done.problem)

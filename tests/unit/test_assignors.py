@@ -13,7 +13,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.protocol.assignors.assignor import Assignor, Member, TopicPartition, check
+from lakemq.engine.protocol.assignors.assignor import Assignor, Member, TopicPartition, check_assignment
 from lakemq.engine.protocol.assignors.registry import BUILT_IN
 
 STICKY = ("sticky", "cooperative-sticky")
@@ -80,7 +80,7 @@ def test_who_gets_what(name: str, partitions: str, members: str, expected: str) 
     counts = counts_of(partitions)
     given_members = members_of(members, counts)
     wanted = {member_id: sorted(member.owned) for member_id, member in members_of(expected, ()).items()}
-    assert check(BUILT_IN[name](counts, given_members), counts, given_members) == wanted
+    assert check_assignment(BUILT_IN[name](counts, given_members), counts, given_members) == wanted
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -145,7 +145,7 @@ def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[Top
 def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(name: str, case: Case) -> None:
     counts, members = case
     assigned = BUILT_IN[name](counts, members)
-    assert check(assigned, counts, members) == assigned
+    assert check_assignment(assigned, counts, members) == assigned
     backwards = {
         member_id: Member(one.topics[::-1], one.owned[::-1], one.instance_id)
         for member_id, one in reversed(members.items())
@@ -227,10 +227,11 @@ def cpu_s(assignor: Assignor, counts: Mapping[str, int], members: Mapping[str, M
     begun_s = time.process_time()
     assigned = assignor(counts, members)
     took_s = time.process_time() - begun_s
-    assert spread(loads(check(assigned, counts, members)).values()) <= 1
+    assert spread(loads(check_assignment(assigned, counts, members)).values()) <= 1
     return took_s
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(("topic_count", "is_diverse"), [(1, False), (100, False), (10_000, False), (100, True)])
 def test_ten_thousand_partitions_of_five_hundred_members_are_quick(topic_count: int, is_diverse: bool) -> None:

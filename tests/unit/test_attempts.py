@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from clocks import ManualClock
 
-from lakemq.engine.client.attempts import NEVER_PUBLISHED, until_answered
+from lakemq.engine.client.attempts import NEVER_PUBLISHED, ask_with_retries
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,
@@ -45,7 +46,7 @@ class Clock(ManualClock):
 def outcome(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
     clock = Clock(outcomes)
     try:
-        return until_answered(clock.ask, clock, deadline_ms)
+        return ask_with_retries(clock.ask, clock, deadline_ms)
     except LakeMQError as error:
         return error
 
@@ -62,16 +63,16 @@ def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_ou
     """A repeat that finds its producer id expired: the one before it may have been decided."""
     clock = Clock([RequestTimedOut("Who knows."), InvalidTopic("gone")])
     with pytest.raises(RequestTimedOut, match=r"Who knows\..*INVALID_TOPIC"):
-        until_answered(clock.ask, clock, 100_000, telling=(StaleTopicMetadata,))
+        ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
     clock = Clock([RequestTimedOut(), StaleTopicMetadata("anew")])
     with pytest.raises(StaleTopicMetadata):
-        until_answered(clock.ask, clock, 100_000, telling=(StaleTopicMetadata,))
+        ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
 
 
 def test_a_transaction_that_can_only_be_aborted_tells_of_all_attempts():
     clock = Clock([RequestTimedOut(), TransactionAbortable("open for too long")])
     with pytest.raises(TransactionAbortable):
-        until_answered(clock.ask, clock, 100_000, NEVER_PUBLISHED)
+        ask_with_retries(clock.ask, clock, 100_000, NEVER_PUBLISHED)
 
 
 @pytest.mark.parametrize("unsent", UNSENT)
@@ -84,11 +85,19 @@ def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: Lak
     assert outcome(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
     given_up = outcome(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
     assert type(given_up) is RequestTimedOut
-    assert given_up.detail == f"Who knows. The last attempt says nothing of it: {unsent}"
+    assert given_up.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
 
 
 def test_the_deadline_ends_it():
     assert type(outcome(*[RequestTimedOut()] * 3, deadline_ms=2_500)) is RequestTimedOut
+
+
+def test_who_asked_again_is_told_for_how_long() -> None:
+    """The error of the last attempt alone would name a quarter of the time that the caller has waited."""
+    given_up = outcome(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
+    assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(given_up))
+    once = outcome(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)
+    assert "The request was sent" not in str(once)
 
 
 def test_a_client_that_ended_starts_over():

@@ -13,10 +13,10 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
 
-from lakemq.engine.client.consume.heart import Heart
-from lakemq.engine.protocol.codec.beat import Beating, encode_beat
+from lakemq.engine.client.consume.heartbeats import HeartbeatThread
+from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
-from lakemq.engine.sequencer.attendance import ABANDONED_MS, Attendance
+from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, Attendance
 from lakemq.tables.storage.beats import Beats
 
 SESSION_MS = 6_000
@@ -38,7 +38,7 @@ class Scene:
 
     def beat(self, beats_id: str, *members: str, polls: int = 0) -> None:
         self.numbers[beats_id] = self.numbers.get(beats_id, 0) + 1
-        self.beats.put(beats_id, self.numbers[beats_id], encode_beat([Beating("g", one, polls) for one in members]))
+        self.beats.put(beats_id, self.numbers[beats_id], encode_beat([MemberBeat("g", one, polls) for one in members]))
 
     def pass_ms(self, ms: int) -> list[tuple[str, str]]:
         """The time passes; who is found silent after it."""
@@ -46,8 +46,8 @@ class Scene:
         return self.look()
 
     def look(self) -> list[tuple[str, str]]:
-        found = self.attendance.silent(self.mq.state)
-        found += self.attendance.silent(self.mq.state)  # what the look that began just now has found
+        found = self.attendance.find_silent_members(self.mq.state)
+        found += self.attendance.find_silent_members(self.mq.state)  # what the look that began just now has found
         return [(one.member_id, one.reason) for one in found]
 
 
@@ -123,14 +123,14 @@ def test_a_leader_that_was_stopped_finds_nobody_silent(scene: Scene) -> None:
 
 def test_looks_that_take_long_find_the_dead_nevertheless(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.join("C1", "C2")
-    real = scene.beats.look
+    real = scene.beats.read_newest
 
     def slow() -> dict[str, tuple[int, bytes | None]]:
         found = real()
         scene.clock.ms += 6_000
         return found
 
-    monkeypatch.setattr(scene.beats, "look", slow)
+    monkeypatch.setattr(scene.beats, "read_newest", slow)
     found = []
     for _ in range(4):
         scene.beat("a", "C1")
@@ -191,11 +191,11 @@ def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> N
 
 
 def test_beats_of_processes_that_are_gone_are_deleted_in_the_end(scene: Scene) -> None:
-    scene.join("C1", poll_ms=2 * ABANDONED_MS)
+    scene.join("C1", poll_ms=2 * ABANDONED_AFTER_MS)
     scene.beat("dead", "C0")
     scene.beat("abc", "C1")
     scene.look()
-    for _ in range(ABANDONED_MS // 4_000 + 2):
+    for _ in range(ABANDONED_AFTER_MS // 4_000 + 2):
         scene.beat("abc", "C1")
         assert scene.pass_ms(4_000) == []
     scene.look()
@@ -217,16 +217,16 @@ def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) ->
 
 def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: Path) -> None:
     beats = Beats(FaultyFiles(str(tmp_path)))
-    heart = Heart(beats, lambda: "abc")
+    heart = HeartbeatThread(beats, lambda: "abc")
     one, two = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
-    one.polled()
+    one.note_poll()
     wait_for(lambda: seen(beats) == [("C1", 1), ("C2", 0)])
-    number = beats.look()["abc"][0]
-    wait_for(lambda: beats.look()["abc"][0] > number)
+    number = beats.read_newest()["abc"][0]
+    wait_for(lambda: beats.read_newest()["abc"][0] > number)
     one.stop()
     wait_for(lambda: seen(beats) == [("C2", 0)])
     two.stop()
-    wait_for(lambda: beats.look() == {})
+    wait_for(lambda: beats.read_newest() == {})
     again = heart.add("g", "C3", 5)
     wait_for(lambda: seen(beats) == [("C3", 0)])
     again.stop()
@@ -235,13 +235,13 @@ def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: P
 def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = FaultyFiles(str(tmp_path), undeletable="beats/")
     beats = Beats(files)
-    heart = Heart(beats, lambda: "abc")
+    heart = HeartbeatThread(beats, lambda: "abc")
     heart.add("g", "C1", 2)
     wait_for(lambda: len(files.list("beats")) > 3)
     files.undeletable = ""
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
-    number = beats.look()["abc"][0]
-    wait_for(lambda: beats.look()["abc"][0] > number)
+    number = beats.read_newest()["abc"][0]
+    wait_for(lambda: beats.read_newest()["abc"][0] > number)
     heart.stop()
 
 
@@ -255,7 +255,7 @@ def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch
         real(beats_id, number, body)
 
     monkeypatch.setattr(beats, "put", put)
-    heart = Heart(beats, lambda: "abc")
+    heart = HeartbeatThread(beats, lambda: "abc")
     heart.add("g", "C1", 2)
     wait_for(lambda: seen(beats) == [("C1", 0)])
     heart.stop()
@@ -263,7 +263,7 @@ def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch
 
 def seen(beats: Beats) -> list[tuple[str, int]]:
 
-    bodies = [body for _, body in beats.look().values() if body is not None]
+    bodies = [body for _, body in beats.read_newest().values() if body is not None]
     return [(one[1], one[2]) for body in bodies for one in msgspec.msgpack.decode(body)]
 
 

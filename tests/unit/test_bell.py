@@ -15,8 +15,8 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requester import Requester
-from lakemq.engine.namespace.bell import LOOK_MS, Bell
 from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.folder_waiter import LOOK_MS, FolderWaiter
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
@@ -60,23 +60,23 @@ def test_those_who_watch_one_folder_are_told_each_until_they_end(tmp_path: Path)
 def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     folder.mkdir()
-    bell = Bell(lambda: inotify.watch(str(folder)), SystemClock())
-    bell.clear()
-    assert bell.rings
+    bell = FolderWaiter(lambda: inotify.watch(str(folder)), SystemClock())
+    bell.reset()
+    assert bell.is_notified
     folder.rmdir()
     bell.wait(LONG_S * 1000, LONG_S * 1000)
-    bell.clear()
-    assert not bell.rings
+    bell.reset()
+    assert not bell.is_notified
     folder.mkdir()
-    bell.clear()
-    assert bell.rings
+    bell.reset()
+    assert bell.is_notified
     bell.close()
 
 
 def test_what_was_lost_count_of_is_told_to_all(tmp_path: Path) -> None:
     watch = new_watch(tmp_path)
     assert inotify._instance is not None
-    inotify._instance._tell(-1, inotify._OVERFLOW)
+    inotify._instance._notify(-1, inotify._OVERFLOW)
     assert watch.event.is_set()
     assert not watch.is_over
     watch.close()
@@ -123,51 +123,51 @@ def test_what_is_no_folder_is_not_watched(tmp_path: Path) -> None:
 def test_a_deaf_folder_is_polled(tmp_path: Path) -> None:
     """Things are found there that nobody told of, as on NFS: what is watched is another folder."""
     clock = ManualClock()
-    bell = Bell(lambda: new_watch(tmp_path), clock)
+    bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
     waited = []
     for _ in range(5):
-        bell.clear()
+        bell.reset()
         before = clock.ms
         bell.wait(7)
         waited.append(clock.ms - before)
-        bell.found()
+        bell.note_arrival()
     assert waited == [LOOK_MS] * 3 + [7] * 2
 
 
 def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
     clock = ManualClock()
-    bell = Bell(lambda: new_watch(tmp_path), clock)
+    bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
     for number in range(12):
-        bell.clear()
+        bell.reset()
         if number % 2:
             (tmp_path / str(number)).touch()
             until(lambda: bell._watch is not None and bell._watch.event.is_set())
         bell.wait(7)
-        bell.found()
-    assert bell.rings
+        bell.note_arrival()
+    assert bell.is_notified
     bell.close()
 
 
 def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) -> None:
-    bell = Bell(lambda: new_watch(tmp_path), ManualClock())
+    bell = FolderWaiter(lambda: new_watch(tmp_path), ManualClock())
     for _ in range(20):
-        bell.clear()
+        bell.reset()
         bell.wait(7, 2)
-        bell.found()
-    assert bell.rings
+        bell.note_arrival()
+    assert bell.is_notified
     bell.close()
 
 
 def test_what_is_told_late_makes_it_not_deaf(tmp_path: Path) -> None:
     """As where threads that compute keep the one that tells from its turn."""
     watch = new_watch(tmp_path)
-    bell = Bell(lambda: watch, ManualClock())
+    bell = FolderWaiter(lambda: watch, ManualClock())
     for _ in range(20):
-        bell.clear()
+        bell.reset()
         bell.wait(7)
-        bell.found()
+        bell.note_arrival()
         watch.event.set()
-    assert bell.rings
+    assert bell.is_notified
     bell.close()
 
 

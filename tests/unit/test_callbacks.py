@@ -13,7 +13,7 @@ from unit.served import new_name, served, values
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import IllegalState, UnknownServerError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, ValueError])

@@ -12,13 +12,13 @@ from unit.test_group_consumer import settle
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.errors import (
     FencedInstanceId,
     IllegalGeneration,
     IllegalState,
     InconsistentGroupProtocol,
-    InvalidConfig,
     TransactionAbortable,
     UnknownMemberId,
 )
@@ -179,7 +179,7 @@ def test_what_was_given_up_may_be_committed_until_all_have_done_so(mq: Connectio
     three = member(mq, group, topic)
     settle(one, three, on=lambda: owned(one) == [])
     assert list(one.commit(batch).values()) == [2]
-    assert [row.committed_offset for row in mq.groups.lag(group)] == [2]
+    assert sorted(row.committed_offset or 0 for row in mq.groups.lag(group)) == [0, 2]
     for consumer in (one, two, three):
         consumer.close()
 
@@ -242,7 +242,7 @@ def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_ge
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
     away = member(mq, group, topic, instance_id="away", listener=told, **options)
     batch = away.poll(timeout_ms=5_000)
-    away._membership._stop_beating()
+    away._membership._stop_heartbeat()
     here = member(mq, group, topic, instance_id="here", **options)
     settle(here, on=lambda: len(owned(here)) == 1)
     assert [one.instance_id for one in mq.groups.members(group)] == ["here", "away"]
@@ -291,7 +291,7 @@ def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Conne
             mq.consumer(group, topics=[topic], protocol="cooperative")
         with pytest.raises(InconsistentGroupProtocol):
             mq.groups.alter(group, {"group.protocol": "cooperative"})
-        with pytest.raises(InvalidConfig, match="range"):
+        with pytest.raises(InconsistentGroupProtocol, match="range"):
             member(mq, group, topic, assignor="sticky")
         with pytest.raises(IllegalState, match="ack_mode"):
             member(mq, group, topic, ack_mode="auto")

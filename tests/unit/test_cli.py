@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.cli import app, hoisted
+from lakemq.jobs.cli import app, move_global_options_first
 from lakemq.jobs.output import message_records
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_the_life_of_a_topic(lake: Lakemq) -> None:
     (altered,) = objects(lake("topics", "describe", "life", "--output", "json"))
     assert (altered["partitions"], altered["config"], altered["subscriptions"]) == (3, {}, [])
     assert "life" in [t["topic"] for t in objects(lake("topics", "list", "--output", "json"))]
-    lake("topics", "delete", "life")
+    lake("topics", "delete", "life", "--yes")
     assert "life" not in [t["topic"] for t in objects(lake("topics", "list", "--output", "json"))]
 
 
@@ -109,9 +109,9 @@ def test_a_topic_may_be_there_already_if_that_is_said(lake: Lakemq, mq: Connecti
 def test_deleted_records_are_not_fetched(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("trimmed")
     lake("publish", "--topic", "trimmed", "--format", "lines", stdin=b"a\nb\nc\n")
-    lake("topics", "delete-records", "trimmed", "--before", "0=2")
+    lake("topics", "delete-records", "trimmed", "--before", "0=2", "--yes")
     assert [(m["offset"], m["value"]) for m in fetched(mq, "trimmed")] == [(2, "c")]
-    lake("topics", "delete-records", "trimmed", "--before", "0=latest")
+    lake("topics", "delete-records", "trimmed", "--before", "0=latest", "--yes")
     assert fetched(mq, "trimmed") == []
 
 
@@ -222,7 +222,7 @@ def test_what_was_published_before_an_error_is_said(
     result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=5)
     told = result.stderr.splitlines()
     assert told[1].startswith("INVALID_RECORD: Line 5 is not JSON")
-    assert told[0] == "messages published before it ended: 4"
+    assert told[0] == "messages published before the error: 4"
     assert [m["value"] for m in fetched(mq, "half")] == ["1", "2", "3", "4"]
 
 
@@ -309,8 +309,8 @@ def test_version() -> None:
 
 def test_global_options_may_stand_anywhere() -> None:
     given = ["topics", "list", "--output", "json", "--path=p", "--", "--conf", "x"]
-    assert hoisted(given) == ["--output", "json", "--path=p", "topics", "list", "--", "--conf", "x"]
-    assert hoisted(["fetch", "--output"]) == ["--output", "fetch"]
+    assert move_global_options_first(given) == ["--output", "json", "--path=p", "topics", "list", "--", "--conf", "x"]
+    assert move_global_options_first(["fetch", "--output"]) == ["--output", "fetch"]
 
 
 def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def test_a_group_that_is_there_is_joined_as_it_is(mq: Connection, lake: Lakemq) 
     assert "INCONSISTENT_GROUP_PROTOCOL" in said
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+def test_until_the_end_is_until_the_group_has_read_all(mq: Connection, lake: Lakemq, protocol: str) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, [f"{n}" for n in range(5)])
+    how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json", "--until-end")
+    first = printed(lake(*how, "--limit", "3"))
+    assert len(first) == 3
+    assert sorted(first + printed(lake(*how))) == ["0", "1", "2", "3", "4"]
+    assert printed(lake(*how)) == []
+
+
+def test_who_ends_before_the_group_has_read_all_says_so(mq: Connection, lake: Lakemq) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as holder:
+        until(lambda: bool(holder.poll() or holder.assignment()))
+        add(mq, topic, ["a", "b"])
+        said = lake("consume", topic, "--group", group, "--timeout-ms", "100").stderr
+        assert "2 unread offsets in 1 partitions that this member does not own" in said
+
+
 def test_what_cannot_be_consumed_is_refused(mq: Connection, lake: Lakemq) -> None:
     assert "UNKNOWN_TOPIC_OR_PARTITION" in lake("consume", "nobody-knows-it", "--group", "g", code=1).stderr
     topic = new_topic(mq)
@@ -88,6 +110,7 @@ def alone(tmp_path: Path) -> str:
     return path
 
 
+@pytest.mark.extended
 def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
     """Where nobody serves, the command does so itself."""
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g", "--follow"]
@@ -100,3 +123,19 @@ def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
             until(lambda: mq.groups.members("g") == [])
+
+
+@pytest.mark.extended
+def test_an_interrupt_before_the_end_is_no_success(alone: str) -> None:
+    with lakemq.connect(alone) as mq, mq.serving():
+        holder = mq.consumer("g", topics=["t"], protocol="cooperative")
+        until(lambda: bool(holder.poll() or holder.assignment()))
+        command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g"]
+        with subprocess.Popen([*command, "--until-end"], stderr=subprocess.PIPE, text=True) as process:
+            deadline_s = time.monotonic() + 60  # a process starts slowly on a busy machine
+            while len(mq.groups.members("g")) < 2:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (130, "INTERRUPTED: by SIGINT\n")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from unit.served import new_name, new_topic, served, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.groups import GROUP
 from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
@@ -148,15 +149,16 @@ def test_of_several_each_is_tried_and_what_was_done_is_shown(mq: Connection, lak
 
 def test_offsets_and_groups_are_deleted(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = committed(mq, topic, 3, 4)
-    said = lake("delete-offsets", group, "--topic", f"{topic}:0", "--output", "json")
+    said = lake("delete-offsets", group, "--topic", f"{topic}:0", "--yes", "--output", "json")
     assert [(one["before"], one["after"]) for one in rows(said)] == [(3, None)]
     assert offsets(mq, group) == [4]
     lake("delete-offsets", group, code=2)
-    lake("delete", group)
+    assert rows(lake("delete", group, "--yes", "--output", "json")) == [{"group": group, "deleted": True}]
     assert group not in mq.groups.list()
     lake("delete", code=2)
 
 
+@pytest.mark.extended
 def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
     empty, group = committed(mq, topic, 3), new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative") as member:
@@ -171,7 +173,7 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
         (member,) = rows(lake("describe", group, empty, "--members", "--output", "json"))
         assert (member["group"], member["partitions"]) == (group, [f"{topic}-0", f"{topic}-1"])
         header, first, *_ = lake("describe", group, empty, "--state", "--output", "csv").stdout.splitlines()
-        assert header == "group,coordinator,assignor,state,members,leader,generation,waits_for"
+        assert header == "group,coordinator,assignor,state,members,leader,generation,waits_for,delay_left_ms"
         assert first.startswith(f"{group},")
         assert ",Stable,1," in first
         lake("describe", group, "--state", "--members", code=2)
@@ -179,6 +181,7 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
         assert [one["group"] for one in named] == [group, empty]
 
 
+@pytest.mark.extended
 def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative") as one:
@@ -196,3 +199,37 @@ def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None
     assert at(had - timedelta(milliseconds=1)) == []
     lake("assignments", group, "--at", "yesterday", code=2)
     lake("assignments", "nobody", "--at", had.isoformat(), code=1)
+
+
+def test_lag_before_the_first_commit_is_the_same_everywhere(lake: Lakemq, mq: Connection, topic: str) -> None:
+    group = new_name("g")
+    with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest"):
+        found = rows(lake("lag", group, "--output", "json"))
+    assert [(row["committed_offset"], row["next_offset"], row["counted_from"], row["lag"]) for row in found] == [
+        (None, 0, "start", 5),
+        (None, 0, "start", 5),
+    ]
+    (described,) = rows(lake("describe", group, "--output", "json"))
+    assert (described["lag"], described["lag_counted_from"], described["partitions"]) == (10, ["start"], 2)
+    assert [row.lag for row in mq.groups.lag(group)] == [5, 5]
+    assert mq.groups.describe(group).lag == 10
+
+
+def test_the_settings_of_a_group_can_be_read_back(mq: Connection, lake: Lakemq, topic: str) -> None:
+    name, bare = new_name("g"), committed(mq, topic, 1)
+    mq.groups.create(name, {"max.redelivery.count": 2, "nack.order": "none"})
+    described = mq.groups.describe(name)
+    assert described.config == {"max.redelivery.count": 2, "nack.order": "none"}
+    assert described.settings == {**GROUP.defaults(), **described.config}
+    (record,) = rows(lake("describe", name, "--output", "json"))
+    assert (record["config"], record["settings"]) == (described.config, described.settings)
+    table = lake("describe", name, "--settings", "--output", "csv").stdout.splitlines()
+    assert table[0] == "group,setting,value,set"
+    assert f"{name},max.redelivery.count,2,yes" in table
+    assert f"{name},max.handoff.ms,3000,default" in table
+    mq.groups.alter(name, {"max.redelivery.count": None, "group.protocol": "classic"})
+    described = mq.groups.describe(name)
+    assert described.config == {"nack.order": "none", "group.protocol": "classic"}
+    assert (described.settings["max.redelivery.count"], described.settings["group.assignor"]) == (5, "range")
+    assert mq.groups.describe(bare).config == {}
+    lake("describe", name, "--settings", "--members", code=2)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.told import Flushed, Span
+from lakemq.engine.client.publish.flush_report import AcknowledgedSpan, FlushReport
 from lakemq.errors import InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands import rows
@@ -43,12 +43,12 @@ def test_a_field_that_no_line_has_is_refused(mq: Connection, part: str) -> None:
 @pytest.mark.parametrize("part", ["partition", "timestamp"])
 @pytest.mark.parametrize("digits", ["--5", "²", "-", "9" * 5_000])
 def test_text_that_is_no_number_is_refused(part: str, digits: str) -> None:
-    with pytest.raises(InvalidRecord, match=r"Row 1: this is no (partition|time)"):
+    with pytest.raises(InvalidRecord, match=r"Row 1: this is not a (partition|time)"):
         rows_table(pa.table({"n": [digits], "value": ["x"]}), 1, Columns(**{part: "n"}))
 
 
 def test_a_partition_that_no_topic_can_have_is_refused() -> None:
-    with pytest.raises(InvalidRecord, match="Row 1: this is no partition"):
+    with pytest.raises(InvalidRecord, match="Row 1: this is not a partition"):
         rows_table(pa.table({"n": ["9" * 19], "value": ["x"]}), 1, Columns(partition="n"))
 
 
@@ -61,8 +61,8 @@ def test_digits_are_a_partition(digits: str, partition: int) -> None:
 def test_what_was_sent_is_told_from_the_lowest_offset_to_the_highest() -> None:
     """An earlier piece may be acknowledged later, and another producer's offsets may lie between."""
     sent = _Sent()
-    sent.add(Flushed({("t", 0): Span(7, 9, 2)}, 1))
-    sent.add(Flushed({("t", 0): Span(2, 4, 3)}, 1))
+    sent.add(FlushReport({("t", 0): AcknowledgedSpan(7, 9, 2)}, 1))
+    sent.add(FlushReport({("t", 0): AcknowledgedSpan(2, 4, 3)}, 1))
     assert list(sent.records()) == [
         {"topic": "t", "partition": 0, "first_offset": 2, "last_offset": 9, "messages": 5},
     ]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Thread
 
 import duckdb
 import pyarrow as pa
@@ -19,7 +20,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.snapshot import take_snapshot
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import connected, run_query
+from lakemq.jobs.sql import connect_duckdb, run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.topics import PARTITIONS
 from lakemq.tables.views import VIEWS
@@ -70,7 +71,7 @@ def test_the_views_show_what_a_fetch_shows(mq: Connection, view: str) -> None:
 
 
 def test_every_table_is_there_as_stored(mq: Connection) -> None:
-    connection = connected(mq.namespace)
+    connection = connect_duckdb(mq.namespace)
     shown = {name for (name,) in connection.execute("SHOW TABLES").fetchall()}
     assert shown == {spec.name for spec in TABLES} | set(VIEWS)
     for spec in TABLES:
@@ -80,6 +81,7 @@ def test_every_table_is_there_as_stored(mq: Connection) -> None:
         assert count == mq.namespace.store.open(spec).read().num_rows
 
 
+@pytest.mark.extended
 def test_a_namespace_may_be_named_by_a_word_of_sql_or_of_duckdbs(tmp_path: Path) -> None:
     made = tmp_path / "order"
     open_namespace(str(made), create=True)
@@ -89,6 +91,7 @@ def test_a_namespace_may_be_named_by_a_word_of_sql_or_of_duckdbs(tmp_path: Path)
         assert list(run_query(open_namespace(str(made)), "SELECT count(*) FROM log_committed")[1]) == [(0,)], name
 
 
+@pytest.mark.extended
 def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
     namespace = open_namespace(str(tmp_path / "mq"), create=True)
     with Connection(namespace) as first, first.serving():
@@ -121,6 +124,7 @@ def test_output_in_all_formats(mq: Connection) -> None:
     assert line.split()[:2] == ["weather", "base64:/w=="]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("value", "as_json", "as_csv"),
     [
@@ -137,6 +141,7 @@ def test_any_value_is_json_and_loses_nothing(mq: Connection, value: str, as_json
     assert run(mq, f"SELECT {value} AS x", "csv").stdout == f"x\n{as_csv}\n"
 
 
+@pytest.mark.extended
 def test_names_that_come_twice_are_numbered(mq: Connection) -> None:
     assert run(mq, "SELECT 1 AS a, 2 AS a").stdout == '{"a":1,"a_1":2}\n'
     assert run(mq, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a").stdout == '{"a":1,"a_1":2,"a_1_1":3,"a_2":4}\n'
@@ -146,6 +151,7 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
     assert run(mq, "-", stdin=b"CREATE TEMP TABLE x AS SELECT 7 AS n; SELECT n FROM x;").stdout == '{"n":7}\n'
 
 
+@pytest.mark.extended
 def test_where_a_log_begins_is_no_data_file(mq: Connection) -> None:
     query = "SELECT count(*) AS n FROM log WHERE topic IN ('weather', 'flights')"
     (deleted,) = map(json.loads, run(mq, "SELECT count(*) AS n FROM segments WHERE kind = 'log_start'").stdout.split())
@@ -154,11 +160,12 @@ def test_where_a_log_begins_is_no_data_file(mq: Connection) -> None:
     assert found["n"] == sum(mq.fetch(topic).record_count for topic in ("flights", "weather"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        (f"SELECT {'(' * 1000}1{')' * 1000}", "SQL_ERROR: It is no SQL of Spark's: it is nested too deeply"),
-        ("SELECT bad bad bad FROM log", "SQL_ERROR: It is no SQL of Spark's: "),
+        (f"SELECT {'(' * 1000}1{')' * 1000}", "SQL_ERROR: This is not Spark SQL: it is nested too deeply"),
+        ("SELECT bad bad bad FROM log", "SQL_ERROR: This is not Spark SQL: "),
         ("SELECT xxhash64(key) FROM log", "SQL_ERROR: Catalog Error: Scalar Function with name xxhash64 does not"),
         ("SELECT CAST('x' AS INT)", "SQL_ERROR: Conversion Error: "),
         ("INSERT INTO topics SELECT * FROM topics", "SQL_ERROR: "),
@@ -173,6 +180,7 @@ def test_what_duckdb_refuses_is_one_line(mq: Connection, query: str, expected: s
     assert line.startswith(expected)
 
 
+@pytest.mark.extended
 def test_duckdbs_own_sql_is_taken_too(mq: Connection) -> None:
     result = run(mq, "SELECT \"offset\", decode(value) AS v FROM log WHERE topic = 'stamped'", dialect="duckdb")
     assert result.stdout == '{"offset":0,"v":"now"}\n'
@@ -183,7 +191,7 @@ def test_duckdbs_own_sql_is_taken_too(mq: Connection) -> None:
 
 
 def test_duckdb_neither_installs_nor_loads_an_extension_by_itself(mq: Connection) -> None:
-    connection = connected(mq.namespace, allow_files=True)
+    connection = connect_duckdb(mq.namespace, allow_files=True)
     connection.execute("SELECT count(*) FROM log").fetchall()
     outside = "SELECT extension_name FROM duckdb_extensions() WHERE loaded AND install_mode <> 'STATICALLY_LINKED'"
     assert connection.execute(outside).fetchall() == []
@@ -206,14 +214,91 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
 
 
 def test_topics_say_how_much_is_in_them_and_comes(mq: Connection) -> None:
-    query = "SELECT topic, messages, messages_per_s AS rate, last_timestamp AS last FROM topic_stats ORDER BY topic"
+    query = "SELECT topic, records, records_per_s AS rate, last_timestamp AS last FROM topic_stats ORDER BY topic"
     found = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
-    assert [(one["topic"], one["messages"]) for one in found] == [("flights", 18), ("stamped", 1), ("weather", 1)]
-    # timestamps of 0 to 19 s: all of the newest minute, deleted ones too, as their segment is one
-    assert found[0]["rate"] == pytest.approx(20 / 60, abs=0.05)
+    assert [(one["topic"], one["records"]) for one in found] == [("flights", 18), ("stamped", 1), ("weather", 1)]
+    # timestamps of 0 to 19 s, two deleted: all that are left are of the newest minute
+    assert found[0]["rate"] == pytest.approx(18 / 60, abs=0.05)
     assert found[0]["last"].startswith("1970-01-01T00:00:19")
 
 
+@pytest.fixture
+def unprojected(tmp_path: Path) -> Path:
+    """A namespace whose only message was decided by a sequencer that ended without projecting it."""
+    hour_ms = 3_600_000
+    config = {"project.interval.ms": hour_ms, "lease.ms": 500, "engine.idle.ms": 10}
+    with lakemq.connect(tmp_path / "mq", create=True, config=config) as mq, mq.serving():
+        mq.topics.create("t")
+    with lakemq.connect(tmp_path / "mq", config=config) as mq:
+        sequencer = mq.sequencer()
+        until(sequencer.try_lead)
+        published = Thread(target=lambda: mq.publish("t", pa.table({"value": ["m"]})))
+        published.start()
+        while published.is_alive():
+            sequencer.step()
+        published.join()
+    return tmp_path / "mq"
+
+
+@pytest.mark.extended
+def test_what_is_not_projected_yet_is_told_beside_the_answer(unprojected: Path) -> None:
+    command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {"n": 0}
+    with lakemq.connect(unprojected) as mq:
+        step = read_watermark(mq.namespace.store).step
+        behind = mq.state().step - step
+    assert behind > 0
+    assert f"as of step {step}, {behind} steps behind" in done.stderr
+    assert "--wait" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--as-of", str(step)])
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.extended
+def test_who_waits_sees_it_although_nobody_projected_it(unprojected: Path) -> None:
+    command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
+    done = CliRunner().invoke(app, [*command, "--wait", "0"])
+    assert done.exit_code == 1, done.output
+    assert "REQUEST_TIMED_OUT" in done.stderr
+    done = CliRunner().invoke(app, [*command, "--wait", "60"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"n": 1}
+    assert "behind" not in CliRunner().invoke(app, command).stderr
+    assert CliRunner().invoke(app, [*command, "--wait", "1", "--as-of", "1"]).exit_code == 2
+
+
+def test_records_committed_records_and_offsets_are_told_apart(tmp_path: Path) -> None:
+    """Of 3 plain, 2 committed, 2 aborted and 2 open records, behind which 1 plain one waits, the first is deleted."""
+    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["plain"] * 3}))
+        for end in ("commit", "abort", None):
+            producer = mq.producer(transactional_id=f"tx-{end}")
+            producer.begin_transaction()
+            for _ in range(2):
+                producer.send("t", str(end))
+            producer.flush()
+            if end is not None:
+                getattr(producer, f"{end}_transaction")()
+        mq.publish("t", pa.table({"value": ["behind"]}))
+        mq.topics.delete_records("t", {0: 1})
+        offsets, records, committed = 2 + 3 + 3 + 2 + 1, 2 + 2 + 2 + 2 + 1, 2 + 2
+        assert mq.topics.describe("t").offset_count == offsets
+        assert mq.fetch("t", isolation="read_uncommitted").record_count == records
+        assert mq.fetch("t").record_count == committed
+        path = mq.namespace.path
+        runner = CliRunner()
+        for command in (["list"], ["describe", "t"]):
+            told = runner.invoke(app, ["--path", path, "--output", "json", "topics", *command])
+            assert json.loads(told.stdout)["offsets"] == offsets
+        producer.abort_transaction()
+        query = "SELECT records, committed_records FROM topic_stats"
+        until(lambda: list(run_query(mq.namespace, query)[1]) == [(records, committed + 1)])
+
+
+@pytest.mark.extended
 def test_producers_and_what_groups_have_left(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t", 2)
@@ -250,6 +335,7 @@ def test_what_was_at_a_step_or_a_time(tmp_path: Path) -> None:
     assert run(mq, query, as_of="yesterday").exit_code == 2
 
 
+@pytest.mark.extended
 def test_what_was_merged_since_is_too_old(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
@@ -260,3 +346,31 @@ def test_what_was_merged_since_is_too_old(tmp_path: Path) -> None:
     result = run(mq, query, as_of=str(step - 1))
     assert (result.exit_code, result.stderr.partition(":")[0]) == (1, "STEP_TOO_OLD")
     assert run(mq, query, as_of=str(step)).exit_code == 0
+
+
+@pytest.mark.extended
+def test_columns_are_named_as_they_are_written(mq: Connection) -> None:
+    query = (
+        "SELECT topic, count(*), max(offset), CAST(max(partition) AS STRING), 1 AS n, count(*) FROM log GROUP BY topic"
+    )
+    written = ["topic", "count(*)", "max(offset)", "CAST(max(partition) AS STRING)", "n", "count(*)_1"]
+    rows = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
+    assert [list(row) for row in rows] == [written] * len(rows)
+    assert all(row["count(*)"] == row["count(*)_1"] > 0 for row in rows)
+    ordered = "SELECT topic, count(*) FROM log GROUP BY topic HAVING count(*) > 0 ORDER BY count(*) DESC, topic"
+    assert [json.loads(line)["topic"] for line in run(mq, ordered).stdout.splitlines()] == [
+        "flights",
+        "stamped",
+        "weather",
+    ]
+    both = "SELECT count(*) FROM log UNION ALL SELECT 1"
+    assert all(list(json.loads(line)) == ["count(*)"] for line in run(mq, both).stdout.splitlines())
+
+
+@pytest.mark.parametrize("function", ["from_json(CAST(value AS STRING), 'a INT')", "hash(key)", "xxhash64(key)"])
+def test_a_function_without_a_counterpart_is_an_error_that_names_it(mq: Connection, function: str) -> None:
+    done = run(mq, f"SELECT {function} FROM log")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("SQL_ERROR: ")
+    assert function.partition("(")[0] in done.stderr
+    assert "Malformed" not in done.stderr

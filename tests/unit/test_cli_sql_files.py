@@ -15,9 +15,9 @@ from unit.served import new_topic, served
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import connected
+from lakemq.jobs.sql import connect_duckdb
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_nothing_outside_the_tables_is_read_or_written(
 
 def test_what_is_closed_names_the_switch_that_opens_it(mq: Connection) -> None:
     assert sql(mq.namespace.path, "SELECT * FROM read_text('/etc/passwd')").stderr.endswith(
-        "(--allow-files opens it.)\n"
+        "(--allow-files permits it.)\n"
     )
 
 
@@ -151,7 +151,7 @@ def test_statements_that_are_no_text_are_said(mq: Connection) -> None:
 
 def test_the_folder_it_spills_to_goes_with_it(mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    connection = connected(mq.namespace)
+    connection = connect_duckdb(mq.namespace)
     (folder,) = os.listdir(tmp_path)
     assert os.stat(tmp_path / folder).st_mode & 0o077 == 0
     connection.execute("SET VARIABLE x = 1")

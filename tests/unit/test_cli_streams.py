@@ -14,7 +14,7 @@ from unit.served import new_name, new_topic, served
 import lakemq
 from lakemq.errors import GroupIdNotFound
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 # as in a shell, where what is printed waits in a buffer
 _SHELL = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -11,7 +11,7 @@ from hypothesis import given
 from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.protocol import errors
-from lakemq.engine.protocol.codec.journal import decode_steps, encode_step, steps_after
+from lakemq.engine.protocol.codec.journal import decode_steps, decode_steps_after, encode_step
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS
@@ -49,7 +49,7 @@ def test_rows_ride_with_their_step_and_may_be_left_out() -> None:
 def test_steps_that_follow_leave_no_gap(found: list[int], known: int, follow: bool) -> None:
     made = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in found]
     rows = pa.concat_tables([JOURNAL.empty(), *map(encode_step, made)])
-    assert steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
+    assert decode_steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
 
 
 def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:

@@ -26,7 +26,7 @@ from lakemq.tables.storage.commits import CommitConflict, NewFile
 from lakemq.tables.storage.committer import Committer, EngineCommitter, PutCommitter, open_committer
 from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
 from lakemq.tables.storage.follower import Follower
-from lakemq.tables.storage.foreign import foreign_commits
+from lakemq.tables.storage.foreign import find_foreign_commits
 from lakemq.tables.storage.objects import Data, MaybeThere
 from lakemq.tables.storage.store import NotATable, Store
 
@@ -101,6 +101,7 @@ def test_a_disk_needs_no_engine(files: Files) -> None:
     assert isinstance(opened(files), PutCommitter if files.puts_if_absent else EngineCommitter)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_commits_move_on_version_by_version(files: Files) -> None:
     committer = opened(files)
@@ -136,7 +137,7 @@ def test_files_are_swapped_in_one_commit_that_brings_nothing_new(files: Files) -
     committer = opened(files)
     parts = [append(committer, step) for step in (1, 2, 3)]
     follower = Follower(files, NOTES, 3)
-    committer.commit([committer.write(notes(1, 2, 3))], [part.stored() for part in parts])
+    committer.commit([committer.write(notes(1, 2, 3))], [part.to_stored_file() for part in parts])
     assert stored(files) == [1, 2, 3]
     assert len(Store(files).open(NOTES).files()) == 1
     following = follower.next()
@@ -151,10 +152,10 @@ def test_what_is_known_of_a_file_is_what_the_log_says_of_it(files: Files) -> Non
     parts = [append(committer, 3, 1), append(committer, 2), wide]
     found = {file.path: file for file in Store(files).open(NOTES).files()}
     for part in parts:
-        known, said = part.stored(), found[part.path]
+        known, said = part.to_stored_file(), found[part.path]
         assert (known.size_bytes, known.record_count) == (said.size_bytes, said.record_count)
         assert {name: said.statistics[name] for name in known.statistics} == known.statistics
-    assert set(wide.stored().statistics) == {"min.step", "max.step"}, "texts bound no file of a few rows"
+    assert set(wide.to_stored_file().statistics) == {"min.step", "max.step"}, "texts bound no file of a few rows"
 
 
 def test_who_commits_is_no_stranger(files: Files) -> None:
@@ -162,7 +163,7 @@ def test_who_commits_is_no_stranger(files: Files) -> None:
     store.create(JOURNAL)
     committer = open_committer(store, store.open(JOURNAL))
     committer.commit([committer.write(JOURNAL.empty())])
-    assert list(foreign_commits(store)) == []
+    assert list(find_foreign_commits(store)) == []
 
 
 def test_a_table_whose_protocol_somebody_has_raised_is_refused(files: Files, folder: Path) -> None:
@@ -265,7 +266,7 @@ def test_an_entry_of_somebody_who_gives_no_nonce_is_somebody_elses(disk: Put, fo
     infos = ('{"operation":"WRITE"}', '{"nonce":7}', "null", '"a text"')
     for actions in ('{"add":{}}', "1", "null", "[1]", *(f'{{"commitInfo":{info}}}' for info in infos)):
         entry(folder, 1).write_text(actions)
-        with pytest.raises(CommitConflict, match="version 1 is somebody else's"):
+        with pytest.raises(CommitConflict, match="version 1 was committed by another process"):
             committer.commit([file])
 
 
@@ -286,6 +287,7 @@ def race(root: str, name: int, versions: int) -> list[int]:
     return won
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_each_version_is_won_by_one_of_many_processes(disk: Put, tmp_path: Path) -> None:
     opened(disk)
@@ -334,7 +336,7 @@ def test_checkpoints_of_delta_rs_hold_what_the_entries_said(disk: Put, folder: P
     handle = Store(disk).open(NOTES)
     assert sorted(handle.read().column("step").to_pylist()) == list(range(1, 9))
     kept = {file.path: file for file in handle.files()}
-    known, said = merged.stored(), kept[merged.path]
+    known, said = merged.to_stored_file(), kept[merged.path]
     assert (known.size_bytes, known.record_count) == (said.size_bytes, said.record_count)
     assert {name: said.statistics[name] for name in known.statistics} == known.statistics
     assert {path: kept[path] for path in before if path in kept} == {

@@ -10,19 +10,27 @@ from protocol_harness import Harness
 from unit.projected import sql, tables
 from unit.test_protocol_projection import SEEDS, busy
 
-from lakemq.engine.client.consume.groups import _rows
+from lakemq.engine.client.consume.group_info import describe_group
+from lakemq.engine.client.consume.partition_lag import list_partition_lags
 
-Lag = tuple[str, str, int, int]
+Lag = tuple[str, str, int, int, str, int]
 
 
 def in_sql(mq: Harness) -> list[Lag]:
-    query = "SELECT l.group, topic, partition, lag FROM consumer_lag l ORDER BY ALL"
-    return [(group, topic, partition, lag) for group, topic, partition, lag in sql(tables(mq), query)]
+    query = """SELECT l.group, topic, partition, next_offset, counted_from, lag FROM consumer_lag l ORDER BY ALL"""
+    return [tuple(row) for row in sql(tables(mq), query)]
 
 
 def in_python(mq: Harness) -> list[Lag]:
-    rows = (row for group in mq.state.offsets for row in _rows(mq.state, group))
-    return sorted((one.group, one.topic, one.partition, one.lag) for one in rows if one.lag is not None)
+    state = mq.state
+    places = {(group, *place) for group in {*state.offsets, *state.groups} for place in state.list_group_places(group)}
+    rows = [row for group in {*state.offsets, *state.groups} for row in list_partition_lags(state, group)]
+    return sorted(
+        (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag)
+        for row in rows
+        # what an open transaction alone holds is in no table of offsets yet
+        if (row.group, state.topic_ids[row.topic], row.partition) in places
+    )
 
 
 @pytest.fixture
@@ -39,6 +47,10 @@ def story() -> Story:
     return story
 
 
+def committed(story: Story) -> int:
+    return story.mq.state.offsets["g"][story.mq.state.topic_ids["t"], 0].offset
+
+
 @pytest.mark.parametrize(
     ("acknowledged", "left"),
     [([], 10), (["0-1"], 8), (["0-1", "4-5"], 6), (["3", "5", "7", "9"], 6), (["1-9"], 1), (["0-9"], 0)],
@@ -48,14 +60,14 @@ def test_what_is_acknowledged_past_the_committed_offset_is_not_left(
 ) -> None:
     if acknowledged:
         story.tell({"ack": {"t-0": acknowledged}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, left)]
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", left)]
 
 
 def test_what_is_rejected_or_given_back_is_left(story: Story) -> None:
     story.tell({"ack": {"t-0": "2-9"}})
     story.tell({"reject": {"t-0": 0}})
     story.tell({"nack": {"t-0": 1}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, 2)]
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", 2)]
 
 
 def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(story: Story) -> None:
@@ -63,7 +75,46 @@ def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(st
     story.tell({"who": "A", "publish": {"t-0": 6}})
     story.tell({"acquire": "C1"})
     story.tell({"ack": {"t-0": ["8-13"]}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, 8)]
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", 8)]
+
+
+@pytest.mark.parametrize(
+    ("reset", "next_offset", "counted_from"),
+    [("earliest", 3, "start"), ("latest", 10, "start"), ("none", 3, "log_start")],
+)
+def test_before_the_first_commit_lag_counts_from_where_the_group_begins(
+    reset: str, next_offset: int, counted_from: str
+) -> None:
+    story = Story()
+    for line in (
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 10}},
+        {"join": "C1", "reset": reset},
+        {"publish": {"t-0": 5}},
+        {"delete_records": {"t-0": 3}},
+    ):
+        story.tell(line)
+    rest = ("g", "t", 1, 0, counted_from, 0)
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, next_offset, counted_from, 15 - next_offset), rest]
+    described = describe_group(story.mq.state, "g", -1, 0)
+    assert (described.partitions, described.lag, described.lag_counted_from) == (2, 15 - next_offset, [counted_from])
+    story.tell({"commit_offsets": {"t-0": 12}, "member": "C1"})
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, 12, "committed", 3), rest]
+    assert describe_group(story.mq.state, "g", -1, 0).lag_counted_from == ["committed", counted_from]
+
+
+def test_a_partition_in_which_only_an_open_transaction_has_offsets_counts_from_the_start_of_its_log() -> None:
+    story = Story()
+    for line in (
+        {"create": {"t": 1}},
+        {"publish": {"t-0": 4}},
+        {"who": "A", "init": "x"},
+        {"who": "A", "commit_offsets": {"t-0": 2}},
+    ):
+        story.tell(line)
+    (row,) = list_partition_lags(story.mq.state, "g")
+    assert (row.committed_offset, row.next_offset, row.counted_from, row.lag) == (None, 0, "log_start", 4)
+    assert row.pending == "x"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

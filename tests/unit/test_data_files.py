@@ -21,7 +21,7 @@ from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, file_stem
 from lakemq.tables.storage.files import LocalFiles
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 ROWS = 500
 JUNK, ALIEN, FEW, DENIED, FINE = range(5)
@@ -216,9 +216,9 @@ def a_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataF
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "0 bytes, no Parquet file"),
-        (b"PAR1" + b"x" * 92 + b"PAR1", "100 bytes, no Parquet file"),
-        (b"junk" * 25, "100 bytes, no Parquet file"),
+        (b"", "0 bytes, not a Parquet file"),
+        (b"PAR1" + b"x" * 92 + b"PAR1", "100 bytes, not a Parquet file"),
+        (b"junk" * 25, "100 bytes, not a Parquet file"),
     ],
 )
 def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, found: str) -> None:

@@ -22,11 +22,11 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.maintenance.dying import Dying, Sighting, find_dying
-from lakemq.engine.protocol.values.dead_letters import DyingFound, Located, SettleDeadLetters
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
+from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting, find_dying
+from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation, SettleDeadLetters
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
 from lakemq.engine.protocol.values.groups import JoinGroup
-from lakemq.engine.sequencer.dead_letters import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DeadLetters
+from lakemq.engine.sequencer.dying_search import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
@@ -140,6 +140,7 @@ def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
     assert rows == [(*why, n, n, f"m{n}".encode()) for n in range(3)]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connection) -> None:
     """Others publish to a topic of dead letters, too, and what they do may expire."""
@@ -160,6 +161,7 @@ def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connec
     assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -176,6 +178,7 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
     assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_is_dying_for_good_is_deleted_with_the_log_before_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -233,6 +236,7 @@ def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> 
         assert [m.value.decode() for m in taken(one, 18)][9:] == [f"m{n}" for n in range(9)]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_where_it_goes_back_to_one_that_stamps(
     mq: Connection,
@@ -256,6 +260,7 @@ def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_wh
     assert was == first[stamped] < now
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection) -> None:
     topic, group, dead = new_name("t"), new_name("g"), new_name("dead")
@@ -273,6 +278,7 @@ def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection
     assert values(mq, dead) == ["a"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -292,6 +298,7 @@ def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
     assert values(mq, topic)[4:] == ["c"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -303,17 +310,19 @@ def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Conn
     assert values(mq, topic) == ["a", "b"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = given_up(mq, new_topic(mq), ["a"])
-    monkeypatch.setattr(mq.dead_letters, "_topics", lambda: ["gone", dead])
+    monkeypatch.setattr(mq.dead_letters, "_find_topics", lambda: ["gone", dead])
     assert [(one.topic, one.messages) for one in mq.dead_letters.counts()] == [(dead, 1)]
     with pytest.raises(UnknownTopicOrPartition):
         mq.dead_letters.counts("gone")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
     """Another one cannot go: its topic was deleted when it was asked for already."""
@@ -335,6 +344,7 @@ def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
     assert values(mq, topic) == [topic, topic]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_of_many_some_are_shown(mq: Connection) -> None:
     dead = given_up(mq, new_topic(mq), [str(n) for n in range(200)])
@@ -345,6 +355,7 @@ def test_of_many_some_are_shown(mq: Connection) -> None:
         mq.dead_letters.all(dead, limit=-1)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -355,6 +366,7 @@ def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
     assert sorted(values(mq, topic)[200:], key=int) == [f"{n}" for n in range(200)]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -364,6 +376,7 @@ def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
     assert time.monotonic() - begun_s > 2
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_was_chosen_in_a_topic_settles_nothing_in_another_one_of_its_name(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -378,6 +391,7 @@ def test_what_was_chosen_in_a_topic_settles_nothing_in_another_one_of_its_name(m
             redrive.result()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_no_condition_is(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -395,6 +409,7 @@ def test_what_no_condition_is(mq: Connection) -> None:
     assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_messages_of_others_in_a_dead_letter_topic_are_none(mq: Connection) -> None:
     topic = new_topic(mq)
@@ -405,6 +420,7 @@ def test_messages_of_others_in_a_dead_letter_topic_are_none(mq: Connection) -> N
     assert values(mq, topic) == ["a", "a"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -421,13 +437,14 @@ def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     assert [row["value"] for row in said("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
     assert said("redrive", dead, "--where", "value = 'b'", "--dry-run")[0]["messages"] == 1
     assert said("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
-    assert said("purge", dead) == [{"messages": 2}]
+    assert said("purge", dead, "--yes") == [{"messages": 2}]
     assert values(mq, topic)[3:] == ["b"]
 
 
 # -- where they are found -----------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_known(tmp_path: Path) -> None:
     with served(tmp_path, **{"project.interval.ms": 20}) as mq:
@@ -447,7 +464,7 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
 
         def look() -> bool:
             for committed in (False, True):
-                wanted = Dying("g", 1, 0, ((0, 4), (5, 3)), committed)
+                wanted = DyingMessages("g", 1, 0, ((0, 4), (5, 3)), committed)
                 ((found[committed], _),) = find_dying(mq.namespace.store, [wanted])
             return bool(found[False].rows) and found[False].rows[-1].first == 7
 
@@ -459,6 +476,7 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
     assert _offsets(found[False]) == ([0, 1, 3, 6, 7], [2, 5])
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connection) -> None:
     """However many there are, a step that decides of them is short."""
@@ -466,16 +484,16 @@ def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connec
     for n in range(3):
         mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
     topic_id = mq.topics.describe(topic).topic_id
-    every_second = Dying("g", topic_id, 0, tuple((at, 1) for at in range(0, 6, 2)), True)
-    all_of_it = Dying("h", topic_id, 0, ((0, 6),), True)
+    every_second = DyingMessages("g", topic_id, 0, tuple((at, 1) for at in range(0, 6, 2)), True)
+    all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
 
-    def looked(*wanted: Dying, most: int) -> list[tuple[list[int], int]]:
+    def looked(*wanted: DyingMessages, most: int) -> list[tuple[list[int], int]]:
         return [(_offsets(found)[0], end) for found, end in find_dying(mq.namespace.store, wanted, most)]
 
     until(lambda: looked(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
     assert looked(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
-    assert looked(all_of_it.since(4), most=2) == [([4, 5], 6)]
-    assert looked(all_of_it.since(3), most=2) == [([3, 4, 5], 6)]
+    assert looked(all_of_it.cut_before(4), most=2) == [([4, 5], 6)]
+    assert looked(all_of_it.cut_before(3), most=2) == [([3, 4, 5], 6)]
     assert looked(every_second, all_of_it, most=2) == [([0, 2], 3)]
     assert looked(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
     assert looked(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
@@ -493,12 +511,12 @@ class Tables:
     """What a look finds: nothing, what was asked for, or trouble."""
 
     def __init__(self) -> None:
-        self.asked: list[list[Dying]] = []
+        self.asked: list[list[DyingMessages]] = []
         self.knows = True
         self.most: int | None = None
         self.error: Exception | None = None
 
-    def find(self, wanted: list[Dying]) -> list[Sighting]:
+    def find(self, wanted: list[DyingMessages]) -> list[Sighting]:
         self.asked.append(wanted)
         if self.error is not None:
             raise self.error
@@ -511,8 +529,8 @@ class Tables:
         return sightings
 
 
-def _rows(one: Dying) -> list[Located]:
-    return [Located(first, count, 7, None, first, 0, 1, 1, None, None) for first, count in one.ranges]
+def _rows(one: DyingMessages) -> list[RowLocation]:
+    return [RowLocation(first, count, 7, None, first, 0, 1, 1, None, None) for first, count in one.ranges]
 
 
 @pytest.fixture
@@ -531,72 +549,72 @@ def reject(mq: Harness, count: int, but: int = 0) -> None:
     """The next ones, but for so many of them, which come first and stay in hand."""
     place = mq.state.topic_ids["t"], 0
     epoch = mq.state.groups["g"].assignments[place].epoch
-    first = known.next_offset if (known := mq.state.deliveries_of("g", place)) else 0
-    mq.ask(Acquire("g", "C1", [Wanted(*place, epoch, count)]))
+    first = known.next_offset if (known := mq.state.find_deliveries("g", place)) else 0
+    mq.ask(Acquire("g", "C1", [WantedMessages(*place, epoch, count)]))
     dying = (first + but, count - but)
-    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, Outcome.REJECT, [dying])]))
+    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, AckOutcome.REJECT, [dying])]))
 
 
 def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     assert letters.is_working(queue.state)
-    assert not letters.found(queue.state)
-    (found,) = letters.found(queue.state)
+    assert not letters.take_findings(queue.state)
+    (found,) = letters.take_findings(queue.state)
     queue.see(found)
     assert not queue.state.dying
     assert letters.due_in_ms(queue.state) is None
     assert not letters.is_working(queue.state)
     clock.sleep(10 * RETRY_MS)
-    assert not letters.found(queue.state)
+    assert not letters.take_findings(queue.state)
     assert len(tables.asked) == 1
 
 
 def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
     tables.knows = False
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     for _ in range(5):
-        letters.found(queue.state)
+        letters.take_findings(queue.state)
         clock.sleep(100)
     assert len(tables.asked) > 1
     assert letters.is_working(queue.state)
     clock.sleep(PATIENCE_MS)
     for _ in range(3):
-        letters.found(queue.state)
+        letters.take_findings(queue.state)
         clock.sleep(100)
     assert not letters.is_working(queue.state)
     count, due_in_ms = len(tables.asked), letters.due_in_ms(queue.state)
     assert due_in_ms is not None
     assert RETRY_MS - 1_000 < due_in_ms <= RETRY_MS
-    letters.found(queue.state)
+    letters.take_findings(queue.state)
     assert len(tables.asked) == count
     tables.knows = True
     clock.sleep(RETRY_MS)
-    letters.found(queue.state)
-    assert letters.found(queue.state)
+    letters.take_findings(queue.state)
+    assert letters.take_findings(queue.state)
 
 
 def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> None:
     """It may not become a dead letter now: it is asked for again with what is new, or after a while."""
     clock, tables = ManualClock(), Tables()
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
-    letters.found(queue.state)
-    assert letters.found(queue.state)  # and nothing comes of it
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
+    letters.take_findings(queue.state)
+    assert letters.take_findings(queue.state)  # and nothing comes of it
     assert not letters.is_working(queue.state)
     reject(queue, 2)
     clock.sleep(100)
     assert letters.due_in_ms(queue.state) is not None
     for _ in range(2):
-        letters.found(queue.state)
+        letters.take_findings(queue.state)
     assert tables.asked[-1][0].ranges == ((0, 6),)
 
 
 def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Harness) -> None:
     clock, tables = ManualClock(), Tables()
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
-    letters.found(queue.state)
-    assert letters.found(queue.state)  # and nothing comes of it
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
+    letters.take_findings(queue.state)
+    assert letters.take_findings(queue.state)  # and nothing comes of it
     clock.sleep(1_000)
     assert not letters.is_working(queue.state)
     queue.create("u", 1)
@@ -604,7 +622,7 @@ def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Har
     assert due_in_ms is not None
     assert due_in_ms < 1_000
     for _ in range(3):
-        found = letters.found(queue.state)
+        found = letters.take_findings(queue.state)
     assert len(found) == 1
     assert not letters.is_working(queue.state)
 
@@ -613,16 +631,16 @@ def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_th
     reject(queue, 2, but=1)
     clock, tables = ManualClock(), Tables()
     tables.most = 1
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     for _ in range(2):
-        while not letters.found(queue.state):  # and nothing comes of it
+        while not letters.take_findings(queue.state):  # and nothing comes of it
             assert letters.is_working(queue.state)
             clock.sleep(100)
     assert [one[0].ranges for one in tables.asked] == [((0, 4), (5, 1)), ((5, 1),)]
     assert not letters.is_working(queue.state)
     clock.sleep(RETRY_MS)
     for _ in range(2):
-        letters.found(queue.state)
+        letters.take_findings(queue.state)
     assert tables.asked[-1][0].ranges == ((0, 4), (5, 1))
     assert len(tables.asked) == 3
 
@@ -631,39 +649,39 @@ def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_th
 def test_a_look_that_fails_is_made_again(queue: Harness, error: Exception) -> None:
     clock, tables = ManualClock(), Tables()
     tables.error = error
-    letters = DeadLetters(tables.find, AtOnce(), clock, Lock())
-    letters.found(queue.state)
-    assert not letters.found(queue.state)
+    letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
+    letters.take_findings(queue.state)
+    assert not letters.take_findings(queue.state)
     tables.error = None
     clock.sleep(2_000)
-    letters.found(queue.state)
-    assert letters.found(queue.state)
+    letters.take_findings(queue.state)
+    assert letters.take_findings(queue.state)
 
 
 def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
     clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
-    letters = DeadLetters(tables.find, later, clock, removing)
+    letters = DyingSearch(tables.find, later, clock, removing)
     with removing:
-        letters.found(queue.state)  # somebody removes files: this can wait
+        letters.take_findings(queue.state)  # somebody removes files: this can wait
         assert not later.todo
     clock.sleep(100)
-    letters.found(queue.state)
+    letters.take_findings(queue.state)
     assert removing.locked()
     later.run()
-    (found,) = letters.found(queue.state)
+    (found,) = letters.take_findings(queue.state)
     assert removing.locked()  # until the step has landed
     queue.see(found)
-    letters.found(queue.state)
+    letters.take_findings(queue.state)
     assert not removing.locked()
 
 
 def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) -> None:
     """Also where a look takes longer than the pause between two."""
     clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
-    letters = DeadLetters(tables.find, later, clock, removing)
+    letters = DyingSearch(tables.find, later, clock, removing)
     turns = 0
     for _ in range(9):
-        for found in letters.found(queue.state):
+        for found in letters.take_findings(queue.state):
             queue.see(found)
             queue.ask(queue.produce({0: 1}, "t"))
             reject(queue, 1)
@@ -677,14 +695,14 @@ def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) 
 def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
     """Nobody waits for it, and files may have been removed since."""
     clock, tables, later = ManualClock(), Tables(), Later()
-    letters = DeadLetters(tables.find, later, clock, Lock())
-    letters.found(queue.state)
+    letters = DyingSearch(tables.find, later, clock, Lock())
+    letters.take_findings(queue.state)
     clock.sleep(LOOK_TIMEOUT_MS)
     later.run()
     for _ in range(2):
-        assert not letters.found(queue.state)
+        assert not letters.take_findings(queue.state)
     later.run()
-    assert letters.found(queue.state)
+    assert letters.take_findings(queue.state)
 
 
 class Later:

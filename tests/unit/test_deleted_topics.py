@@ -7,7 +7,7 @@ import pytest
 from protocol_harness import F, Harness, plain
 from protocol_tables import add_pass, mark_of, restored
 
-from lakemq.engine.maintenance.housekeeping import _kept
+from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
@@ -69,7 +69,7 @@ def test_the_tables_forget_it_with_their_next_whole_merge(mq: Harness, size: int
         add_pass(tables, state, mq.steps[at : at + size])
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
     kept = {
-        name: _kept(BY_NAME[name], tables[name], state.step, whole=True)
+        name: _drop_outdated_rows(BY_NAME[name], tables[name], state.step, whole=True)
         for name in ("topics", "partitions", "consumer_offsets")
     }
     assert {name: table.column("topic_id").to_pylist() for name, table in kept.items()} == {name: [2] for name in kept}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.protocol.values.deliveries import Deliveries, DeliveryStatus, Stretch, changed
+from lakemq.engine.protocol.values.deliveries import Deliveries, DeliveryStatus, Stretch, change_stretches
 
 stretches = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(DeliveryStatus), st.integers(0, 2)), max_size=6)
 ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)
@@ -28,5 +28,5 @@ def test_parts_of_offsets_are_those_that_a_change_of_them_meets(
         met.append(part)
         return part
 
-    changed(known.stretches, asked, seen)
-    assert known.within(asked) == met
+    change_stretches(known.stretches, asked, seen)
+    assert known.find_stretches(asked) == met

@@ -16,7 +16,7 @@ import yaml
 import lakemq
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
-from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.sql import run_query
 from lakemq.tables.views import VIEWS
 
@@ -82,6 +82,34 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{link} in {page.name}"
         assert not anchor or anchor in anchors(target), f"{link} in {page.name}"
+
+
+def wrong_links(page_name: str, prose: str) -> list[str]:
+    """Return the links whose text names another decision or page than the one they lead to."""
+    page_names = {page.stem.replace("-", " "): page.stem for page in DOCS.glob("*.md")}
+    wrong = []
+    for text, link in re.findall(r"\[([^]]+)\]\(([^)#]*\.md)[^)]*\)", prose):
+        target = Path(unquote(link)).stem
+        decision = re.fullmatch(r"(?:decision|adr) (\d+)", text, re.IGNORECASE)
+        expected = f"{int(decision[1]):04}" if decision else page_names.get(text.lower(), target)
+        if not target.startswith(expected):
+            wrong.append(f"[{text}]({link}) in {page_name}")
+    return wrong
+
+
+def test_links_lead_to_the_decision_or_page_that_they_name() -> None:
+    assert wrong_links("p", "[Decision 23](adr/0024-delays-are-ranges.md) [groups](docs/queues.md#x)") == [
+        "[Decision 23](adr/0024-delays-are-ranges.md) in p",
+        "[groups](docs/queues.md) in p",
+    ]
+    assert [link for page in PAGES for link in wrong_links(page.name, page.read_text(encoding="utf-8"))] == []
+
+
+def test_pictures_are_small_and_shown() -> None:
+    pictures = [path for path in (DOCS / "pictures").iterdir() if path.suffix in (".png", ".svg")]
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    assert sorted(path.name for path in pictures) == ["report.png", "shell.svg"]
+    assert all(path.stat().st_size < 150_000 and f"docs/pictures/{path.name}" in readme for path in pictures)
 
 
 def test_files_that_the_docs_name_are_there() -> None:
@@ -156,7 +184,7 @@ def test_the_worked_example_leaves_the_rows_on_the_page(example: Path) -> None:
     assert len(shown) == concepts().count("```sql") == 4
     for query, printed in shown:
         with lakemq.connect(str(example / "data/mq")) as mq:
-            columns, rows = run_query(mq.namespace, query, dialect=Dialect.spark)
+            columns, rows = run_query(mq.namespace, query, dialect=SqlDialect.spark)
             found = [columns, *([str(cell) for cell in row] for row in rows)]
         assert found == [line.split() for line in printed.splitlines()], query
 

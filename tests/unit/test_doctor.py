@@ -6,6 +6,9 @@ import configparser
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,8 +27,10 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
 from lakemq.jobs.doctor.examination import Finding, examine, requirements, within
+from lakemq.jobs.doctor.namespace import check_sequencer
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.storage.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
@@ -151,13 +156,19 @@ def test_a_bad_settings_file(tmp_path: Path) -> None:
 # -- the namespace --------------------------------------------------------------------------------------
 
 
+def pretend_newer(entry: Path) -> None:
+    """Change the version of the stored format in a log entry to a later one."""
+    known, newer = (f'"{VERSION_PROPERTY}":"{version}"' for version in (SCHEMA_VERSION, 9))
+    assert known in entry.read_text()
+    entry.write_text(entry.read_text().replace(known, newer))
+
+
 def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
     shutil.rmtree(path / "delayed")
     log = path / "segments/_delta_log"
     for entry in log.iterdir():
         os.truncate(entry, 10)
-    newer = path / "groups/_delta_log/00000000000000000000.json"
-    newer.write_text(newer.read_text().replace('"lakemq.schemaVersion":"1"', '"lakemq.schemaVersion":"9"'))
+    pretend_newer(path / "groups/_delta_log/00000000000000000000.json")
     found = ill(path)["namespace"]
     assert "delayed: " in found.found
     assert "segments: " in found.found
@@ -165,8 +176,7 @@ def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
 
 
 def test_a_newer_journal(path: Path) -> None:
-    newer = path / "journal/_delta_log/00000000000000000000.json"
-    newer.write_text(newer.read_text().replace('"lakemq.schemaVersion":"1"', '"lakemq.schemaVersion":"9"'))
+    pretend_newer(path / "journal/_delta_log/00000000000000000000.json")
     found = ill(path)
     assert set(found) == {"namespace"}
     assert found["namespace"].found.startswith("NEWER_FORMAT: ")
@@ -178,9 +188,9 @@ def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
     found = ill(path)
     assert set(found) == {"sequencer", "mailbox"}
-    assert "nobody leads" in found["sequencer"].found
+    assert "no sequencer leads" in found["sequencer"].found
     assert f"lakemq --path {path} serve" in found["sequencer"].mend
-    assert found["mailbox"].found.startswith("letters that wait: 1, the oldest for about 6")
+    assert found["mailbox"].found.startswith("waiting letters: 1, the oldest for about 6")
 
 
 def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
@@ -194,6 +204,27 @@ def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> 
     assert set(found) == {"sequencer"}
     assert f"{sequencer.name} leads with epoch" in found["sequencer"].found
     assert "seems to be dead" in found["sequencer"].mend
+
+
+DIES = """
+import os, signal, sys, lakemq
+mq = lakemq.connect(sys.argv[1])
+assert mq.sequencer().try_lead()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.extended
+def test_a_leader_that_was_killed_is_told_of_at_once(path: Path, mq: Connection) -> None:
+    ended = subprocess.run([sys.executable, "-c", DIES, str(path)], timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
+    found = check_sequencer(mq)
+    assert not found.ok
+    assert found.found.startswith("no sequencer leads: ")
+    assert found.mend == f"Letters wait. Run: lakemq --path {path} serve"
+    result = CliRunner().invoke(app, ["--path", str(path), "doctor", "--no-spark"])
+    assert result.exit_code == 1
 
 
 def test_aliens_in_the_mailbox(path: Path) -> None:
@@ -249,7 +280,7 @@ def test_a_data_file_that_is_gone(path: Path) -> None:
     file.unlink()
     found = ill(path)
     assert set(found) == {"data files"}
-    assert found["data files"].found == f"1 of 1 are gone or damaged: {file.name} (gone)"
+    assert found["data files"].found == f"1 of 1 are missing or damaged: {file.name} (gone)"
 
 
 def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection) -> None:
@@ -260,12 +291,13 @@ def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection)
     assert not ill(path)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
 def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int) -> None:
     real = time.time_ns
     monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
     found = ill(path)["clock"]
-    assert f"{-offset_s:+.1f} s from this clock" in found.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
+    assert f"{-offset_s:+.1f} s off this clock" in found.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
     assert "time server" in found.mend
 
 

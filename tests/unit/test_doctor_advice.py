@@ -25,9 +25,9 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.examination import Finding, examine
-from lakemq.tables.specs.spec import VERSION_PROPERTY
+from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]
 
 COMMAND = re.compile(r"lakemq --path .*?(?=[.;]*$|[.;] | && |\))")
 
@@ -126,9 +126,9 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
     (lost,) = (file for file in set((path / "messages").glob("*.parquet")) - before if file.stat().st_size > 10_000)
     lost.unlink()
     finding = ill(path)["delays"]
-    assert finding.found.startswith("2 messages of t wait in files that are gone")
+    assert finding.found.startswith("2 messages of t wait in files that are missing or damaged")
     (command,) = commands(finding)
-    run(*command)
+    run(*command, "--yes")
     assert not ill(path)
     with Connection(open_namespace(str(path))) as mq:
         assert [one.topic for one in mq.delayed.all()] == ["u"]
@@ -137,7 +137,7 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
 @pytest.mark.long  # a quarter of a minute
 def test_delayed_messages_that_nobody_releases(path: Path) -> None:
     with Connection(open_namespace(str(path))) as mq, mq.serving():
-        mq.publish("t", pa.table({"value": ["x"]}), delay_ms=2_000)
+        mq.publish("t", pa.table({"value": ["x"]}), delay_ms=8_000)
     assert not ill(path)
     deadline_s = time.monotonic() + 30
     while not (found := ill(path)):
@@ -163,7 +163,7 @@ def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: s
 def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
     entry = path / table / "_delta_log/00000000000000000000.json"
     ours = entry.read_text()
-    entry.write_text(ours.replace(f'"{VERSION_PROPERTY}":"1"', f'"{VERSION_PROPERTY}":"9"'))
+    entry.write_text(ours.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
     finding = ill(path)["namespace"]
     assert "init" not in finding.mend
     assert "version" in finding.mend
@@ -177,7 +177,9 @@ def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: 
     DeltaTable(str(path / table)).delete()
     with Connection(open_namespace(str(path))) as mq:
         for call in (mq.topics.list, lambda: mq.fetch("t"), lambda: mq.groups.list(), mq.step_until_idle):
-            with pytest.raises(TableDamaged, match=rf"{table} .*Commits of somebody else: {table} version \d+: DELETE"):
+            with pytest.raises(
+                TableDamaged, match=rf"{table} .*Commits that are not LakeMQ's: {table} version \d+: DELETE"
+            ):
                 call()
     result = CliRunner().invoke(app, ["--path", str(path), "topics", "list"])
     (line,) = result.stderr.splitlines()
@@ -230,7 +232,7 @@ def test_aliens_are_deleted(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     (path / "mailbox" / "notes.txt").write_text("hello")
     finding = ill(path)["aliens"]
-    (name,) = re.findall(r"no letters: .*?([\w.]+)$", finding.found)
+    (name,) = re.findall(r"files that are not letters: .*?([\w.]+)$", finding.found)
     (path / "mailbox" / name).unlink()
     assert not ill(path)
 
@@ -247,7 +249,7 @@ def test_data_files_that_are_gone(healthy: Path, path: Path, way: str) -> None:
             shutil.copy(healthy / "messages" / file.name, file)
     else:
         for command in commands(finding):
-            run(*command)
+            run(*command, "--yes")
     assert not ill(path)
     with Connection(open_namespace(str(path))) as mq:
         for topic in ("t", "u"):

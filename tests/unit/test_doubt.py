@@ -12,11 +12,11 @@ import pytest
 from protocol_harness import Harness
 from unit.desk import Desk
 
-from lakemq.engine.client.publish.arrow import ArrowPublisher, Spread
-from lakemq.engine.client.publish.options import producer_options
+from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
+from lakemq.engine.client.publish.options import parse_producer_options
 from lakemq.engine.client.publish.producer import Producer
 from lakemq.engine.client.publish.publication import Publication
-from lakemq.engine.client.publish.request import body_of
+from lakemq.engine.client.publish.request import build_body
 from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.client.publish.spark import SparkPublisher
 from lakemq.engine.client.transactions.manager import TransactionManager
@@ -42,11 +42,11 @@ def publisher(desk: Desk) -> ArrowPublisher:
     mq = Harness()
     mq.create("t", 1)
     routes = RouteCache(lambda what: what(mq.state))
-    return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: 15, 10_000, Spread(0))
+    return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: 15, 10_000, KeylessRoundRobin(0))
 
 
 def publish_a_version(desk: Desk) -> Any:
-    body, asked = body_of(pa.table({"value": ["x"]}), "t", 0)
+    body, asked = build_body(pa.table({"value": ["x"]}), "t", 0)
     desk.result = Published([])
     publication = Publication("t", "fail", ApplicationVersion("app", 1, "t"))
     return publisher(desk).send(publication, body, asked, PATIENCE_MS)
@@ -61,14 +61,14 @@ def publish_a_version_with_spark(desk: Desk) -> Any:
 
 
 def flush(desk: Desk) -> Any:
-    options = producer_options({"linger_ms": 0, "delivery_timeout_ms": PATIENCE_MS})
+    options = parse_producer_options({"linger_ms": 0, "delivery_timeout_ms": PATIENCE_MS})
     producer = Producer(publisher(desk), desk.requester, desk.clock, options)
     producer.send("t", "x")
     return producer.flush()
 
 
 def manager(desk: Desk) -> TransactionManager:
-    return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS)
+    return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS, lambda _: None)
 
 
 def commit(desk: Desk) -> Any:
@@ -76,7 +76,7 @@ def commit(desk: Desk) -> Any:
     mine = manager(desk)
     mine.initialize()
     mine.begin()
-    with mine.part():
+    with mine.add_part():
         pass
     desk.silent, desk.result = silent, TransactionEnded(7, 0)
     return mine.commit()
@@ -107,7 +107,7 @@ class Unsteady(Desk):
 @pytest.mark.parametrize("asking", ASKING)
 def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
     with pytest.raises(
-        RequestTimedOut, match=r"outcome is unknown.*The last attempt says nothing of it.*No space left"
+        RequestTimedOut, match=r"outcome is unknown.*The last attempt does not clear this up.*No space left"
     ):
         ASKING[asking](Unsteady(tmp_path))
 
@@ -140,7 +140,7 @@ VERSIONED = [publish_a_version, publish_a_version_with_spark]
 
 @pytest.mark.parametrize("publish", VERSIONED)
 def test_a_refused_repeat_of_a_publish_leaves_the_doubt(tmp_path: Path, publish: Callable[[Desk], Any]):
-    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*says nothing of it: FILE_MISSING"):
+    with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*does not clear this up: FILE_MISSING"):
         publish(Refusing(tmp_path, FileMissing("gone")))
 
 
@@ -164,7 +164,7 @@ def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
 def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = f"{15:016x}.parquet"
-    body, asked = body_of(pa.table({"value": ["x" * 20_000]}), "t", 0)
+    body, asked = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)
     with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
         publisher(desk).publish(Publication("t"), body, asked)
     assert desk.letters == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
         raise ModuleNotFoundError("other", name="other")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
     done = without_extras(
@@ -92,12 +94,12 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
     assert done.stdout.startswith("[b'1', b'2', b'3'] [b'1', b'2', b'3']\n")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "extra"),
     [
         ("import lakemq.spark", "spark"),
-        ("import lakemq.jobs.microbatch", "spark"),
         ("import lakemq.jobs.report", "report"),
         ("import lakemq.jobs.demo.__main__", "spark"),
         (
@@ -114,6 +116,39 @@ def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> 
     assert f"pip install 'lakemq[{extra}]'" in last
 
 
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "arguments", "missing", "extra"),
+    [
+        ("microbatch", [], "py4j", "spark"),
+        ("copy_topic", ["--from", "a", "--to", "b"], "py4j", "spark"),
+        ("audit", [], "duckdb", "sql"),
+    ],
+)
+def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
+    tmp_path: Path, job: str, arguments: list[str], missing: str, extra: str
+) -> None:
+    done = without_extras(
+        f"""
+        import runpy
+        import lakemq
+        lakemq.connect("mq", create=True).close()
+        sys.argv[1:] = ["--path", "mq", *{arguments!r}]
+        runpy.run_module("lakemq.jobs.{job}", run_name="__main__")
+        """,
+        tmp_path,
+    )
+    message = f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'."
+    assert done.returncode == 3
+    (logged,) = done.stderr.splitlines()
+    assert json.loads(logged)["message"] == f"MISSING_EXTRA: {message}"
+    end = json.loads(done.stdout)
+    assert (end["job"], end["exit_code"]) == (job, 3)
+    assert (end["error"], end["message"]) == ("MISSING_EXTRA", message)
+
+
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "missing", "extra"),

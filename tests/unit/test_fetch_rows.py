@@ -12,9 +12,9 @@ import pytest
 
 from lakemq.engine.client.fetch import arrow
 from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
-from lakemq.engine.client.fetch.fetched import Message, _messages
-from lakemq.engine.client.fetch.held import HeldPart
-from lakemq.engine.client.fetch.lookup import PLANNED
+from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
+from lakemq.engine.client.fetch.journal_rows import JournalPart
+from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
@@ -36,22 +36,24 @@ def body(first: int, count: int) -> pa.Table:
     return pa.table([pa.array(values.get(f.name, [None] * count), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
 
 
-def parts(*bounds: tuple[int, int]) -> list[HeldPart]:
-    return [HeldPart(first, end - first, encode_rows(body(first, end - first))) for first, end in bounds]
+def parts(*bounds: tuple[int, int]) -> list[JournalPart]:
+    return [JournalPart(first, end - first, encode_rows(body(first, end - first))) for first, end in bounds]
 
 
 def plan(
-    ranges: list[tuple[int, int, int]], held: list[HeldPart], footer: int | None = None, append: int | None = None
+    ranges: list[tuple[int, int, int]], held: list[JournalPart], footer: int | None = None, append: int | None = None
 ) -> FetchPlan:
     """ranges: file_id, first row, count; offsets follow one another."""
     rows, offset = [], 100
     for file_id, first, count in ranges:
         known = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}
         known |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
-        rows.append({**dict.fromkeys(PLANNED.names), **known, "footer_hash": None if file_id == PENDING else footer})
+        rows.append(
+            {**dict.fromkeys(PLAN_SCHEMA.names), **known, "footer_hash": None if file_id == PENDING else footer}
+        )
         offset += count
     return FetchPlan(
-        "t", 1, 1, pa.Table.from_pylist(rows, PLANNED), (), {PENDING: held} if held else {}, "read_committed"
+        "t", 1, 1, pa.Table.from_pylist(rows, PLAN_SCHEMA), (), {PENDING: held} if held else {}, "read_committed"
     )
 
 
@@ -78,7 +80,7 @@ def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, wanted: tuple[in
 
 
 def test_a_part_that_has_other_rows_than_it_says_is_no_rows(tmp_path: Path) -> None:
-    short = [HeldPart(0, 5, encode_rows(body(0, 4)))]
+    short = [JournalPart(0, 5, encode_rows(body(0, 4)))]
     with pytest.raises(FileTruncated, match="not where they were"):
         fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, 0, 2)], short))
 
@@ -124,7 +126,7 @@ def test_messages_one_by_one_say_what_the_table_does(headers: list[Any]) -> None
     columns = [keys, values, ["t"] * 3, [0, 0, 7], [5, 6, 0], times, [0] * 3, headers]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, FETCHED, strict=True)]
     (batch,) = pa.table(arrays, schema=FETCHED).to_batches()
-    messages = list(_messages(batch))
+    messages = list(_iterate_messages(batch))
     assert messages == [
         Message("t", 0, 5, FIRST, None, b"v", ()),
         Message("t", 0, 6, LAST, b"k", None, ()),

@@ -12,15 +12,21 @@ from examples import examples
 from hypothesis import example, given
 from protocol_harness import letter_bytes
 
-from lakemq.engine.client.publish.delaying import DelayRule
-from lakemq.engine.client.publish.few import FEW_BYTES, FEW_ROWS, arrange_few, few_of_table
+from lakemq.engine.client.publish.delay_rule import DelayRule
+from lakemq.engine.client.publish.few_rows import FEW_BYTES, FEW_ROWS, arrange_few, few_body_from_table
 from lakemq.engine.client.publish.placing import Copy, arrange
 from lakemq.engine.client.publish.record import Records
-from lakemq.engine.client.publish.request import body_of
-from lakemq.engine.client.requester import Waiting, letter_of
-from lakemq.engine.protocol.codec.few_rows import MAX_FEW_BYTES, FewRows, decode_few_rows, encode_few_rows, table_of
+from lakemq.engine.client.publish.request import build_body
+from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.protocol.codec.few_rows import (
+    MAX_FEW_BYTES,
+    FewRows,
+    decode_few_rows,
+    encode_few_rows,
+    rows_to_table,
+)
 from lakemq.engine.protocol.codec.letter import decode_letter
-from lakemq.engine.protocol.hashing import partitions_of, partitions_of_few
+from lakemq.engine.protocol.hashing import partition_few_keys, partition_keys
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.tables.specs.messages import BODY_SCHEMA, HEADERS, MAX_TIMESTAMP_US
@@ -95,12 +101,12 @@ LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME)
 @given(tables(), copies, st.integers(0, 100))
 @example(LAST_MOMENT, [Copy(1, "xxhash64", 60, (0,), DelayRule(1))], 0)
 def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, copies: list[Copy], start: int) -> None:
-    few = few_of_table(table, "t", NOW_MS)
+    few = few_body_from_table(table, "t", NOW_MS)
     assert few is not None
-    body, asked = body_of(table, "t", NOW_MS)
-    assert few[0].table().equals(body)
+    body, asked = build_body(table, "t", NOW_MS)
+    assert few[0].to_arrow().equals(body)
     found, expected = arrange_few(copies, *few, start), arrange(copies, body, asked, start, by_slot=True)
-    assert table_of([found.rows]).equals(expected.rows.combine_chunks())
+    assert rows_to_table([found.rows]).equals(expected.rows.combine_chunks())
     assert found.runs == expected.runs
     assert found.partition == expected.partition.tolist()
     assert found.due_ms == (None if expected.due_ms is None else expected.due_ms.tolist())
@@ -131,7 +137,7 @@ def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any,
     many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
     assert isinstance(many, pa.Table)
     assert not isinstance(few, pa.Table)
-    assert few.table().equals(many.combine_chunks())
+    assert few.to_arrow().equals(many.combine_chunks())
     assert (asked is None) == (expected is None)
     assert asked is None or asked == expected.tolist()
 
@@ -141,8 +147,8 @@ def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any,
 def test_a_few_keys_get_the_partitions_of_a_column(
     keys: list[bytes | None], count: int, partitioner: Any, start: int
 ) -> None:
-    column = partitions_of(pa.array(keys, pa.binary()), count, partitioner, start)
-    assert partitions_of_few(keys, count, partitioner, start) == column.tolist()
+    column = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
+    assert partition_few_keys(keys, count, partitioner, start) == column.tolist()
 
 
 @pytest.mark.parametrize(
@@ -162,18 +168,18 @@ def test_a_few_keys_get_the_partitions_of_a_column(
     ],
 )
 def test_what_is_not_few_or_not_plain_is_left_to_arrow(table: pa.Table) -> None:
-    assert few_of_table(table, "t", NOW_MS) is None
+    assert few_body_from_table(table, "t", NOW_MS) is None
 
 
 def test_text_that_is_none_is_as_in_arrow() -> None:
     """Arrow takes bytes for text that are not UTF-8, where nobody looks."""
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    few = few_of_table(pa.table({"value": bad}), "t", NOW_MS)
+    few = few_body_from_table(pa.table({"value": bad}), "t", NOW_MS)
     assert few is not None
     assert few[0].values == [b"\xff"]
     entries = pa.StructArray.from_arrays([bad, pa.array([b"v"])], fields=list(HEADERS.value_type))
     listed = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), entries).cast(HEADERS)
-    assert few_of_table(pa.table({"value": ["x"], "headers": listed}), "t", NOW_MS) is None
+    assert few_body_from_table(pa.table({"value": ["x"], "headers": listed}), "t", NOW_MS) is None
 
 
 # -- in a letter --------------------------------------------------------------------------------------------
@@ -198,7 +204,7 @@ def few_rows(draw: st.DrawFn) -> FewRows:
 def test_few_rows_come_out_of_a_letter_as_they_went_in(rows: FewRows) -> None:
     letter = Letter("c", 7, [InitProducer()], 5)
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
-    table_of([rows]).validate(full=True)
+    rows_to_table([rows]).validate(full=True)
 
 
 @examples()
@@ -212,21 +218,21 @@ def one(value: bytes) -> FewRows:
 
 
 def test_rows_of_a_letter_keep_their_order_whatever_they_travel_as() -> None:
-    asked = [one(b"a"), one(b"b"), table_of([one(b"c"), one(b"d")]), one(b"e")]
-    batch = [Waiting.of(InitProducer(), rows) for rows in asked]
-    _, few = decode_letter(letter_of("c", 1, batch[:2], 5))
-    _, mixed = decode_letter(letter_of("c", 1, batch, 5))
+    asked = [one(b"a"), one(b"b"), rows_to_table([one(b"c"), one(b"d")]), one(b"e")]
+    batch = [PendingRequest.of(InitProducer(), rows) for rows in asked]
+    _, few = decode_letter(build_letter("c", 1, batch[:2], 5))
+    _, mixed = decode_letter(build_letter("c", 1, batch, 5))
     assert isinstance(few, FewRows)
     assert few.value == [b"a", b"b"]
     assert isinstance(mixed, pa.Table)
     assert mixed.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
-    together = table_of([few, mixed, one(b"f")]).column("value").to_pylist()
+    together = rows_to_table([few, mixed, one(b"f")]).column("value").to_pylist()
     assert b"".join(together) == b"ababcdef"
 
 
 def test_many_that_are_few_travel_as_arrow_so_that_a_letter_is_no_larger_than_it_may_be() -> None:
-    batch = [Waiting.of(InitProducer(), one(bytes(60_000))) for _ in range(40)]
-    _, rows = decode_letter(letter_of("c", 1, batch, 5))
+    batch = [PendingRequest.of(InitProducer(), one(bytes(60_000))) for _ in range(40)]
+    _, rows = decode_letter(build_letter("c", 1, batch, 5))
     assert isinstance(rows, pa.Table)
     assert rows.num_rows == 40
 
@@ -277,4 +283,4 @@ def test_more_bytes_than_a_few_are_refused_before_they_are_decoded() -> None:
 
 
 def test_a_table_has_all_columns_of_a_message() -> None:
-    assert table_of([]).schema == table_of([one(b"v")]).schema == BODY_SCHEMA
+    assert rows_to_table([]).schema == rows_to_table([one(b"v")]).schema == BODY_SCHEMA

@@ -8,7 +8,7 @@ from threading import Lock
 import pyarrow as pa
 import pytest
 
-from lakemq.engine.maintenance.data_files import DataFiles
+from lakemq.engine.maintenance.data_file_merger import DataFileMerger
 from lakemq.engine.maintenance.housekeeping import Housekeeping
 from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name, new_file_id
@@ -19,9 +19,9 @@ from lakemq.engine.protocol.values.log import DataFile, FilesAdded
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
-from lakemq.tables.storage.commits import StoredFile, statistics_of
+from lakemq.tables.storage.commits import StoredFile, compute_statistics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 FILE = 0x0123456789ABCDEF
 LAST_MS = 253_402_300_799_999
@@ -30,7 +30,7 @@ LAST_MS = 253_402_300_799_999
 def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
     clock = SystemClock()
-    data_files = DataFiles(namespace.store, namespace.config, clock, new_file_id, Lock())
+    data_files = DataFileMerger(namespace.store, namespace.config, clock, new_file_id, Lock())
     housekeeping = Housekeeping(namespace.files, namespace.config, clock, BEGINNING, clock.now_ms, data_files)
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
@@ -60,7 +60,7 @@ def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms
 def test_long_texts_bound_no_merged_file() -> None:
     """They would stand in the log at full length, a client's results or a topic's settings."""
     rows = pa.table({"step": [3, 9], "name": ["b", "a"], "results": ["[" + "x" * 100 + "]", "[]"], "none": [None, "y"]})
-    statistics = statistics_of(rows)
+    statistics = compute_statistics(rows)
     assert statistics["minValues"] == {"step": 3, "name": "a", "none": "y"}
     assert statistics["maxValues"] == {"step": 9, "name": "b", "none": "y"}
     assert statistics["nullCount"] == {"step": 0, "name": 0, "none": 1}

@@ -509,6 +509,7 @@ def _put_all(root: str, mark: bytes, named: bool, count: int) -> int:
     return won
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_of_several_processes_one_gets_the_name(tmp_path: Path, named: bool):

@@ -22,11 +22,11 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.process import OwnLock, no_collecting, same_process
+from lakemq.engine.namespace.process import OwnLock, check_same_process, pause_garbage_collection
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 CHILD_S = 20
 ROWS = pa.table({"value": ["x"]})
@@ -94,7 +94,7 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq._fetching._lock.own:  # as another thread of the parent may hold it in the moment of the fork
+    with mq._fetcher._lock.own:  # as another thread of the parent may hold it in the moment of the fork
         said = in_a_fork(lambda: CALLS[call](mq, topic))
     assert_refused(said)
 
@@ -226,9 +226,9 @@ def test_children_that_connect_by_themselves_work(mq: Connection, method: str):
 
 
 def test_what_belongs_to_a_process_says_so():
-    same_process(os.getpid(), "It")
+    check_same_process(os.getpid(), "It")
     with pytest.raises(IllegalState, match=r"It was made in another process \(fork\): make one there\."):
-        same_process(os.getpid() + 1, "It")
+        check_same_process(os.getpid() + 1, "It")
     lock = OwnLock("It")
     with lock.own:
         assert in_a_fork(lambda: lock.own).startswith("IllegalState")
@@ -237,8 +237,8 @@ def test_what_belongs_to_a_process_says_so():
 
 
 def test_a_child_that_comes_while_no_garbage_is_collected_collects_its_own() -> None:
-    with no_collecting():
-        with no_collecting():
+    with pause_garbage_collection():
+        with pause_garbage_collection():
             assert not gc.isenabled()
         assert not gc.isenabled()
         assert in_a_fork(gc.isenabled) == "True"

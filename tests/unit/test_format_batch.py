@@ -19,7 +19,7 @@ from unit.served import new_name, new_topic, until
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.format import tasks
-from lakemq.engine.client.format.batch import BatchReader, NarrowedReader
+from lakemq.engine.client.format.batch import BatchReader, FilteringReader
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
@@ -202,7 +202,7 @@ def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
 
 
 def narrowed(mq: Connection, filters: Iterable[Any], **given: str) -> pa.Table:
-    reader = NarrowedReader(options(mq, **given))
+    reader = FilteringReader(options(mq, **given))
     assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark looks at the rows all the same
     return rows(reader)
 

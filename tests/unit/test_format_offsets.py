@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.engine.client.fetch.plan import Bounds
-from lakemq.engine.client.format.offsets import StreamOffset, available, limited
+from lakemq.engine.client.format.offsets import StreamOffset, find_available_ranges, limit_ranges
 from lakemq.errors import InvalidConfig
 
 LEFT = st.dictionaries(
@@ -25,25 +25,25 @@ LEFT = st.dictionaries(
 def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
     ranges: dict[tuple[str, int], tuple[int, int]], most: int | None
 ) -> None:
-    ends = limited(ranges, most)
+    ends = limit_ranges(ranges, most)
     moved = {place: ends[place[0]][place[1]] - start for place, (start, _) in ranges.items()}
     left = {place: end - start for place, (start, end) in ranges.items()}
     assert all(0 <= moved[place] <= left[place] for place in ranges)
     assert sum(moved.values()) == min(sum(left.values()), sum(left.values()) if most is None else most)
-    assert limited(dict(reversed(ranges.items())), most) == ends  # whatever the order in which they are named
+    assert limit_ranges(dict(reversed(ranges.items())), most) == ends  # whatever the order in which they are named
 
 
 def test_partitions_share_a_batch_by_how_much_they_have() -> None:
     ranges = {("t", 0): (0, 900), ("t", 1): (5, 105), ("t", 2): (7, 7)}
-    assert limited(ranges, 100) == {"t": {0: 90, 1: 15, 2: 7}}
-    assert limited(ranges, 1) == {"t": {0: 1, 1: 5, 2: 7}}
+    assert limit_ranges(ranges, 100) == {"t": {0: 90, 1: 15, 2: 7}}
+    assert limit_ranges(ranges, 1) == {"t": {0: 1, 1: 5, 2: 7}}
 
 
 def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
     one = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": 2, "a": 1}, {"a": {0: 0}})
     other = StreamOffset({"a": {0: 3}, "b": {9: 2, 10: 1}}, {"a": 1, "b": 2}, {"a": {0: 0}})
-    text = json.dumps(one.told())
-    assert text == json.dumps(other.told())
+    text = json.dumps(one.to_json())
+    assert text == json.dumps(other.to_json())
     assert text.startswith('{"offsets": {"a": {"0": 3}, "b": {"9": 2, "10": 1}}')
     assert StreamOffset.of(json.loads(text)) == one
 
@@ -67,9 +67,9 @@ def test_the_checkpoint_of_another_source_is_refused(told: Any) -> None:
 
 def test_what_is_lost_before_the_first_offset_takes_no_room_in_a_batch() -> None:
     logs = {"t": {0: Bounds(1, 1000, 1008, 1009), 1: Bounds(1, 0, 8, 8)}}
-    ranges = available(StreamOffset({"t": {0: 5, 1: 0}}, {"t": 1}), logs)
+    ranges = find_available_ranges(StreamOffset({"t": {0: 5, 1: 0}}, {"t": 1}), logs)
     assert ranges == {("t", 0): (1000, 1008), ("t", 1): (0, 8)}
-    assert limited(ranges, 4) == {"t": {0: 1002, 1: 2}}
+    assert limit_ranges(ranges, 4) == {"t": {0: 1002, 1: 2}}
 
 
 def test_what_has_come_since_is_read_from_its_beginning() -> None:
@@ -79,7 +79,7 @@ def test_what_has_come_since_is_read_from_its_beginning() -> None:
         "made anew": {0: Bounds(7, 0, 4, 4)},
         "new": {0: Bounds(8, 0, 2, 2)},
     }
-    assert available(start, logs) == {
+    assert find_available_ranges(start, logs) == {
         ("t", 0): (5, 8),
         ("t", 1): (0, 3),
         ("made anew", 0): (0, 4),
@@ -90,4 +90,4 @@ def test_what_has_come_since_is_read_from_its_beginning() -> None:
 def test_a_log_that_has_lost_its_end_is_gone_on_with_where_it_ends() -> None:
     start = StreamOffset({"t": {0: 50, 1: 50}}, {"t": 1})
     logs = {"t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 8, 60)}}  # what is not committed yet was read once
-    assert available(start, logs) == {("t", 0): (8, 8), ("t", 1): (50, 50)}
+    assert find_available_ranges(start, logs) == {("t", 0): (8, 8), ("t", 1): (50, 50)}

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from lakemq.engine.client.format.options import At, batch_options, stream_options
+from lakemq.engine.client.format.options import OffsetBound, parse_batch_options, parse_stream_options
 from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
 
 READ = {"path": "data/mq", "subscribe": "orders"}
 
 
 def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
-    batch, stream = batch_options(READ), stream_options(READ)
-    assert (batch.start, batch.end) == (At(word="earliest"), At(word="latest"))
-    assert stream.start == At(word="latest")
+    batch, stream = parse_batch_options(READ), parse_stream_options(READ)
+    assert (batch.start, batch.end) == (OffsetBound(word="earliest"), OffsetBound(word="latest"))
+    assert stream.start == OffsetBound(word="latest")
     assert batch.fail_on_data_loss
     assert stream.fail_on_data_loss
     assert not batch.include_headers
@@ -25,13 +25,17 @@ def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
 
 def test_names_and_words_have_no_case_and_kafka_s_prefix_may_stay() -> None:
     given = {"PATH": "x", "SUBSCRIBEPATTERN": "o.*", "StartingOffsets": "Earliest", "failondataloss": "False"}
-    found = stream_options({**given, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"})
-    assert (found.which.pattern, found.start, found.fail_on_data_loss) == ("o.*", At(word="earliest"), False)
+    found = parse_stream_options({**given, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"})
+    assert (found.selection.pattern, found.start, found.fail_on_data_loss) == (
+        "o.*",
+        OffsetBound(word="earliest"),
+        False,
+    )
     assert (found.isolation, found.group) == ("read_uncommitted", "billing")
 
 
 def test_offsets_and_times_by_partition_are_json() -> None:
-    found = batch_options(
+    found = parse_batch_options(
         {
             **READ,
             "startingOffsets": '{"orders": {"0": 23, "1": -2}}',
@@ -40,33 +44,33 @@ def test_offsets_and_times_by_partition_are_json() -> None:
     )
     assert found.start.offsets == {"orders": {0: 23, 1: -2}}
     assert found.end.offsets == {"orders": {0: 50, 1: -1}}
-    timed = batch_options({**READ, "startingOffsetsByTimestamp": '{"orders": {"0": 7}}', "endingTimestamp": "9"})
-    assert timed.start == At(times_ms={"orders": {0: 7}})
-    assert timed.end == At(time_ms=9, otherwise="latest")
+    timed = parse_batch_options({**READ, "startingOffsetsByTimestamp": '{"orders": {"0": 7}}', "endingTimestamp": "9"})
+    assert timed.start == OffsetBound(times_ms={"orders": {0: 7}})
+    assert timed.end == OffsetBound(time_ms=9, fallback="latest")
 
 
 def test_one_time_for_all_wins_over_times_and_these_over_offsets() -> None:
     given = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
-    assert stream_options(given).start.times_ms == {"orders": {0: 7}}
+    assert parse_stream_options(given).start.times_ms == {"orders": {0: 7}}
     given |= {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
-    assert stream_options(given).start == At(time_ms=5, otherwise="latest")
+    assert parse_stream_options(given).start == OffsetBound(time_ms=5, fallback="latest")
 
 
 def test_topics_and_partitions() -> None:
-    assert batch_options({**READ, "subscribe": "a, b,a"}).which.topics == ("a", "b")
-    assigned = batch_options({"path": "x", "assign": '{"a": [1, 0, 1], "b": [2]}'})
-    assert assigned.which.partitions == {"a": (0, 1), "b": (2,)}
+    assert parse_batch_options({**READ, "subscribe": "a, b,a"}).selection.topics == ("a", "b")
+    assigned = parse_batch_options({"path": "x", "assign": '{"a": [1, 0, 1], "b": [2]}'})
+    assert assigned.selection.partitions == {"a": (0, 1), "b": (2,)}
 
 
 def test_limits_of_a_stream() -> None:
-    found = stream_options(
+    found = parse_stream_options(
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
     assert (found.max_offsets, found.min_offsets, found.max_trigger_delay_ms) == (100, 10, 30_000)
 
 
 def test_credentials_are_for_the_store_and_are_not_shown() -> None:
-    place = batch_options({**READ, "storage.aws_secret_access_key": "hush"}).place
+    place = parse_batch_options({**READ, "storage.aws_secret_access_key": "hush"}).place
     assert place.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}
     assert "hush" not in repr(place)
 
@@ -105,15 +109,15 @@ def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> N
     if name not in ("assign", "subscribe", "subscribePattern"):
         given["subscribe"] = "orders"
     if name not in KAFKAS_BATCH:
-        stream_options(given)
+        parse_stream_options(given)
     if name not in _OF_STREAMS:
-        batch_options(given)
+        parse_batch_options(given)
 
 
 @pytest.mark.parametrize("name", KAFKAS_CLIENT)
 def test_options_of_kafka_s_client_are_refused(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name.lower()):
-        stream_options({**READ, name: "1"})
+        parse_stream_options({**READ, name: "1"})
 
 
 BAD: list[tuple[dict[str, str], str]] = [
@@ -145,7 +149,7 @@ BAD: list[tuple[dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("given", "said"), BAD)
-@pytest.mark.parametrize("options_of", [batch_options, stream_options])
+@pytest.mark.parametrize("options_of", [parse_batch_options, parse_stream_options])
 def test_what_cannot_be_is_refused_by_name(options_of: Any, given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         options_of(given)
@@ -164,7 +168,7 @@ def test_what_cannot_be_is_refused_by_name(options_of: Any, given: dict[str, str
 )
 def test_what_a_batch_has_not(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
-        batch_options({**READ, **given})
+        parse_batch_options({**READ, **given})
 
 
 @pytest.mark.parametrize(
@@ -179,17 +183,17 @@ def test_what_a_batch_has_not(given: dict[str, str], said: str) -> None:
 )
 def test_what_a_stream_has_not(given: dict[str, str]) -> None:
     with pytest.raises(InvalidConfig):
-        stream_options({**READ, **given})
+        parse_stream_options({**READ, **given})
 
 
 def test_a_group_has_a_group_s_name() -> None:
     with pytest.raises(InvalidGroupId):
-        stream_options({**READ, "group.id": "a/b"})
+        parse_stream_options({**READ, "group.id": "a/b"})
 
 
 def test_a_value_that_is_too_large_is_refused_like_any_other() -> None:
     with pytest.raises(LakeMQError):
-        batch_options({**READ, "startingOffsets": json_of(2**70)})
+        parse_batch_options({**READ, "startingOffsets": json_of(2**70)})
 
 
 def json_of(offset: int) -> str:

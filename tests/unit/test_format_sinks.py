@@ -30,7 +30,7 @@ from lakemq.errors import (
 )
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def settled(mq: Connection) -> None:

@@ -63,7 +63,7 @@ def test_what_has_no_rows_is_refused(mq: Connection, data: Any) -> None:
 
 @pytest.mark.parametrize("data", [pd.DataFrame({"value": ["a", 1]}), Broken()], ids=["mixed", "broken"])
 def test_rows_that_arrow_cannot_hold_are_refused(mq: Connection, data: Any) -> None:
-    with pytest.raises(InvalidRecord, match=r"^INVALID_RECORD: The rows are none that Arrow can hold"):
+    with pytest.raises(InvalidRecord, match=r"^INVALID_RECORD: The rows cannot be converted to Arrow"):
         mq.publish(new_topic(mq), data)
 
 

@@ -11,12 +11,13 @@ from protocol_harness import Harness
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.names import MAX_LENGTH
-from lakemq.engine.protocol.rules import operations
-from lakemq.engine.protocol.rules.offsets import MAX_METADATA, told_bytes
+from lakemq.engine.protocol.rules import group_operations
+from lakemq.engine.protocol.rules.offsets import estimate_answer_bytes
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, Outcome
+from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, AckOutcome
 from lakemq.engine.protocol.values.groups import (
+    MAX_ASSIGNORS,
     MAX_PATTERN,
     MAX_POLL_MS,
     MAX_TOPICS,
@@ -25,6 +26,7 @@ from lakemq.engine.protocol.values.groups import (
     JoinGroup,
     LeaveGroup,
 )
+from lakemq.engine.protocol.values.offset_checks import MAX_METADATA
 from lakemq.engine.protocol.values.offsets import (
     MAX_OFFSETS,
     CommitOffsets,
@@ -59,6 +61,8 @@ def joining(**what: Any) -> JoinGroup:
         (joining(max_poll_interval_ms=1), joining(max_poll_interval_ms=0)),
         (joining(max_poll_interval_ms=MAX_POLL_MS), joining(max_poll_interval_ms=MAX_POLL_MS + 1)),
         (joining(pattern="p" * MAX_PATTERN), joining(pattern="p" * (MAX_PATTERN + 1))),
+        (joining(assignors=["range"] * MAX_ASSIGNORS), joining(assignors=["range"] * (MAX_ASSIGNORS + 1))),
+        (joining(assignors=["a" * MAX_LENGTH]), joining(assignors=["a" * (MAX_LENGTH + 1)])),
         (joining(topics=["t"] * MAX_TOPICS), joining(topics=["t"] * (MAX_TOPICS + 1))),
         (
             joining(bound=[Assigned(2, 0, 1)] * MAX_TOPICS),
@@ -87,14 +91,14 @@ def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
 
     def said(count: int) -> Any:
         ranges = [(2 * i, 1) for i in range(count)]
-        return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, Outcome.ACCEPT, ranges)]))
+        return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, AckOutcome.ACCEPT, ranges)]))
 
     assert said(MAX_RANGES).invalid == [0], "nothing was ever delivered"
     assert isinstance(said(MAX_RANGES + 1), Refusal)
 
 
 def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_OFFSETS", 2)
+    monkeypatch.setattr(group_operations, "MAX_OFFSETS", 2)
     assert isinstance(mq.one(ResetOffsets("g", "earliest", 0, [ResetPlace("t")])), OffsetsChanged)
     refused = mq.refused(ResetOffsets("g", "earliest", 0, [ResetPlace("t"), ResetPlace("s")]))
     assert (refused.error, refused.found, refused.expected) == ("INVALID_REQUEST", 3, "at most 2")
@@ -119,8 +123,8 @@ def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, 
     mq = story.mq
     assert mq.state.groups["g"].paused
     mq.now_ms += wait_ms
-    time = Time(mq.now_ms, mq.now_ms, patience=mq.patience)
-    due = machine.due(mq.state, time, forget=False)
+    time = Time(mq.now_ms, mq.now_ms, waits=mq.waits)
+    due = machine.find_due(mq.state, time, forget=False)
     assert due
     mq.one(LeaveGroup("g", ["C1"]))
     assert machine.fold_time(mq.state, due, time) == []
@@ -129,8 +133,8 @@ def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, 
 def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: Harness) -> None:
     mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0)]))
     mq.now_ms += 604_800_001
-    time = Time(mq.now_ms, mq.now_ms, patience=mq.patience)
-    due = [one for one in machine.due(mq.state, time) if one[1] == "g"]
+    time = Time(mq.now_ms, mq.now_ms, waits=mq.waits)
+    due = [one for one in machine.find_due(mq.state, time) if one[1] == "g"]
     assert due
     mq.one(joining())
     assert machine.fold_time(mq.state, due, time) == []
@@ -141,7 +145,7 @@ def test_a_letter_that_is_told_too_much_is_to_ask_the_rest_again(mq: Harness, mo
     noted = [OffsetCommit("t", 0, 0, "n" * MAX_METADATA)]
     mq.one(CommitOffsets("g", noted))
     fetch = FetchOffsets("g")
-    monkeypatch.setattr(machine, "MOST_TOLD_BYTES", told_bytes(mq.one(fetch)))
+    monkeypatch.setattr(machine, "MAX_OFFSET_ANSWER_BYTES", estimate_answer_bytes(mq.one(fetch)))
     dry = ResetOffsets("g", "earliest", dry_run=True)
     first, second, third, reset, commit = mq.ask(fetch, fetch, fetch, dry, CommitOffsets("g", noted))
     assert first == second == mq.one(fetch)

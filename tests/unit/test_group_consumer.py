@@ -14,13 +14,15 @@ from unit.served import committed, new_name, new_topic, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.group_consumer import GroupConsumer, RebalanceListener
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.membership import Membership
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
     IllegalState,
+    InconsistentGroupProtocol,
     InvalidConfig,
     InvalidRequest,
     InvalidSessionTimeout,
@@ -104,7 +106,7 @@ def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connect
 def test_the_latest_is_where_the_log_ended_when_the_member_joined(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2}, "old ")
-    one = mq.consumer(group, topics=[topic], protocol="cooperative")
+    one = mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="latest")
     add(mq, topic, {0: 1}, "new ")
     assert texts(one.poll(timeout_ms=5_000)) == ["new 0.0"]
     one.close()
@@ -445,7 +447,7 @@ def test_a_consumer_that_cannot_be_made_leaves_nobody_behind(mq: Connection, mon
 
     topic, group = new_topic(mq, 2), new_name("g")
     with monkeypatch.context() as patched:
-        patched.setattr(Membership, "look", fails)
+        patched.setattr(Membership, "read_view", fails)
         with pytest.raises(StorageError):
             member(mq, group, topic)
     assert mq.groups.describe(group).members == 0
@@ -496,8 +498,19 @@ def test_a_group_of_another_kind_or_a_topic_that_is_not_there_is_refused(mq: Con
         mq.consumer(group, topics=[topic], protocol="chaotic")
     with pytest.raises(InvalidRequest):
         mq.consumer(group, assign=[(topic, 0)], protocol="cooperative")
-    with member(mq, group, topic, assignor="range"), pytest.raises(InvalidConfig, match="range"):
+    with member(mq, group, topic, assignor="range"), pytest.raises(InconsistentGroupProtocol, match="range"):
         member(mq, group, topic, assignor="sticky")
+
+
+def test_members_with_lists_of_assignors_agree_on_one_that_all_support(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    with member(mq, group, topic, assignor=["cooperative-sticky", "range"]) as first:
+        settle(first, on=lambda: mq.groups.describe(group).assignor == "cooperative-sticky")
+        with member(mq, group, topic, assignor=["range", "sticky"]) as second:
+            settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == 1)
+            assert mq.groups.describe(group).assignor == "range"
+            supported = [one.assignors for one in mq.groups.members(group)]
+            assert supported == [["cooperative-sticky", "range"], ["range", "sticky"]]
 
 
 def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection) -> None:
@@ -513,6 +526,7 @@ def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection
 # -- one group, many threads and processes ------------------------------------------------------------------
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["cooperative", "classic"])
 def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection, protocol: str) -> None:
     """Who commits what it has read before it gives up, or closes, hands over without a doubt."""

@@ -12,7 +12,7 @@ from unit import projected
 from unit.projected import tables, time_at
 from unit.test_protocol_projection import SEEDS, busy
 
-from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
+from lakemq.engine.maintenance.row_trimming import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.registry import TABLES
@@ -157,8 +157,8 @@ def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: 
     story.tell({"ack": {"t-1": "0-4"}})
     story.mq.now_ms += HOUR_MS
     story.tell({"silent": "C1"})
-    rows, now = moves(story.mq), living(story.mq.state)
-    left = trimmed(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
+    rows, now = moves(story.mq), read_live_state(story.mq.state)
+    left = trim_rows(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
     gone = [] if whole else [("u", 0, "gone", None)]
     assert [(row["topic"], row["partition"], row["state"], row["owner"]) for row in left.to_pylist()] == [
         ("t", 0, "ready", "C1"),
@@ -168,11 +168,11 @@ def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: 
     ]
     assert owners(left, story.mq.now_ms) == owners(rows, story.mq.now_ms)
     assert [row[3:5] for row in sql(left, HANDOFFS)] == [("C1", None)]
-    assert trimmed(ASSIGNMENT_MOVES, left, now, HOUR_MS - 1, whole) == left
+    assert trim_rows(ASSIGNMENT_MOVES, left, now, HOUR_MS - 1, whole) == left
 
 
 def test_a_large_file_of_old_moves_is_merged_once_more(story: Story) -> None:
-    now = living(story.mq.state)
+    now = read_live_state(story.mq.state)
     old = StoredFile("f", 1 << 30, 1, {"max.moved_at_ms": now.now_ms - HOUR_MS})
-    assert is_spent(ASSIGNMENT_MOVES, old, now, HOUR_MS - 1)
-    assert not is_spent(ASSIGNMENT_MOVES, old, now, HOUR_MS)
+    assert is_mostly_old(ASSIGNMENT_MOVES, old, now, HOUR_MS - 1)
+    assert not is_mostly_old(ASSIGNMENT_MOVES, old, now, HOUR_MS)

@@ -166,6 +166,7 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
     assert changed(mq, group, to="latest") == {0: (4, 5)}
 
 
+@pytest.mark.extended
 def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t", 3)
@@ -242,4 +243,4 @@ def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_pat
     with lakemq.connect(path) as again:
         assert again.groups.list() == ["kept"]
         state = again._whole_state()
-        assert (state.groups.keys(), dict(state.offsets), state.manned_groups) == ({"kept"}, {}, set())
+        assert (state.groups.keys(), dict(state.offsets), state.groups_with_members) == ({"kept"}, {}, set())

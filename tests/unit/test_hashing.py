@@ -16,7 +16,7 @@ from lakemq.engine.protocol.hashing import (
     java_hash,
     murmur2,
     murmur2_partition,
-    partitions_of,
+    partition_keys,
     shard,
     xxhash64_partition,
 )
@@ -99,7 +99,7 @@ def test_there_is_no_partition_of_none(count: int):
         lambda: xxhash64_partition(b"k", count),
         lambda: murmur2_partition(b"k", count),
         lambda: shard("group", count),
-        lambda: partitions_of(pa.array([b"k"]), count, "xxhash64", 0),
+        lambda: partition_keys(pa.array([b"k"]), count, "xxhash64", 0),
     ):
         with pytest.raises(ValueError, match=rf"found {count}, expected at least 1"):
             call()
@@ -129,7 +129,7 @@ def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, 
 def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start):
     # Repeated, because only groups of many keys of one length are hashed together.
     keys = few * repeats
-    partitions = partitions_of(pa.array(keys, pa.binary()), count, partitioner, start)
+    partitions = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
     assert partitions.dtype == np.int32
     assert partitions.tolist() == expected_partitions(keys, count, partitioner, start)
 
@@ -142,7 +142,7 @@ def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, 
     cuts = sorted((min(first, len(keys)), min(second, len(keys))))
     chunked = pa.chunked_array([whole[: cuts[0]], whole[cuts[0] : cuts[1]], whole[cuts[1] :]])
     expected = expected_partitions(keys, count, partitioner, start)
-    assert partitions_of(chunked, count, partitioner, start).tolist() == expected
+    assert partition_keys(chunked, count, partitioner, start).tolist() == expected
 
 
 @pytest.mark.parametrize("partitioner", sorted(SCALAR))
@@ -153,8 +153,8 @@ def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length:
     keys = [raw[i * length : (i + 1) * length] for i in range(some)]
     expected = expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
     array = pa.array([*keys, b"z" * (length + 1)], pa.binary())
-    assert partitions_of(array, 12, partitioner, 0).tolist() == expected
-    assert partitions_of(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
+    assert partition_keys(array, 12, partitioner, 0).tolist() == expected
+    assert partition_keys(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
 
 
 def test_more_keys_than_a_block():
@@ -162,7 +162,7 @@ def test_more_keys_than_a_block():
     mixed = [key[: 1 + i % 6] for i, key in enumerate(keys)]
     for column in (keys, mixed):
         for partitioner in SCALAR:
-            found = partitions_of(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
+            found = partition_keys(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
             assert found == expected_partitions(column, 7, partitioner, 0)
 
 
@@ -184,21 +184,21 @@ def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
     keys = [b"abc", None, b"xyz", b"abc", None]
     values = [key and key.decode() if text else key for key in keys]
     array = pa.array(values, kind)
-    assert partitions_of(array, 12, "murmur2", 5).tolist() == expected_partitions(keys, 12, "murmur2", 5)
+    assert partition_keys(array, 12, "murmur2", 5).tolist() == expected_partitions(keys, 12, "murmur2", 5)
 
 
 @pytest.mark.parametrize(
     "keys", [pa.array([], pa.binary()), pa.chunked_array([], pa.binary())], ids=["array", "chunked"]
 )
 def test_no_keys_no_partitions(keys):
-    assert partitions_of(keys, 3, "xxhash64", 0).tolist() == []
+    assert partition_keys(keys, 3, "xxhash64", 0).tolist() == []
 
 
 def test_bytes_under_a_null_do_not_count():
     stored = pa.array([b"abc", b"hidden", b"xyz"])
     hidden = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *stored.buffers()[1:]])
     assert hidden.to_pylist() == [b"abc", None, b"xyz"]
-    assert partitions_of(hidden, 12, "xxhash64", 4).tolist() == [
+    assert partition_keys(hidden, 12, "xxhash64", 4).tolist() == [
         xxhash64_partition(b"abc", 12),
         4,
         xxhash64_partition(b"xyz", 12),
@@ -206,7 +206,7 @@ def test_bytes_under_a_null_do_not_count():
 
 
 def test_nulls_are_spread_evenly():
-    partitions = partitions_of(pa.nulls(1_000, pa.binary()), 7, "xxhash64", 3)
+    partitions = partition_keys(pa.nulls(1_000, pa.binary()), 7, "xxhash64", 3)
     sizes = np.bincount(partitions, minlength=7)
     assert partitions[:5].tolist() == [3, 4, 5, 6, 0]
     assert sizes.max() - sizes.min() <= 1
@@ -215,9 +215,9 @@ def test_nulls_are_spread_evenly():
 @pytest.mark.parametrize("array", [pa.array([1, 2]), pa.array([[b"k"]]), pa.array([1, 2]).dictionary_encode()])
 def test_keys_of_another_type_are_refused(array: pa.Array):
     with pytest.raises(TypeError, match="expected binary or string"):
-        partitions_of(array, 3, "xxhash64", 0)
+        partition_keys(array, 3, "xxhash64", 0)
 
 
 def test_an_unknown_partitioner_is_refused():
     with pytest.raises(ValueError, match="found 'md5', expected one of xxhash64, murmur2"):
-        partitions_of(pa.array([b"k"]), 3, "md5", 0)
+        partition_keys(pa.array([b"k"]), 3, "md5", 0)

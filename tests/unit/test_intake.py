@@ -44,12 +44,12 @@ class Office:
         self.files.put(f"mailbox/{name.name}", letter_bytes(letter, rows), durable=False)
         return name
 
-    def take(self) -> StepLetters:
-        return self.intake.take(self.state, NAMESPACE_ID)
+    def take_letters(self) -> StepLetters:
+        return self.intake.take_letters(self.state, NAMESPACE_ID)
 
     def step(self, crash: bool = False) -> StepLetters:
         """crash: right after the step has landed, before any letter was discarded."""
-        intake = self.take()
+        intake = self.take_letters()
         machine.begin_step(self.state, self.clock.now_ms())
         for one in intake.taken:
             if one.refusal is None:
@@ -86,7 +86,7 @@ def test_no_time_passes_while_a_letter_that_was_decided_waits_unseen(tmp_path: P
         if heir.time_passes(heir.step()):
             heir.state.clients.clear()  # as after client.expiration.ms
     assert heir.decided == []
-    assert ("payer", 1) not in [(name.client_id, name.number) for name in heir.mailbox.waiting(9_999)]
+    assert ("payer", 1) not in [(name.client_id, name.number) for name in heir.mailbox.list_waiting(9_999)]
 
 
 def test_letters_that_wait_for_a_gap_leave_time_and_room_to_others(tmp_path: Path) -> None:
@@ -127,15 +127,15 @@ def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
     office = Office(tmp_path)
     names = [office.put("gap", number) for number in range(2, 42)]
     office.step()
-    assert len(office.intake._held) == 40
+    assert len(office.intake._retries) == 40
     office.mailbox.discard(names[1:])
     office.step()
-    assert list(office.intake._held) == [names[0].name]
+    assert list(office.intake._retries) == [names[0].name]
     office.clock.sleep(GAP_MS + 1)
     (refused,) = office.step().taken
     assert isinstance(refused.refusal, ClientEnded)
     office.step()
-    assert office.intake._held == {}
+    assert office.intake._retries == {}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_it_is_tried_ever_more_seldom_and_decided_once_it_can_be_read(tmp_path: 
     office.clock.sleep(LONGEST_PAUSE_MS)
     office.step()
     assert office.decided == [("bad", 1)]
-    assert office.mailbox.waiting(10) == []
+    assert office.mailbox.list_waiting(10) == []
 
 
 def test_many_that_cannot_be_read_leave_each_step_its_bound(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_what_is_no_file_stops_nobody(tmp_path: Path, make) -> None:
     office.put("good", 1)
     assert numbers(office.step()) == [("good", 1)]
     assert office.time_passes(office.step())
-    listed = [name.client_id for name in office.mailbox.waiting(10)]
-    assert [name.split("-")[1] for name, _ in office.mailbox.unreadable(10)] == listed
+    listed = [name.client_id for name in office.mailbox.list_waiting(10)]
+    assert [name.split("-")[1] for name, _ in office.mailbox.find_unreadable(10)] == listed
 
 
 # -- letters that cannot be deleted -------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_letter_that_cannot_be_deleted_is_decided_once_and_answered_seldom(tmp
     office.put("stuck", 1)
     office.put("other", 1)
     assert office.step().undeleted is False
-    assert [name.client_id for name in office.mailbox.waiting(10)] == ["stuck"]
+    assert [name.client_id for name in office.mailbox.list_waiting(10)] == ["stuck"]
     intake = office.step()
     assert (intake.repeated, intake.undeleted) == ([], True)
     assert office.time_passes(intake), "transactions end in time"
@@ -257,5 +257,5 @@ def test_a_letter_that_cannot_be_deleted_is_decided_once_and_answered_seldom(tmp
     office.files.undeletable = ""
     office.clock.sleep(LONGEST_PAUSE_MS)
     office.step()
-    assert office.mailbox.waiting(10) == []
+    assert office.mailbox.list_waiting(10) == []
     assert office.step().undeleted is False

@@ -16,16 +16,16 @@ from unit.served import CONFIG
 import lakemq
 from lakemq.engine.client.connection import Connection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PLACES = [
     ("call", "next"),
     ("return", "next"),
-    ("return", "steps_after"),
+    ("return", "decode_steps_after"),
     ("call", "evolve"),
     ("return", "evolve"),
     ("return", "replay"),
-    ("call", "_segments_of"),
+    ("call", "_decode_segments"),
     ("return", "fold"),
     ("return", "refresh"),
     ("call", "own"),

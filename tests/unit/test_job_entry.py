@@ -26,7 +26,7 @@ JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
 
 
 def given(*arguments: str) -> argparse.Namespace:
-    return entry.parsed(entry.arguments_of("job", "Does.", ""), ["--path", "mq", *arguments])
+    return entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), ["--path", "mq", *arguments])
 
 
 def raising(error: BaseException) -> Callable[[], entry.Counts]:
@@ -42,7 +42,7 @@ def last_line(text: str) -> dict[str, Any]:
 
 def test_every_job_is_named_here() -> None:
     folder = Path(entry.__file__).parent
-    assert sorted(path.stem for path in folder.glob("*.py") if "started(main)" in path.read_text()) == list(JOBS)
+    assert sorted(path.stem for path in folder.glob("*.py") if "run_as_script(main)" in path.read_text()) == list(JOBS)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -113,7 +113,7 @@ def test_storage_options_never_show_their_values(capsys: pytest.CaptureFixture[s
     asked = given("--storage-option", "KEY=secret", "--storage-option", "KEY=secret")
 
     def work() -> entry.Counts:
-        entry.connected(asked)
+        entry.connect_namespace(asked)
         return {}
 
     assert entry.run("job", asked, work) == 3
@@ -123,10 +123,10 @@ def test_storage_options_never_show_their_values(capsys: pytest.CaptureFixture[s
 def test_without_a_namespace_it_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(entry.PATH_VARIABLE, raising=False)
     with pytest.raises(SystemExit) as ended:
-        entry.parsed(entry.arguments_of("job", "Does.", ""), [])
+        entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), [])
     assert ended.value.code == 2
     monkeypatch.setenv(entry.PATH_VARIABLE, "mq")
-    assert entry.parsed(entry.arguments_of("job", "Does.", ""), []).path == "mq"
+    assert entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), []).path == "mq"
 
 
 @pytest.mark.parametrize("arguments", [["--wait-ms", "-1"], ["--wait-ms", "soon"]])
@@ -165,7 +165,7 @@ def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsy
     with lakemq.connect(path, create=True) as mq:
         asking = threading.Thread(target=mq.topics.create, args=["t"])
         asking.start()
-        while not mq.namespace.mailbox.waiting(1):
+        while not mq.namespace.mailbox.list_waiting(1):
             time.sleep(0.01)
         assert step.main(["--path", path, "--until-idle", "--log-level", "debug"]) == 0
         asking.join()

@@ -19,12 +19,12 @@ from unit.test_fetch_rows import OTHER, body, plan
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.arrow import fetch_arrow
-from lakemq.engine.client.fetch.kept import KeptRows
+from lakemq.engine.client.fetch.row_group_cache import RowGroupCache
 from lakemq.engine.client.publish.executor import FLUSH_BYTES
 from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.files import Files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def groups(n: int, size: int = 100) -> list[pa.Table]:
@@ -33,24 +33,24 @@ def groups(n: int, size: int = 100) -> list[pa.Table]:
 
 def test_what_was_used_longest_ago_goes_first() -> None:
     first, second, third = groups(3)
-    kept = KeptRows(2 * first.nbytes)
+    kept = RowGroupCache(2 * first.nbytes)
     kept.put(1, (0, 100, 200, 300), 0, first)
     kept.put(2, (0, 100), 0, second)
     assert kept.get(1, 0) is first
     kept.put(1, (0, 100, 200, 300), 2, third)
     assert kept.get(2, 0) is None
-    assert kept.starts(2) is None
+    assert kept.row_group_starts(2) is None
     assert kept.get(1, 0) is first
     assert kept.get(1, 2) is third
-    assert kept.starts(1) == (0, 100, 200, 300)
+    assert kept.row_group_starts(1) == (0, 100, 200, 300)
 
 
 def test_what_is_larger_than_all_is_not_kept() -> None:
     (rows,) = groups(1)
-    kept = KeptRows(rows.nbytes - 1)
+    kept = RowGroupCache(rows.nbytes - 1)
     kept.put(1, (0, 100), 0, rows)
     assert kept.get(1, 0) is None
-    assert kept.starts(1) is None
+    assert kept.row_group_starts(1) is None
 
 
 @examples(30)
@@ -62,7 +62,7 @@ def test_rows_are_the_same_with_what_is_kept(
     tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
 ) -> None:
     files, footer = _written(str(tmp_path_factory.mktemp("kept")))
-    kept = KeptRows(most_bytes)
+    kept = RowGroupCache(most_bytes)
     for first, count in polls:
         wanted = [(OTHER, first, min(count, 3_000 - first))]
         with_kept = fetch_arrow(files, plan(wanted, [], footer), kept)
@@ -71,7 +71,7 @@ def test_rows_are_the_same_with_what_is_kept(
 
 def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, footer = _written(str(tmp_path))
-    kept, read = KeptRows(), list[int]()
+    kept, read = RowGroupCache(), list[int]()
     real = pq.ParquetFile.read_row_group
 
     def counting(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
@@ -86,7 +86,7 @@ def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, m
 
 def test_two_of_the_largest_row_groups_are_kept() -> None:
     large = pa.table({"value": pa.array([bytes(1 << 20)] * (FLUSH_BYTES >> 20))})
-    kept = KeptRows()
+    kept = RowGroupCache()
     for group in (0, 1):
         kept.put(1, (0, 64, 128), group, large)
     assert kept.get(1, 0) is large
@@ -105,13 +105,13 @@ def _written(folder: str) -> tuple[FaultyFiles, int]:
 def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, opened = new_topic(mq, 1), list[int]()
     mq.publish(topic, pa.table({"value": [f"{i}" for i in range(5_000)]}))
-    real = rows_module.data_file
+    real = rows_module.open_data_file
 
     def counting(files: Files, file_id: int, footer_hash: int | None) -> Any:
         opened.append(file_id)
         return real(files, file_id, footer_hash)
 
-    monkeypatch.setattr(rows_module, "data_file", counting)
+    monkeypatch.setattr(rows_module, "open_data_file", counting)
     read = []
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         while batch := consumer.poll(max_records=500):

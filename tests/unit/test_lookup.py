@@ -15,20 +15,20 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import overlay, reader, stored
-from lakemq.engine.client.fetch.lookup import LOOKED_AT, Lookup, OffsetRange
-from lakemq.engine.client.fetch.overlay import Overlay
+from lakemq.engine.client.fetch import reader, stored_segments, tail_segments
+from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange
 from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
-from lakemq.engine.client.fetch.stored import StoredSegments
+from lakemq.engine.client.fetch.stored_segments import StoredSegments
+from lakemq.engine.client.fetch.tail_segments import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
-from lakemq.engine.protocol.values.segments import Segments, segments
+from lakemq.engine.protocol.values.segments import Segments, build_segments
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
-from lakemq.tables.storage.commits import NewFile, statistics_of
+from lakemq.tables.storage.commits import NewFile, compute_statistics
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PARTITIONS = 4
 
@@ -76,7 +76,7 @@ def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
 
 
 def told(rows: pa.Table) -> list[str]:
-    return sorted(map(str, rows.select(LOOKED_AT.names).to_pylist()))
+    return sorted(map(str, rows.select(LOOKUP_SCHEMA.names).to_pylist()))
 
 
 def expected(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
@@ -88,8 +88,8 @@ def expected(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
 def test_found_is_what_is_there_whoever_wrote_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(stored, "_FEW_ROWS", 20)
-    monkeypatch.setattr(stored, "_MOST_ROWS_KEPT", 60)
+    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 20)
+    monkeypatch.setattr(stored_segments, "_MOST_ROWS_KEPT", 60)
     chance, store, rows = random.Random(seed), Store(LocalFiles(str(tmp_path))), list[SegmentRow]()
     store.create(SEGMENTS)
     table = store.open(SEGMENTS)
@@ -103,20 +103,20 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
             texts = [pa.large_string() if type == pa.string() else type for type in written.schema.types]
             written = written.cast(pa.schema(zip(written.column_names, texts, strict=True)))
         pq.write_table(written, tmp_path / SEGMENTS.name / name, row_group_size=7)
-        known = {"numRecords": written.num_rows} if step % 4 == 2 else statistics_of(SEGMENTS.table(new))
+        known = {"numRecords": written.num_rows} if step % 4 == 2 else compute_statistics(SEGMENTS.table(new))
         table.replace_at(table.version, [NewFile(name, 1, 1, known)])
         if step % 3:
             continue
         found.move_to(table, step - 1)
         for _ in range(15):
             lookup = random_lookup(chance)
-            seen = lookup.among(found.find(lookup))
+            seen = lookup.select_from(found.find(lookup))
             seen = seen.filter(pa.array([last >= lookup.start for last in seen["last_offset"].to_pylist()], pa.bool_()))
             assert told(seen) == expected([row for row in rows if row.step < step], lookup)
 
 
 def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "_FEW_ROWS", 20)
+    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 20)
     store = Store(LocalFiles(str(tmp_path)))
     store.create(SEGMENTS)
     table = store.open(SEGMENTS)
@@ -128,7 +128,7 @@ def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: py
         for n in range(2000)
     ]  # fmt: skip
     pq.write_table(SEGMENTS.table(rows), tmp_path / SEGMENTS.name / "large.parquet", row_group_size=50)
-    table.replace_at(table.version, [NewFile("large.parquet", 1, 1, statistics_of(SEGMENTS.table(rows)))])
+    table.replace_at(table.version, [NewFile("large.parquet", 1, 1, compute_statistics(SEGMENTS.table(rows)))])
     found, groups = StoredSegments(store), []
     found.move_to(table, 1)
     read = pq.ParquetFile.read_row_groups
@@ -150,15 +150,15 @@ def tail_step(step: int, partition: int) -> Step:
         "kind": ["data"], "topic_id": [1], "topic": ["t"], "partition": [partition], "base_offset": [step],
         "record_count": [1], "last_offset": [step], "transactional": [False], "origin": ["publish"],
     }  # fmt: skip
-    return Step(step, 0, 1, [JournalEntry(Produced("t"), segments(1, **columns))])
+    return Step(step, 0, 1, [JournalEntry(Produced("t"), build_segments(1, **columns))])
 
 
 def test_a_long_tail_is_in_few_pieces() -> None:
-    tail = Overlay()
+    tail = TailSegments()
     for step in range(1, 2001):
         tail.add([tail_step(step, step % 2)])
         assert len(tail._joined) < 12
-        assert len(tail._newest) <= overlay._MANY_NEWEST
+        assert len(tail._newest) <= tail_segments._MANY_NEWEST
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
         1000, 1002, 1004, 1006, 1008,
     ]  # fmt: skip
@@ -188,10 +188,10 @@ def as_step(step: int, rows: list[SegmentRow]) -> Step:
 
 @pytest.mark.parametrize("newest", [0, 3, 1000])
 def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay, "_MANY_NEWEST", newest)
+    monkeypatch.setattr(tail_segments, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
-        tail, log = Overlay(), log_of(chance, 20)
+        tail, log = TailSegments(), log_of(chance, 20)
         tail.add([as_step(step, rows) for step, rows in log.items() if rows])
         if forgotten:
             tail.forget(forgotten)
@@ -236,10 +236,10 @@ def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
         fresh = Reader(mq.namespace.store, clock)
         assert fresh.refresh().topic("t").high_watermarks.tolist() == state.topic("t").high_watermarks.tolist()
         ranges = [OffsetRange(0, 0, 3 * turn + 3), OffsetRange(1, 1, 2 * turn + 2)]
-        found = [one.segments(one.state.topic("t"), ranges, committed=True) for one in (follower, fresh)]
+        found = [one.find_segments(one.state.topic("t"), ranges, committed=True) for one in (follower, fresh)]
         assert found[0].equals(found[1])
         assert sum(found[0]["record_count"].to_pylist()) == 5 * turn + 4
-    assert follower._view._overlay._all().num_rows == 0, "all of it is stored by the last watermark"
-    held = [len(parts) for parts in follower._view.held._parts.values()]
+    assert follower._view._tail._all().num_rows == 0, "all of it is stored by the last watermark"
+    held = [len(parts) for parts in follower._view.journal_rows._parts.values()]
     assert sum(held) <= 2, "what is in its file by the last watermark is let go"
     assert follower.state.clients == fresh.state.clients

@@ -15,7 +15,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InconsistentClusterId
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 TABLES = ("journal", "topics", "partitions", "segments", "messages", "clients", "watermarks")
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 10, "request.gap.ms": 100}
@@ -50,7 +50,7 @@ def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: P
         new = second.producer()
         for i in range(5):
             new.send("t", f"new {i}").result()
-        with pytest.raises(InconsistentClusterId, match="made anew"):
+        with pytest.raises(InconsistentClusterId, match="created again"):
             old.send("t", "the fourth").result()
         assert [message.value for message in second.fetch("t")] == [b"new %d" % i for i in range(5)]
 

@@ -138,15 +138,15 @@ def test_what_does_not_fit_a_name_is_refused(files: Files, number: int, now_ms: 
 
 def test_a_letter_waits_until_it_is_discarded(files: Files):
     client, sequencer = Mailbox(files), Mailbox(files)
-    assert sequencer.waiting(10) == []
+    assert sequencer.list_waiting(10) == []
     name = client.put("c", 1, b"body", NOW_MS)
-    (letter,) = sequencer.waiting(10)
+    (letter,) = sequencer.list_waiting(10)
     assert letter == LetterName(name, "c", 1)
-    assert sequencer.take(letter) == b"body"
-    assert sequencer.waiting(10) == [letter]
+    assert sequencer.read(letter) == b"body"
+    assert sequencer.list_waiting(10) == [letter]
     sequencer.discard([letter])
-    assert sequencer.waiting(10) == []
-    assert sequencer.take(letter) is None
+    assert sequencer.list_waiting(10) == []
+    assert sequencer.read(letter) is None
     sequencer.discard([letter])
     sequencer.discard([])
 
@@ -164,7 +164,7 @@ def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
     for client_id, number, now_ms in order:
         mailbox.put(client_id, number, b"", now_ms)
     expected = [("b", 2), ("b", 3), ("a", 9), ("a", 10), ("c", 1), ("a", 8)]
-    assert numbers(mailbox.waiting(10)) == expected
+    assert numbers(mailbox.list_waiting(10)) == expected
 
 
 def test_a_letter_is_put_once(files: Files):
@@ -173,8 +173,8 @@ def test_a_letter_is_put_once(files: Files):
     with pytest.raises(LetterExists, match=f"found the letter '{name}' waiting, expected") as raised:
         mailbox.put("c", 1, b"second", NOW_MS + 1)
     assert raised.value.found == name
-    (letter,) = mailbox.waiting(10)
-    assert mailbox.take(letter) == b"first"
+    (letter,) = mailbox.list_waiting(10)
+    assert mailbox.read(letter) == b"first"
 
 
 def test_a_withdrawn_letter_is_gone(files: Files):
@@ -182,7 +182,7 @@ def test_a_withdrawn_letter_is_gone(files: Files):
     name = mailbox.put("c", 1, b"body", NOW_MS)
     assert mailbox.withdraw(name) is True
     assert mailbox.withdraw(name) is False
-    assert mailbox.waiting(10) == []
+    assert mailbox.list_waiting(10) == []
 
 
 def test_aliens_are_passed_over_and_reported(files: Files):
@@ -191,12 +191,12 @@ def test_aliens_are_passed_over_and_reported(files: Files):
     for alien in aliens:
         files.put(f"mailbox/{alien}", b"")
     files.put("mailbox/folder/1732176000000-c-0000000009", b"")
-    assert mailbox.waiting(1) == []
+    assert mailbox.list_waiting(1) == []
     mailbox.put("c", 1, b"", NOW_MS)
-    assert numbers(mailbox.waiting(10)) == [("c", 1)]
-    assert numbers(mailbox.waiting(1)) == [("c", 1)]
-    assert mailbox.alien(10) == aliens
-    assert mailbox.alien(2) == aliens[:2]
+    assert numbers(mailbox.list_waiting(10)) == [("c", 1)]
+    assert numbers(mailbox.list_waiting(1)) == [("c", 1)]
+    assert mailbox.list_alien_names(10) == aliens
+    assert mailbox.list_alien_names(2) == aliens[:2]
 
 
 def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: Path):
@@ -204,9 +204,9 @@ def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: 
     mailbox = Mailbox(files)
     for client_id in ("a", "stuck", "z"):
         mailbox.put(client_id, 1, b"", NOW_MS)
-    ((letter, error),) = mailbox.discard(mailbox.waiting(10))
+    ((letter, error),) = mailbox.discard(mailbox.list_waiting(10))
     assert (letter.client_id, error.strerror) == ("stuck", "Operation not permitted")
-    assert numbers(mailbox.waiting(10)) == [("stuck", 1)]
+    assert numbers(mailbox.list_waiting(10)) == [("stuck", 1)]
 
 
 def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
@@ -215,9 +215,9 @@ def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="size of a letter: found 11 bytes, expected at most 10"):
         mailbox.put("c", 1, b"x" * 11, NOW_MS)
     name = mailbox.put("c", 1, b"x" * 10, NOW_MS)
-    assert mailbox.take(LetterName(name, "c", 1)) == b"x" * 10
+    assert mailbox.read(LetterName(name, "c", 1)) == b"x" * 10
     files.put(f"mailbox/{LetterName.of('c', 2, NOW_MS).name}", b"x" * 11)
-    ((unreadable, reason),) = mailbox.unreadable(10)
+    ((unreadable, reason),) = mailbox.find_unreadable(10)
     assert unreadable.endswith("-c-0000000002")
     assert reason == "more than 10 bytes"
 
@@ -264,11 +264,11 @@ def test_the_age_of_replies_is_by_the_stores_time(files: Files, tmp_path: Path):
     mailbox.reply("c", 2, b"")
     os.utime(tmp_path / "replies/c/0000000002", (1_000, 1_000))
     files.put("replies/-no client/1", b"")
-    assert mailbox.answered_clients() == ["c"]
-    age_ms = mailbox.store_now_ms() - (mailbox.replied_at_ms("c") or 0)
+    assert mailbox.list_answered_clients() == ["c"]
+    age_ms = mailbox.store_time_ms() - (mailbox.last_reply_ms("c") or 0)
     assert 0 <= age_ms < 60_000
-    assert mailbox.replied_at_ms("nobody") is None
-    assert mailbox.answered_clients() == ["c"]
+    assert mailbox.last_reply_ms("nobody") is None
+    assert mailbox.list_answered_clients() == ["c"]
 
 
 # -- the limit ------------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ def test_a_full_mailbox_refuses(files: Files):
     with pytest.raises(MailboxFull, match="found 3 letters waiting, expected fewer than 3") as raised:
         mailbox.put("c", 4, b"", NOW_MS)
     assert (raised.value.found, raised.value.limit) == (3, 3)
-    assert len(mailbox.waiting(10)) == 3
+    assert len(mailbox.list_waiting(10)) == 3
 
-    mailbox.discard(mailbox.waiting(1))
+    mailbox.discard(mailbox.list_waiting(1))
     with pytest.raises(MailboxFull):  # by the count of a moment ago
         mailbox.put("c", 4, b"", NOW_MS)
     clock.now_s += 1
     mailbox.put("c", 4, b"", NOW_MS)
-    assert numbers(mailbox.waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
+    assert numbers(mailbox.list_waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
 
 
 def test_letters_are_counted_at_most_once_a_second(tmp_path: Path):
@@ -326,7 +326,7 @@ def test_errors_travel_between_processes(error: Exception):
 
 def some(mailbox: Mailbox, most: int) -> list[LetterName]:
     """The next letters; who takes no more stops."""
-    return list(islice(mailbox.look_through(), most))
+    return list(islice(mailbox.iterate_letters(), most))
 
 
 def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
@@ -347,7 +347,7 @@ def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
     mailbox = Mailbox(files)
     for number in range(1, 20):
         mailbox.put("c", number, b"", NOW_MS)
-        letters = mailbox.waiting(5)
+        letters = mailbox.list_waiting(5)
         assert numbers(letters) == [("c", number)]
         mailbox.discard(letters)
 
@@ -358,11 +358,11 @@ def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)
     assert len(some(stale, 5)) == 5
-    other.discard(other.waiting(100))
+    other.discard(other.list_waiting(100))
     other.put("new", 1, b"", 9_000)
-    letters = list(stale.look_through())
+    letters = list(stale.iterate_letters())
     assert numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
-    assert [stale.take(letter) is not None for letter in letters] == [False, False, True]
+    assert [stale.read(letter) is not None for letter in letters] == [False, False, True]
 
 
 def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
@@ -382,9 +382,10 @@ def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of("c", i, 1_000) for i in range(1, 101)))
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
     assert len(some(mailbox, 30)) == 30
-    assert [letter.number for letter in mailbox.look_through()] == [*range(31, 101), *range(1, 31)]
+    assert [letter.number for letter in mailbox.iterate_letters()] == [*range(31, 101), *range(1, 31)]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
     """Many letters of one busy client, then one of a quiet client in each second."""
@@ -452,8 +453,8 @@ def test_several_processes_put_while_one_takes(tmp_path: Path):
         result = pool.starmap_async(_client, arguments)
         while not result.ready():
             step: list[LetterName] = []
-            for letter in sequencer.waiting(50):
-                body = sequencer.take(letter)
+            for letter in sequencer.list_waiting(50):
+                body = sequencer.read(letter)
                 if letter.number != next_number[letter.client_id]:
                     continue  # the listing was ahead of itself: wait for the one before
                 assert body == f"{letter.client_id}/{letter.number}".encode()
@@ -466,5 +467,5 @@ def test_several_processes_put_while_one_takes(tmp_path: Path):
         replies = result.get(30)
     assert taken == Counter((client_id, n) for client_id in next_number for n in range(1, letters + 1))
     assert replies == [[f"re: {n}".encode() for n in range(1, letters + 1)]] * clients
-    assert sequencer.waiting(10) == []
+    assert sequencer.list_waiting(10) == []
     assert list((tmp_path / "replies").iterdir()) == []

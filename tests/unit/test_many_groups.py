@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume import membership
-from lakemq.engine.client.consume.membership import _standing
-from lakemq.engine.client.fetch.plan import Bounds, bounds_of
+from lakemq.engine.client.consume import membership_view
+from lakemq.engine.client.consume.membership_view import build_view
+from lakemq.engine.client.fetch.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.rules.reconciling import wanting_target
+from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.groups import (
@@ -45,7 +45,7 @@ def test_no_step_looks_through_all_groups() -> None:
         mq.one(ConfigureGroup(f"idle-{n}", {}, create=True))
     mq.state.groups = NotLookedThrough(mq.state.groups)
     mq.one(_join("g", "C1"))
-    assert [one.group for one in wanting_target(mq.state)] == ["g"]
+    assert [one.group for one in find_groups_without_target(mq.state)] == ["g"]
     mq.assign()
     mq.one(_join("g", "C2"))
     mq.assign()
@@ -56,8 +56,8 @@ def test_no_step_looks_through_all_groups() -> None:
     mq.assign()
     mq.one(CreateTopic("another", 1))
     mq.now_ms += 1
-    assert machine.due(mq.state, Time(mq.now_ms, mq.now_ms), forget=False) == []
-    assert (mq.state.manned_groups, mq.state.waiting_groups) == ({"g"}, set())
+    assert machine.find_due(mq.state, Time(mq.now_ms, mq.now_ms), forget=False) == []
+    assert (mq.state.groups_with_members, mq.state.waiting_groups) == ({"g"}, set())
 
 
 def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> None:
@@ -92,10 +92,10 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
     group = mq.state.groups["g"]
     assert len(group.paused) == partitions - partitions // members
     assert sum(group.pauses.values()) == len(group.paused)
-    assert len(list(machine.watched(mq.state))) < members
+    assert len(list(machine.find_watched_waits(mq.state))) < members
     given_up = [Assigned(*place, group.assignments[place].epoch) for place in sorted(group.paused)]
     mq.one(ReleasePartitions("g", "C0", given_up))
-    assert group.is_settled()
+    assert group.is_settled
     assert not group.pauses
 
 
@@ -109,12 +109,12 @@ def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPa
     mq.assign()
 
     def noted(*asked: Any) -> list[Bounds]:
-        found = bounds_of(*asked)
+        found = read_bounds(*asked)
         looked_at.extend(found)
         return found
 
-    monkeypatch.setattr(membership, "bounds_of", noted)
-    held = _standing("g", "C2", None, "read_committed", mq.state).held
-    assert len(held) == len(looked_at) == 10
-    everything = bounds_of(mq.state.topic("t"), "read_committed")
-    assert all(one.bounds == everything[partition] for (_, partition), one in held.items())
+    monkeypatch.setattr(membership_view, "read_bounds", noted)
+    owned = build_view("g", "C2", None, "read_committed", mq.state).owned
+    assert len(owned) == len(looked_at) == 10
+    everything = read_bounds(mq.state.topic("t"), "read_committed")
+    assert all(one.bounds == everything[partition] for (_, partition), one in owned.items())

@@ -15,7 +15,7 @@ from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 
-BY_TOPIC = ("topics", "topic_ids", "folded_names")
+BY_TOPIC = ("topics", "topic_ids", "unified_names")
 
 
 class Untraversed(dict[Any, Any]):
@@ -65,7 +65,7 @@ def test_neither_time_nor_a_projection_nor_a_route_does(mq: Harness) -> None:
     first = len(mq.steps)
     mq.create("t", 2)
     mq.one(mq.produce({0: 2}))
-    machine.due(mq.state, Time(mq.now_ms))
-    list(machine.watched(mq.state))
+    machine.find_due(mq.state, Time(mq.now_ms))
+    list(machine.find_watched_waits(mq.state))
     assert [table.num_rows for table in project(mq.state, mq.steps[first:]).values()]
     assert find_route(mq.state, "t").topics[0].partition_count == 2

@@ -14,27 +14,28 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from protocol_harness import letter_bytes
-from unit.served import values
+from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.fetch.reader import Reader
-from lakemq.engine.maintenance import housekeeping
+from lakemq.engine.maintenance import housekeeping, merging
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import FileMissing, FileTruncated, UnknownServerError
+from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.jobs.sql import run_query
+from lakemq.jobs.sql import connect_duckdb, run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.leftovers import FOLDER, Leftovers
 from lakemq.tables.storage.mailbox import LETTERS
+from lakemq.tables.views import VIEWS
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +120,25 @@ def sql(mq: Connection, query: str) -> list[Any]:
     return sorted(run_query(mq.namespace, query)[1], key=repr)
 
 
+TOLD_BY_THE_CLOCK = {"open_transactions": "open_ms"}
+"""Columns that change while nothing happens."""
+
+
+def views(mq: Connection) -> dict[str, list[Any]]:
+    """Return the rows of every view, without the columns that change while nothing happens."""
+    with connect_duckdb(mq.namespace) as database:
+        rows = {
+            view: database.execute(
+                f"SELECT * {f'EXCLUDE {TOLD_BY_THE_CLOCK[view]}' if view in TOLD_BY_THE_CLOCK else ''} FROM {view}"
+            ).fetchall()
+            for view in VIEWS
+        }
+    return {view: sorted(found, key=repr) for view, found in rows.items()}
+
+
 def seen(mq: Connection) -> dict[str, Any]:
     """All that anybody is shown."""
-    found: dict[str, Any] = {view: sql(mq, f"SELECT * FROM {view}") for view in ("log", "log_committed")}
+    found: dict[str, Any] = views(mq)
     found["dead"] = sql(
         mq,
         """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM dead_letters d JOIN messages m
@@ -192,6 +209,61 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
         assert not list((path / FOLDER).glob("messages-*"))
 
 
+def release_and_reject(mq: Connection, number: int) -> None:
+    """Publish two messages to be released later, one to be rejected by a queue group, and wait until both are done."""
+    if number == 0:
+        for topic in ("late", "work"):
+            mq.topics.create(topic)
+        mq.groups.create("workers", {"group.protocol": "queue"})
+    delayed = {"value": [f"late{number}.{i}" for i in range(2)], "delay_ms": [20, 20]}
+    mq.publish("late", pa.table(delayed))
+    mq.publish("work", pa.table({"value": [f"bad{number}"]}))
+    with mq.consumer("workers", topics=["work"], auto_offset_reset="earliest") as consumer:
+        rejected: list[Any] = []
+        until(lambda: rejected.extend(consumer.poll(timeout_ms=50)) or rejected)
+        consumer.reject(rejected, error="no such customer")
+    until(lambda: "work.dlq" in {topic.topic for topic in mq.topics.list()})
+    until(lambda: mq.end_offsets("work.dlq") == {0: number + 1})
+    until(lambda: mq.end_offsets("late") == {0: 2 * (number + 1)})
+
+
+@pytest.mark.extended
+def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) -> None:
+    """Each was released, or given up, at a time of its own, which the views show beside it."""
+    with connect(path, **{"merge.grace.ms": HOUR_MS, "project.interval.ms": 20}) as mq:
+        for number in range(3):
+            with one_term(mq):
+                release_and_reject(mq, number)
+        before = views(mq)
+        times = sql(mq, "SELECT DISTINCT topic, decided_at FROM log_committed WHERE origin <> 'publish'")
+        assert len(times) >= 6
+        segments = mq.namespace.store.open(SEGMENTS).read().num_rows
+    with connect(path) as mq:
+        pass_by(mq, 3)
+        assert mq.namespace.store.open(SEGMENTS).read().num_rows < segments, "nothing was merged"
+        assert views(mq) == before
+
+
+@pytest.mark.extended
+def test_how_much_comes_to_a_topic_stays_what_it_was(path: Path) -> None:
+    """`topic_stats` counts what the newest minute has, of segments whose bounds alone it knows."""
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        for second in (0, 50, 100, 130, 131):
+            with one_term(mq):
+                times = pa.array([second * 1_000, (second + 15) * 1_000], pa.timestamp("ms", "UTC"))
+                mq.publish("a", pa.table({"value": ["x"] * 2, "timestamp": times}))
+        with one_term(mq):
+            mq.topics.delete_records("a", {0: 2})
+        before = views(mq)
+    with connect(path) as mq:
+        pass_by(mq, 3)
+        assert len(data_files(path)) == 1
+        assert views(mq) == before
+
+
+@pytest.mark.extended
 def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with one_term(mq):
@@ -205,12 +277,14 @@ def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
         before = data_files(path)
         pass_by(mq)
         assert before < data_files(path)
-        assert Leftovers(mq.namespace.files).announced(MESSAGES.name) == before, "the new one may be merged again"
+        assert Leftovers(mq.namespace.files).list_announced_paths(MESSAGES.name) == before, (
+            "the new one may be merged again"
+        )
         assert texts(old) == texts(mq.fetch("a")) == ["m0", "m1", "m2"]
         assert mq.fetch("a").plan.segments.num_rows == 1
 
 
-def texts(fetched: Fetched) -> list[str]:
+def texts(fetched: FetchResult) -> list[str]:
     return [value.decode() for value in fetched.to_arrow()["value"].to_pylist()]
 
 
@@ -236,6 +310,7 @@ def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
             yield found, other
 
 
+@pytest.mark.extended
 def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
     for old, _ in merged_away(path, lambda other: (other.fetch("a"), other.fetch("a", isolation="read_uncommitted"))):
         committed, all_rows = old
@@ -250,6 +325,7 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
         assert [m.value for m in committed] == committed.to_arrow()["value"].to_pylist()
 
 
+@pytest.mark.extended
 def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
     with connect(path) as mq:
         with one_term(mq):
@@ -271,6 +347,7 @@ def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
         assert sorted(values(other, "a")) == sorted([*old, "m4"])
 
 
+@pytest.mark.extended
 def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
     for old, _ in merged_away(path, lambda other: other.fetch("a")):
         for file in data_files(path):
@@ -288,7 +365,7 @@ def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
         store = mq.namespace.store
         handle = store.open(SEGMENTS)
         handle.replace_at(handle.version, [], floor=read_watermark(store).step + 1)
-        with pytest.raises(UnknownServerError, match="faster than it can be read"):
+        with pytest.raises(ReadOvertaken, match="merged faster than this process could open them"):
             Reader(store, ManualClock()).refresh()
         publish(mq, "m1")
         assert values(mq, "a") == ["m0", "m1"]
@@ -341,6 +418,7 @@ def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None
             assert values(mq, "a") == before
 
 
+@pytest.mark.extended
 def test_a_file_stays_that_a_letter_names(path: Path) -> None:
     with connect(path) as mq:
         with one_term(mq):
@@ -388,6 +466,30 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
         assert values(mq, "a") == ["m0", "m1", "m2"]
 
 
+def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files with waiting rows are the smallest, and a merge has no room for more than them."""
+    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
+        with one_term(mq):
+            mq.topics.create("a")
+        for number in range(3):
+            with one_term(mq):
+                mq.publish("a", pa.table({"value": ["late", f"m{number}"], "delay_ms": [HOUR_MS, None]}))
+        waiting = {path / MESSAGES.name / name: 0 for name in data_files(path)}
+        publish(mq, *(os.urandom(200).hex() for _ in range(3)))
+        expected = values(mq, "a")
+    sizes = [(path / MESSAGES.name / name).stat().st_size for name in data_files(path)]
+    kept_bytes = sum(file.stat().st_size for file in waiting)
+    most_bytes = kept_bytes + sorted(sizes)[3] - 1
+    assert max(file.stat().st_size for file in waiting) < sorted(sizes)[3]
+    assert sum(sorted(sizes)[3:]) <= most_bytes
+    monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", most_bytes)
+    with connect(path) as mq:
+        pass_by(mq, 3)
+        assert len(data_files(path)) == 4  # three with rows that wait, and one merged file
+        assert values(mq, "a") == expected
+
+
+@pytest.mark.extended
 def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         publish_delayed(mq, 500)
@@ -400,6 +502,7 @@ def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
         assert values(mq, "a") == expected
 
 
+@pytest.mark.extended
 def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with one_term(mq):
@@ -421,6 +524,7 @@ def values_from(mq: Connection, start: int) -> list[str]:
     return texts(mq.fetch("a", start=start, end=start + 1))
 
 
+@pytest.mark.extended
 def test_rows_of_a_deleted_topic_stay_behind(path: Path) -> None:
     with connect(path, **{"checkpoint.interval": 5}) as mq:
         for topic in ("a", "b"):

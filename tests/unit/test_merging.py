@@ -14,7 +14,14 @@ from examples import examples
 from hypothesis import given
 
 from lakemq.engine.maintenance import merging
-from lakemq.engine.maintenance.merging import coalesced, files_to_merge, moved, places, rows_pointed_at
+from lakemq.engine.maintenance.log_bounds import LogBounds
+from lakemq.engine.maintenance.merging import (
+    choose_files_to_merge,
+    coalesce_segments,
+    find_pointed_rows,
+    move_ranges,
+    order_merged_rows,
+)
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
@@ -78,16 +85,16 @@ def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, 
 def test_a_larger_file_is_merged_only_with_as_many_bytes_of_smaller_ones(
     sizes: list[int], least: int, expected: set[int]
 ) -> None:
-    assert set(files_to_merge(np.array(sizes, np.int64), least).tolist()) == expected
+    assert set(choose_files_to_merge(np.array(sizes, np.int64), least).tolist()) == expected
 
 
 def test_a_byte_is_written_anew_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "MOST_BYTES", 1 << 40)
+    monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", 1 << 40)
     files: list[int] = []
     written = most_files = 0
     for _ in range(10_000):
         files.append(100)
-        chosen = set(files_to_merge(np.array(files, np.int64), 20).tolist())
+        chosen = set(choose_files_to_merge(np.array(files, np.int64), 20).tolist())
         merged = sum(files[i] for i in chosen)
         written += merged
         files = [size for i, size in enumerate(files) if i not in chosen] + [merged] * bool(chosen)
@@ -96,13 +103,18 @@ def test_a_byte_is_written_anew_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most_files <= 40
 
 
+def coalesce(segments: pa.Table, floor: int) -> pa.Table:
+    """Join neighbours in a namespace that has no other segments."""
+    return coalesce_segments(segments, floor, LogBounds(lambda: [segments]))
+
+
 # -- which segments -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("author", [{}, SENT])
 def test_segments_that_touch_become_one(author: dict[str, Any]) -> None:
     first, second = segment(3, 7, 0, 2, **author), segment(4, 9, 2, **_after(author, 2))
-    (row,) = SEGMENTS.rows(coalesced(SEGMENTS.table([second, first]), FLOOR))
+    (row,) = SEGMENTS.rows(coalesce(SEGMENTS.table([second, first]), FLOOR))
     assert row == segment(4, 7, 0, 3, **{**author, "min_timestamp_ms": 30, "max_timestamp_ms": 45})
 
 
@@ -120,6 +132,7 @@ def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
         {"append_time_ms": 1},
         {"ttl_from_ms": 1},
         {"ttl_ms": 1},
+        {"decided_at_ms": 1},
         {"producer_id": 5},
         {"producer_id": None, "producer_epoch": None, "base_sequence": None},
         {"producer_epoch": 2},
@@ -137,24 +150,60 @@ def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
 )
 def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> None:
     second = {"step": 4, "base_offset": 9, "first_row": 2, **SENT, "base_sequence": 22}
-    assert coalesced(SEGMENTS.table([segment(3, 7, 0, 2, **SENT), segment(**second)]), FLOOR).num_rows == 1
+    assert coalesce(SEGMENTS.table([segment(3, 7, 0, 2, **SENT), segment(**second)]), FLOOR).num_rows == 1
     last_offset = changed.pop("last_offset", None)
     both = [segment(3, 7, 0, 2, **SENT), segment(**{**second, **changed})]
     assert last_offset is None or both[1].last_offset == last_offset
-    found = SEGMENTS.rows(coalesced(SEGMENTS.table(both), FLOOR))
+    found = SEGMENTS.rows(coalesce(SEGMENTS.table(both), FLOOR))
     assert sorted(found, key=lambda row: row.step) == both
 
 
 def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
     both = [segment(FLOOR + 1, 0, 0), segment(FLOOR + 1, 1, 1)]
-    assert coalesced(SEGMENTS.table(both), FLOOR).num_rows == 1
+    assert coalesce(SEGMENTS.table(both), FLOOR).num_rows == 1
+
+
+def timed(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
+    """Segments of two messages each that touch, with the times of their first and last message."""
+    return [
+        replace(segment(1, 2 * i, 2 * i, 2), min_timestamp_ms=first_ms, max_timestamp_ms=last_ms)
+        for i, (first_ms, last_ms) in enumerate(bounds_ms)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bounds_ms", "left"),
+    [
+        ([(0, 10), (20, 40_000), (100_000, 200_000)], 2),
+        ([(0, 40_000), (140_001, 150_000), (160_000, 200_000)], 2),
+        ([(0, 140_001), (0, 140_001), (200_000, 200_000)], 3),
+        ([(0, 140_000), (140_001, 200_000)], 2),
+    ],
+)
+def test_segments_are_joined_only_on_one_side_of_the_newest_minute(bounds_ms: list[tuple[int, int]], left: int) -> None:
+    assert coalesce(SEGMENTS.table(timed(*bounds_ms)), FLOOR).num_rows == left
+
+
+def test_the_newest_minute_is_that_of_the_whole_topic() -> None:
+    both = timed((1, 10), (50_000, 60_000))
+    assert coalesce(SEGMENTS.table(both), FLOOR).num_rows == 1
+    newer = replace(segment(2, 0, 0), partition=1, file_id=MERGED + 1, max_timestamp_ms=60_020, min_timestamp_ms=0)
+    bounds = LogBounds(lambda: [SEGMENTS.table(both), SEGMENTS.table([newer])])
+    assert coalesce_segments(SEGMENTS.table(both), FLOOR, bounds).num_rows == 2
+
+
+def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
+    rows = SEGMENTS.table(timed((0, 1), (2, 3), (4, 5), (6, 7)))
+    cut = replace(segment(2, 4, 0), kind="log_start")
+    bounds = LogBounds(lambda: [rows, SEGMENTS.table([cut])])
+    assert coalesce_segments(rows, FLOOR, bounds).column("base_offset").to_pylist() == [0, 4]
 
 
 @pytest.mark.parametrize("kind", ["commit", "abort", "log_start", "topic_deleted"])
 def test_what_is_no_data_stays_as_it_is(kind: str) -> None:
     bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
     rows = [replace(segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
-    assert SEGMENTS.rows(coalesced(SEGMENTS.table(rows), FLOOR)) == rows
+    assert SEGMENTS.rows(coalesce(SEGMENTS.table(rows), FLOOR)) == rows
 
 
 # -- where rows go ------------------------------------------------------------------------------------------
@@ -216,15 +265,15 @@ def test_every_offset_has_its_row_and_every_dead_letter(
 ) -> None:
     segments, dead = SEGMENTS.table(history[0]), DEAD_LETTERS.table(history[1])
     ids, counts = np.array(list(FILES)), np.array(list(FILES.values()))
-    shown, refused = (rows_pointed_at(one, ids, counts) for one in (segments, dead))
-    order, place = places(segments, shown, refused, int(counts.sum()))
+    shown, refused = (find_pointed_rows(one, ids, counts) for one in (segments, dead))
+    order, place = order_merged_rows(segments, shown, refused, int(counts.sum()))
     # of each row of the merged file, where it was
     before = [(file_id, row) for file_id, count in FILES.items() for row in range(count)]
     was = {(MERGED, at): before[row] for at, row in enumerate(order.tolist())}
     assert len(set(was.values())) == len(was)
-    after = coalesced(moved(segments, shown, place, MERGED), floor)
+    after = coalesce(move_ranges(segments, shown, place, MERGED), floor)
     assert {at: (*said, was[row]) for at, (*said, row) in _shown(after).items()} == _shown(segments)
-    after_dead = moved(dead, refused, place, MERGED)
+    after_dead = move_ranges(dead, refused, place, MERGED)
     assert {was[row]: said for row, said in _refused(after_dead).items()} == _refused(dead)
     needed = {row for *_, row in _shown(segments).values()} | set(_refused(dead))
     assert set(was.values()) == needed, "what nothing points at stays behind"
@@ -235,7 +284,7 @@ def test_every_offset_has_its_row_and_every_dead_letter(
 
 
 def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
-    again = coalesced(segments, floor)
+    again = coalesce(segments, floor)
     assert again.num_rows == segments.num_rows
 
 
@@ -243,7 +292,7 @@ def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
 def test_a_range_that_leaves_its_file_is_none(first_row: int, record_count: int) -> None:
     ranges = SEGMENTS.table([segment(1, 0, first_row, record_count, file_id=7)])
     with pytest.raises(ValueError, match="not in its file"):
-        rows_pointed_at(ranges, np.array(list(FILES)), np.array(list(FILES.values())))
+        find_pointed_rows(ranges, np.array(list(FILES)), np.array(list(FILES.values())))
 
 
 def test_20_000_messages_of_steps_of_their_own_are_a_segment_per_partition() -> None:
@@ -256,7 +305,7 @@ def test_20_000_messages_of_steps_of_their_own_are_a_segment_per_partition() -> 
     columns |= {"file_partition": rows % partitions, "first_offset": [None] * count}
     segments = pa.table([pa.array(columns[f.name], f.type) for f in SEGMENTS.stored_schema], SEGMENTS.stored_schema)
     ids = np.arange(count // 100)
-    shown = rows_pointed_at(segments, ids, np.full(len(ids), 100))
-    none = rows_pointed_at(DEAD_LETTERS.empty(), ids, np.full(len(ids), 100))
-    _, place = places(segments, shown, none, count)
-    assert coalesced(moved(segments, shown, place, MERGED), count).num_rows == partitions
+    shown = find_pointed_rows(segments, ids, np.full(len(ids), 100))
+    none = find_pointed_rows(DEAD_LETTERS.empty(), ids, np.full(len(ids), 100))
+    _, place = order_merged_rows(segments, shown, none, count)
+    assert coalesce(move_ranges(segments, shown, place, MERGED), count).num_rows == partitions

@@ -69,7 +69,7 @@ def pretend(folder: Path, table: str, version: str) -> None:
 def test_a_namespace_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     store = open_namespace(str(tmp_path), create=True).store
     pretend(tmp_path, JOURNAL.name, str(SCHEMA_VERSION + 1))
-    with pytest.raises(NewerTable, match=f"schema version {SCHEMA_VERSION + 1}, this LakeMQ knows {SCHEMA_VERSION}"):
+    with pytest.raises(NewerTable, match=f"schema version {SCHEMA_VERSION + 1}, this LakeMQ supports {SCHEMA_VERSION}"):
         store.open(JOURNAL)
     for create in (False, True):
         with pytest.raises(NewerFormat, match=r"NEWER_FORMAT.*schema version"):

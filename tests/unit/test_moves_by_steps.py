@@ -20,7 +20,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic
 @pytest.fixture(autouse=True)
 def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision moves two, and a step decides so twice: what is free then may be what it has just made so."""
-    monkeypatch.setattr(reconciling, "MOST_MOVES", 2)
+    monkeypatch.setattr(reconciling, "MAX_MOVES", 2)
 
 
 def joining(protocol: str, member: str = "C1") -> JoinGroup:
@@ -39,13 +39,13 @@ def joined(protocol: str, partitions: int = 10) -> Harness:
 
 
 def had(state: State) -> int:
-    return len(state.groups["g"].held.get("C1", ()))
+    return len(state.groups["g"].places_by_owner.get("C1", ()))
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
     mq, seen = joined(protocol), []
-    while mq.state.moving_on():
+    while mq.state.list_moving_groups():
         assert mq.state.groups["g"].status is GroupStatus.COMPLETING
         seen.append(had(mq.state))
         mq.see()
@@ -65,7 +65,7 @@ def test_whatever_else_is_asked_meanwhile() -> None:
 
 def test_a_classic_group_moves_as_a_whole() -> None:
     mq = joined("classic")
-    assert (had(mq.state), mq.state.moving_on()) == (10, set())
+    assert (had(mq.state), mq.state.list_moving_groups()) == (10, set())
 
 
 def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
@@ -77,7 +77,7 @@ def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
     assert mq.state.groups["g"].not_before_ms
     mq.one(AlterTopic("t", partitions=12))
     mq.see(*mq.targets())
-    assert (had(mq.state), mq.state.moving_on()) == (10, set())
+    assert (had(mq.state), mq.state.list_moving_groups()) == (10, set())
     mq.now_ms += 5_000
     mq.expire()
     mq.assign()
@@ -94,8 +94,8 @@ def test_who_leads_next_goes_on(by_tables: int) -> None:
     for _ in range(by_tables):
         mq.see()
     mq.state = machine.replay(restored(mark, tables), mq.steps[steps:])
-    assert mq.state.moving_on() == {"g"}
-    while mq.state.moving_on():
+    assert mq.state.list_moving_groups() == {"g"}
+    while mq.state.list_moving_groups():
         mq.see()
     assert mq.state.groups["g"].status is GroupStatus.STABLE
 
@@ -110,8 +110,8 @@ def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monke
     monkeypatch.setattr(reconciling, "SETTLING", rules)
     machine.begin_step(mq.state, mq.now_ms)
     told: list[str] = []
-    assert machine.settle(mq.state, lambda name, _: told.append(name)) == []
-    assert (told, mq.state.moving_on()) == (["g"] * len(rules), set())
+    assert machine.settle_groups(mq.state, lambda name, _: told.append(name)) == []
+    assert (told, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
 
 
 def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:

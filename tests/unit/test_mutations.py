@@ -8,7 +8,7 @@ from mutations.run import ALLOWED, MODULES, changes_of, is_noticed
 
 from lakemq.engine.protocol.rules.offsets import _may_commit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reason() -> None:
@@ -22,7 +22,7 @@ def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reas
 def test_a_change_is_noticed_and_leaves_nothing_behind() -> None:
     """Two comparisons say whether an offset is its member's."""
     mine = [change for change in changes_of("offsets") if change.function == "_may_commit"]
-    changes = [change for change in mine if "one.owner ==" in change.name or ": != -> ==" in change.name]
+    changes = [change for change in mine if "assignment.owner ==" in change.name or ": != -> ==" in change.name]
     assert len(changes) == 2
     story = ("tests/golden", "-k", "story and judged")
     assert [is_noticed(change, story) for change in changes] == [True, True]

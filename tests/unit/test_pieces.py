@@ -10,12 +10,12 @@ import pytest
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import fetched as fetched_module
+from lakemq.engine.client.fetch import fetch_result as fetch_result_module
 from lakemq.engine.client.fetch import pieces as pieces_module
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.tables.storage.files import Files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    real = fetched_module.fetch_arrow
+    real = fetch_result_module.fetch_arrow
 
     def counting(files: Files, plan: FetchPlan, kept: object = None) -> pa.Table:
         reads.append(plan.record_count)
         return real(files, plan)
 
-    monkeypatch.setattr(fetched_module, "fetch_arrow", counting)
+    monkeypatch.setattr(fetch_result_module, "fetch_arrow", counting)
     mq.topics.create("large")
     for _ in range(2):
         mq.publish("large", pa.table({"value": [b"x" * 10_000] * 300}))

@@ -75,14 +75,14 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
     looked: list[int] = []
-    look = positions.first_at_or_after
+    look = positions.find_first_at_or_after
 
     def looking(*given: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             looked.append(pool.submit(mq.state).result(10).step)
         return look(*given)
 
-    monkeypatch.setattr(positions, "first_at_or_after", looking)
+    monkeypatch.setattr(positions, "find_first_at_or_after", looking)
     assert call(mq, topic) == 1
     assert looked
 

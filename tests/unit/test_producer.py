@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from unit.served import everything, new_name, new_topic, values
+from unit.served import committed, everything, new_name, new_topic, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish import arrow
@@ -26,6 +26,8 @@ from lakemq.errors import (
     InvalidTopic,
     LakeMQError,
     MessageTooLarge,
+    OffsetMetadataTooLarge,
+    OffsetOutOfRange,
     RequestTimedOut,
     TransactionAborted,
     UnknownTopicOrPartition,
@@ -341,6 +343,29 @@ def test_a_bad_option_is_refused_and_named(mq: Connection, options: dict[str, An
     assert threading.active_count() == before
 
 
+def test_options_may_be_spelled_as_in_kafka(mq: Connection, topic: str):
+    with mq.producer(**{"linger.ms": 60_000, "enable.idempotence": True, "max-block-ms": 5}) as producer:
+        assert (producer._options.linger_ms, producer._options.max_block_ms) == (60_000, 5)
+    with mq.consumer(new_name("g"), topics=[topic], **{"session.timeout.ms": 7_000, "heartbeatIntervalMs": 10}):
+        pass
+    for options, answer in [
+        ({"linger.ms": 5, "linger_ms": 5}, "given twice"),
+        ({"bootstrap.servers": "localhost"}, "no wire protocol"),
+        ({"transactional.id": "x"}, "name it in mq.producer"),
+        ({"value_serializer": str}, "encode them before you send"),
+    ]:
+        with pytest.raises(InvalidConfig, match=answer):
+            mq.producer(**options)
+    for options, answer in [
+        ({"group_id": "g"}, "name the group"),
+        ({"enable.auto.commit": False}, r"consumer\.commit\(\)"),
+        ({"max_poll_records": 10}, "max_records"),
+        ({"isolation.level": "read_committed"}, "give isolation"),
+    ]:
+        with pytest.raises(InvalidConfig, match=answer):
+            mq.consumer(new_name("g"), topics=[topic], **options)
+
+
 def test_options_of_kafka_at_values_that_keep_the_guarantee(mq: Connection, topic: str):
     accepted = {"retries": 1, "max_in_flight_requests_per_connection": 5, "enable_idempotence": True}
     for acks in ("all", -1, "-1"):
@@ -410,6 +435,37 @@ def test_bad_offsets_are_refused_in_the_call(mq: Connection, topic: str, give: C
     assert values(mq, topic) == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("place", "offset", "metadata", "error"),
+    [
+        (("missing", 0), 0, None, UnknownTopicOrPartition),
+        ((None, 7), 0, None, UnknownTopicOrPartition),
+        ((None, 0), 9, None, OffsetOutOfRange),
+        ((None, 0), -1, None, OffsetOutOfRange),
+        ((None, 0), 1, "m" * 5000, OffsetMetadataTooLarge),
+    ],
+)
+def test_offsets_that_the_log_has_not_are_refused_in_the_call(
+    mq: Connection, topic: str, place: tuple[str | None, int], offset: int, metadata: str | None, error: type[Exception]
+):
+    group, name = new_name("group"), new_name("id")
+    with mq.producer() as other:
+        other.send(topic, "read")
+        other.send(topic, "not read")
+    wrong = {(place[0] or topic, place[1]): offset}
+    with mq.producer(name) as producer:
+        producer.begin_transaction()
+        producer.send(topic, "a")
+        with pytest.raises(error):
+            producer.send_offsets_to_transaction(wrong, group, metadata)
+        producer.send_offsets_to_transaction({(topic, 0): 1}, group)
+        producer.commit_transaction()
+    assert committed(mq, group, topic) == 1
+    assert values(mq, topic) == ["read", "not read", "a"]
+    with pytest.raises(error), mq.transaction(new_name("id")) as txn:
+        txn.send_offsets(wrong, group, metadata)
+
+
 def test_arguments_of_transactions(mq: Connection):
     for bad in (5, b"id", "\ud800"):
         with pytest.raises(InvalidRequest):
@@ -432,7 +488,7 @@ def test_without_a_flush_nothing_grows(mq: Connection, topic: str):
         for i in range(30):
             producer.send(topic, f"{i}").result()
         gc.collect()
-        ours = [one for one in gc.get_referrers(producer._outcomes) if type(one).__name__ == "Batch"]
+        ours = [one for one in gc.get_referrers(producer._monitor) if type(one).__name__ == "Batch"]
         assert len(ours) <= 1
         flushed = producer.flush()
     assert flushed.spans == {(topic, 0): (0, 29, 30)}

@@ -10,10 +10,10 @@ from examples import examples
 from hypothesis import given
 
 from lakemq.engine.client.publish.buffer import Buffer
-from lakemq.engine.client.publish.delivery import Batch, Outcomes
-from lakemq.engine.client.publish.options import producer_options
+from lakemq.engine.client.publish.delivery import Batch, DeliveryMonitor
+from lakemq.engine.client.publish.options import parse_producer_options
 
-OPTIONS = producer_options({"batch_size": 100, "buffer_memory": 300, "linger_ms": 1000})
+OPTIONS = parse_producer_options({"batch_size": 100, "buffer_memory": 300, "linger_ms": 1000})
 
 records = st.tuples(st.sampled_from("ab"), st.integers(1, 120))
 calls = records | st.sampled_from(["next", "settle"])
@@ -22,10 +22,10 @@ calls = records | st.sampled_from(["next", "settle"])
 class Play:
     """One buffer and what was given to it."""
 
-    def __init__(self, takes_quickly: bool) -> None:
+    def __init__(self, has_fast_path: bool) -> None:
         lock = threading.RLock()
         lock.acquire()
-        self.buffer = Buffer(OPTIONS, ManualClock(), Outcomes(lock), takes_quickly)
+        self.buffer = Buffer(OPTIONS, ManualClock(), DeliveryMonitor(lock), has_fast_path)
         self.sent: list[Batch] = []
         self.quick_count = 0
 
@@ -37,11 +37,11 @@ class Play:
             assert batch is not None
             self.sent.append(batch)
         elif call == "settle" and self.sent:
-            self.buffer.settled(self.sent.pop(0))
+            self.buffer.remove(self.sent.pop(0))
         return self._seen()
 
     def _give(self, topic: str, size: int) -> object:
-        future = self.buffer.add_quickly(topic, size, b"k", b"v")
+        future = self.buffer.add_fast(topic, size, b"k", b"v")
         if future is not None:
             self.quick_count += 1
             return self._seen()
@@ -74,6 +74,6 @@ def test_most_records_of_a_batch_are_taken_quickly_until_no_more_are() -> None:
     assert play.buffer._due_in_ms() == 0
     play.do("next")
     play.do(("a", 10))
-    play.buffer.take_no_more_quickly()
+    play.buffer.disable_fast_path()
     play.do(("a", 10))
     assert play.quick_count == 8

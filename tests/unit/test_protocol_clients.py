@@ -7,9 +7,9 @@ from protocol_harness import HOUR_MS, Harness
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
-from lakemq.engine.protocol.rules.clients import Turn, turn_of
+from lakemq.engine.protocol.rules.clients import Turn, find_turn
 from lakemq.engine.protocol.rules.timers import Time
-from lakemq.engine.protocol.values.deciding import Limits
+from lakemq.engine.protocol.values.decision import Limits
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import CreateTopic
 
@@ -39,12 +39,12 @@ def mq() -> Harness:
 def test_whose_turn_it_is_after_letter_three(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
     for n in (1, 2, 3):
         mq.ask(client="c", number=n)
-    assert turn_of(mq.state, "c", number, waited_ms, 100) is turn
+    assert find_turn(mq.state, "c", number, waited_ms, 100) is turn
 
 
 def test_a_client_begins_with_one(mq: Harness) -> None:
-    assert turn_of(mq.state, "new", 1, 0, 100) is Turn.DECIDE
-    assert turn_of(mq.state, "new", 2, 0, 100) is Turn.WAIT
+    assert find_turn(mq.state, "new", 1, 0, 100) is Turn.DECIDE
+    assert find_turn(mq.state, "new", 2, 0, 100) is Turn.WAIT
 
 
 # -- letters ------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
 
 def test_a_letter_without_requests_has_its_turn_too(mq: Harness) -> None:
     assert mq.ask(client="c") == []
-    assert turn_of(mq.state, "c", 2, 0, 0) is Turn.DECIDE
+    assert find_turn(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
 
 def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:
@@ -77,7 +77,7 @@ def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness)
     entries = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
     assert [one.record.kind for one in entries] == ["answered"]
     assert mq.state.clients["c"].results == [Refusal("INVALID_REQUEST", "unreadable")]
-    assert turn_of(mq.state, "c", 2, 0, 0) is Turn.DECIDE
+    assert find_turn(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
 
 def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
@@ -85,7 +85,7 @@ def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
     machine.begin_step(mq.state, 5)
     entries = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
     assert [one.record.kind for one in entries] == ["answered", "client_removed"]
-    assert [turn_of(mq.state, "c", n, 101, 100) for n in (2, 3, 4)] == [Turn.REFUSE] * 3
+    assert [find_turn(mq.state, "c", n, 101, 100) for n in (2, 3, 4)] == [Turn.REFUSE] * 3
 
 
 # -- time ---------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     mq.ask(client="late", number=1)
     mq.now_ms += HOUR_MS + 1
     time = Time(mq.now_ms, limits=Limits(HOUR_MS, HOUR_MS))
-    due = machine.due(mq.state, time)
+    due = machine.find_due(mq.state, time)
     assert {key for _, key in due} == {"early", "late", "client-1", 0}
     mq.ask(mq.produce({0: 1}, producer=(0, 0)), client="early", number=2)
     folded = machine.fold_time(mq.state, due, time)

@@ -19,7 +19,7 @@ def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]
     refusal = error("detail", found={"a": [1, 2]}, expected="b").refusal()
     (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert isinstance(read, Refusal)
-    raised = errors.error_of(read)
+    raised = errors.error_from_refusal(read)
     assert type(raised) is error
     assert str(raised).startswith(f"{error.name}: detail Found")
     assert str(error()).startswith(f"{error.name}: {error.meaning()}")
@@ -27,7 +27,7 @@ def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]
 
 
 def test_an_error_of_a_newer_engine_keeps_its_name() -> None:
-    raised = errors.error_of(Refusal("BRAND_NEW", "why", 1, 2))
+    raised = errors.error_from_refusal(Refusal("BRAND_NEW", "why", 1, 2))
     assert type(raised) is errors.LakeMQError
     assert "BRAND_NEW: why" in str(raised)
 

@@ -16,9 +16,9 @@ from stateful.model import Model
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.rules.log import decide_produce
-from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource, dense_offsets
-from lakemq.engine.protocol.rules.units import units_of
-from lakemq.engine.protocol.values.deciding import Given
+from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource, compute_base_offsets
+from lakemq.engine.protocol.rules.units import build_units
+from lakemq.engine.protocol.values.decision import DecisionInputs
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
     DataFile,
@@ -30,7 +30,7 @@ from lakemq.engine.protocol.values.log import (
     Unit,
 )
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
-from lakemq.engine.protocol.values.segments import Segments, table_of
+from lakemq.engine.protocol.values.segments import Segments, segments_to_table
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import FILE_IDS, SEQUENCERS_FILES, FileFacts
@@ -69,7 +69,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
     mq.one(mq.produce({1: 4}))
     mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), file_id=G))
     assert kinds_of(mq) == ["files_added", "produced", "answered"]
-    assert table_of([segments_of(mq)]).to_pylist()[1] == {
+    assert segments_to_table([segments_of(mq)]).to_pylist()[1] == {
         "kind": "data",
         "topic_id": 1,
         "topic": "t",
@@ -241,7 +241,7 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
         ({F: as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
         ({F: FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
     ]:
-        decision = machine.decide_request(mq.state, request, Given(facts=facts))
+        decision = machine.decide_request(mq.state, request, DecisionInputs(facts=facts))
         assert isinstance(decision.result, Refusal)
         assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
         assert decision.entries == ()
@@ -303,7 +303,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
     found: dict[tuple[int, int], dict[int, str]] = {}
-    for segment in table_of([one.segments for step in mq.steps for one in step.entries]).to_pylist():
+    for segment in segments_to_table([one.segments for step in mq.steps for one in step.entries]).to_pylist():
         log = found.setdefault((segment["topic_id"], segment["partition"]), {})
         for i in range(segment["record_count"]):
             offset = segment["base_offset"] + i
@@ -318,8 +318,8 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
 def test_deciding_only_reads_the_state(mq: Harness) -> None:
     request = mq.produce({0: 3})
     facts = {F: facts_of(request.files[0])}
-    first = decide_produce(mq.state, request, Given(facts=facts))
-    assert decide_produce(mq.state, request, Given(facts=facts)) == first
+    first = decide_produce(mq.state, request, DecisionInputs(facts=facts))
+    assert decide_produce(mq.state, request, DecisionInputs(facts=facts)) == first
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 0, 0]
 
 
@@ -343,7 +343,7 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
             for t, p, f, r, c in ranges
         )  # fmt: skip
         try:
-            RangeColumns.of(asked, [1, 3], source)
+            RangeColumns.from_ranges(asked, [1, 3], source)
         except InvalidRequest:
             assert not expected
         else:
@@ -357,8 +357,8 @@ def test_units_and_offsets_are_those_of_going_one_by_one(told: list[tuple[int, i
     partition, count, waits, stays = (list(column) for column in zip(*told, strict=True))
     n, due_ms = len(told), [0 if one else NOT_DELAYED for one in waits]
     asked = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
-    ranges = RangeColumns.of(asked, [3], RowSource([PendingFile(7, 3)], [3]))
-    units = units_of(Produce(topics=[], ranges=asked, metadata_step=0), ranges)
+    ranges = RangeColumns.from_ranges(asked, [3], RowSource([PendingFile(7, 3)], [3]))
+    units = build_units(Produce(topics=[], ranges=asked, metadata_step=0), ranges)
     places = [(p, waiting) for p, waiting in zip(partition, waits, strict=True)]
     expected = sorted(set(places))
     assert [expected[unit] for unit in ranges.unit.tolist()] == places
@@ -370,4 +370,4 @@ def test_units_and_offsets_are_those_of_going_one_by_one(told: list[tuple[int, i
     for unit, records in zip(left.unit.tolist(), left.record_count.tolist(), strict=True):
         offsets.append(given_out[unit])
         given_out[unit] += records
-    assert dense_offsets(left.unit, left.record_count, np.array(ends)).tolist() == offsets
+    assert compute_base_offsets(left.unit, left.record_count, np.array(ends)).tolist() == offsets

@@ -12,10 +12,10 @@ from lakemq.engine.protocol.names import (
     check_destination,
     check_subscription,
     check_topic_name,
-    folded,
+    find_reached_topics,
     is_name,
     matches,
-    reached,
+    unify_collision_chars,
 )
 
 GOOD = ["a", "A-1_b.c", "...", "..a", "x" * 249, "-", "_", "0"]
@@ -116,13 +116,13 @@ def test_matching_is_level_by_level(wanted: list[str], rest: bool, given_levels:
 
 def test_a_destination_reaches_the_topic_so_named_and_all_that_subscribe() -> None:
     topics, subscriptions = {"q3", "q1", "a", "q2", "other"}, {"q3": ["a/>", "a/b"], "q1": ["*/b"], "q2": ["b/>"]}
-    assert reached("a/b", topics, subscriptions) == ["q1", "q3"]
-    assert reached("a", topics, subscriptions) == ["a"]
-    assert reached("q1", topics, {"q1": ["q1"]}) == ["q1"]
-    assert reached("b/b/b", topics, subscriptions) == ["q2"]
-    assert reached("nobody", topics, subscriptions) == []
+    assert find_reached_topics("a/b", topics, subscriptions) == ["q1", "q3"]
+    assert find_reached_topics("a", topics, subscriptions) == ["a"]
+    assert find_reached_topics("q1", topics, {"q1": ["q1"]}) == ["q1"]
+    assert find_reached_topics("b/b/b", topics, subscriptions) == ["q2"]
+    assert find_reached_topics("nobody", topics, subscriptions) == []
 
 
 def test_dots_and_underscores_clash() -> None:
-    assert folded("a.b_c") == folded("a_b.c")
-    assert len({folded(name) for name in ("a.b", "a-b", "a.b.c")}) == 3
+    assert unify_collision_chars("a.b_c") == unify_collision_chars("a_b.c")
+    assert len({unify_collision_chars(name) for name in ("a.b", "a-b", "a.b.c")}) == 3

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.engine.protocol.errors import InvalidConfig
-from lakemq.engine.protocol.not_ours import NOT_OURS
-from lakemq.engine.protocol.parameters import TOPIC, Parameter, Parameters
+from lakemq.engine.protocol.parameters import GROUP, TOPIC, Parameter, Parameters
+from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -51,6 +51,9 @@ def test_the_topic_settings_and_their_defaults() -> None:
         ("max.message.bytes", 1, 1),
         ("cleanup.policy", "delete", "delete"),
         ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
+        ("delay.levels", "5s 10s 30s 1m 2h", (5_000, 10_000, 30_000, 60_000, 7_200_000)),
+        ("delay.levels", " 5s, 10000,1d ", (5_000, 10_000, 86_400_000)),
+        ("delay.levels", ["250ms", 5000], (250, 5_000)),
     ],
 )
 def test_a_good_value(key: str, given_value: Any, parsed: Any) -> None:
@@ -78,6 +81,13 @@ def test_a_good_value(key: str, given_value: Any, parsed: Any) -> None:
         ("cleanup.policy", 1),
         ("message.timestamp.type", "createtime"),
         ("partitioner", "md5"),
+        ("delay.levels", "5s 10x"),
+        ("delay.levels", "5 s"),
+        ("delay.levels", "0s"),
+        ("delay.levels", "2000d"),
+        ("delay.levels", ""),
+        ("delay.levels", "5s,,x"),
+        ("retention.ms", "5s"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(key: str, given_value: Any) -> None:
@@ -89,7 +99,7 @@ def test_a_bad_value_is_refused_by_name(key: str, given_value: Any) -> None:
 
 
 def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
-    with pytest.raises(InvalidConfig, match=r"retention\.mss.*did you mean retention\.ms"):
+    with pytest.raises(InvalidConfig, match=r"did you mean retention\.ms\? Found .retention\.mss"):
         TOPIC.parse({"retention.mss": 1})
     with pytest.raises(InvalidConfig, match=r"one of cleanup\.policy, "):
         TOPIC.parse({"colour": 1})
@@ -98,8 +108,8 @@ def test_an_unknown_key_is_answered_with_the_likely_one() -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("min.insync.replicas", "it is the store's business"),
-        ("replication.factor", "it is the store's business"),
+        ("min.insync.replicas", "the store takes care of it"),
+        ("replication.factor", "the store takes care of it"),
         ("segment.bytes", "no log segments"),
         ("acks", "acks=all"),
         ("bootstrap.servers", "no wire protocol"),
@@ -114,8 +124,36 @@ def test_a_setting_of_kafkas_that_has_no_meaning_here_is_refused_with_the_reason
         assert "did you mean" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("transactional.id.timeout.ms", r"transaction_timeout_ms .* transactional\.id\.expiration\.ms"),
+        ("transaction.state.log.segment.bytes", "no log segments"),
+        ("enable.auto.commit", r"consumer\.commit\(\)"),
+        ("log.retention.hours", r"retention\.ms"),
+        ("partition-rebalance-delay", r"rebalance\.delay\.ms"),
+        ("partitionRebalanceMaxHandoffTime", r"max\.handoff\.ms"),
+        ("bootstrap_servers", "no wire protocol"),
+        ("offsets_retention_ms", r"did you mean offsets\.retention\.ms\?"),
+        ("leaseMs", r"did you mean lease\.ms\?"),
+    ],
+)
+def test_a_name_of_kafka_or_solace_is_answered_with_what_does_it_here(key: str, answer: str) -> None:
+    with pytest.raises(InvalidConfig, match=answer) as refused:
+        ENGINE.parse({key: 1})
+    assert key in str(refused.value)
+    assert "Expected" not in str(refused.value)
+
+
+def test_what_does_it_here_is_not_said_of_a_name_that_is_known() -> None:
+    assert not REPLACEMENTS.keys() & TOPIC.declared.keys()
+    for key in REPLACEMENTS.keys() & GROUP.declared.keys():
+        assert GROUP.parse({key: GROUP[key].default})
+    assert not REPLACEMENTS.keys() & UNSUPPORTED.keys()
+
+
 def test_no_setting_of_ours_is_also_refused() -> None:
-    assert not NOT_OURS.keys() & {*TOPIC.declared, *ENGINE.declared}
+    assert not UNSUPPORTED.keys() & {*TOPIC.declared, *ENGINE.declared}
 
 
 def test_an_error_can_be_told_whatever_was_found() -> None:
@@ -184,7 +222,12 @@ def test_each_kind_is_read_as_people_write_it(key: str, raw: object, value: obje
         ("dead.letter.topic", "a b", "a name of letters"),
         ("group.topic", "", "a name of letters"),
         ("group.topic", 5, "a name of letters"),
-        ("levels.ms", "1,,2", "whole numbers, divided by commas, each of milliseconds from 1 to 86400000"),
+        (
+            "levels.ms",
+            "1,,2",
+            "whole numbers of milliseconds, or durations such as 5s, 30m and 2h, divided by commas or spaces, "
+            "each from 1 to 86400000",
+        ),
         ("levels.ms", [1, 0], "whole numbers"),
         ("levels.ms", [True], "whole numbers"),
         ("levels.ms", [], "whole numbers"),

@@ -17,11 +17,11 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.projection import MEMBERS, READERS, files_added, project, watermark
+from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, find_added_files, project
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
 from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, Outcome, Wanted
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
 from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
@@ -43,7 +43,7 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionStatus,
 )
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 
 SEEDS = 12
 STEPS = 90
@@ -103,7 +103,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
 def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
     if kind == 40:
         if mq.state.delays.ranges and chance.randrange(2):
-            *place, reschedules = chance.choice(sorted(mq.state.delays.ranges))
+            *place, reschedules = chance.choice(sorted(one.published.key for one in mq.state.delays.ranges))
             row = [*([number] for number in place), [chance.randrange(3)], [reschedules]]
             if chance.randrange(2):
                 mq.ask(RescheduleDelays(*row, [mq.now_ms + chance.choice([0, HOUR_MS])]))
@@ -131,7 +131,9 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])
         poll_ms = 1_000 if group == "h" else HOUR_MS
-        mq.ask(JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=poll_ms))
+        assignors = {"C1": ["range", "sticky"], "C2": ["sticky", "range"]}.get(member, [])
+        join = JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=poll_ms, assignors=assignors)
+        mq.ask(join)
     elif kind in (24, 25, 26):
         member = chance.choice([*sorted(known.members), member])
         mq.ask(LeaveGroup(group, [member])) if chance.random() < 0.2 else mq.see(MemberSilent(group, member, "session"))
@@ -167,28 +169,28 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
         happen_in_group(mq, chance, kind=21)
         return
     place, one = chance.choice(owned)
-    member, deliveries = str(one.owner), mq.state.deliveries_of("q", place)
+    member, deliveries = str(one.owner), mq.state.find_deliveries("q", place)
     if kind == 41 and place[0] in mq.state.topics:
         mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
-    if kind < 44 or deliveries is None or not deliveries.held():
-        mq.ask(Acquire("q", member, [Wanted(*place, one.epoch, chance.randrange(1, 5))]))
+    if kind < 44 or deliveries is None or not deliveries.acquired_stretches():
+        mq.ask(Acquire("q", member, [WantedMessages(*place, one.epoch, chance.randrange(1, 5))]))
         return
     if kind >= 47:
-        happen_to_dead_letters(mq, chance, Acknowledgement(*place, one.epoch, Outcome.REJECT, []), member)
+        happen_to_dead_letters(mq, chance, Acknowledgement(*place, one.epoch, AckOutcome.REJECT, []), member)
         return
-    outcome, ref = chance.choice(list(Outcome)), None
+    outcome, ref = chance.choice(list(AckOutcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
-        outcome, ref = Outcome.ACCEPT, mq.current("x")
-    held = chance.choice(deliveries.held())
+        outcome, ref = AckOutcome.ACCEPT, mq.current("x")
+    held = chance.choice(deliveries.acquired_stretches())
     part = Acknowledgement(*place, one.epoch, outcome, [(held.first, chance.randint(1, held.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))
 
 
 def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledgement, member: str) -> None:
     """Some are rejected, and found; some are to go back, which is done at once, or later."""
-    deliveries = mq.state.deliveries_of("q", part.place)
+    deliveries = mq.state.find_deliveries("q", part.place)
     assert deliveries is not None
-    held = chance.choice(deliveries.held())
+    held = chance.choice(deliveries.acquired_stretches())
     rejected = [(held.first, chance.randint(1, held.length))]
     mq.ask(Acknowledge("q", member, [msgspec.structs.replace(part, ranges=rejected)]))
     find_dying(mq)
@@ -255,7 +257,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
     for name, rows in one.items():
         spec = BY_NAME[name]
         if spec.shape == "changelog":
-            now, then = (newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
+            now, then = (select_newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
             order = [(key, "ascending") for key in spec.keys]
             assert now.sort_by(order).to_pylist() == then.sort_by(order).to_pylist()
         else:
@@ -280,7 +282,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     found, expected = plain(reader), plain(mq.state)
-    of_groups = ("groups", "manned_groups", "waiting_groups", "offsets", "deliveries", "dying")
+    of_groups = ("groups", "groups_with_members", "waiting_groups", "offsets", "deliveries", "dying")
     for left_out in ("producers", "applications", "clients", "transactions", "ongoing", "delays", *of_groups):
         del found[left_out], expected[left_out]
     assert found == expected
@@ -389,7 +391,7 @@ def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
             "dead_at_ms": 1_000,
         }
     ]
-    assert [f.file_id for f in files_added(mq.steps)] == [F]
+    assert [f.file_id for f in find_added_files(mq.steps)] == [F]
 
 
 def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:
@@ -413,7 +415,7 @@ def test_a_step_that_changes_no_table_adds_no_rows() -> None:
     machine.begin_step(mq.state, 5)
     mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
     assert project(mq.state, mq.steps) == {}
-    (mark,) = watermark(mq.state, 7, 9).to_pylist()
+    (mark,) = build_watermark(mq.state, 7, 9).to_pylist()
     assert (mark["step"], mark["floor"], mark["journal_start"], mark["leader"]) == (1, 7, 9, "me")
 
 

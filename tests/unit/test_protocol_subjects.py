@@ -19,14 +19,14 @@ from lakemq.engine.protocol.values.base import Done, Record, Request, Result
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogStatus
-from lakemq.engine.protocol.values.transactions import TRANSITIONS, TransactionMoved, TransactionStatus
+from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionMoved, TransactionStatus
 from lakemq.engine.protocol.values.transitions import Transitions
 from lakemq.tables.specs.registry import TABLES
 
 RULES = [
     module
     for info in pkgutil.iter_modules(rules.__path__)
-    if info.name != "ending"  # whose registries are those of transactions
+    if info.name != "transaction_end"  # whose registries are those of transactions
     and hasattr(module := importlib.import_module(f"{rules.__name__}.{info.name}"), "EVOLVE")
 ]
 
@@ -76,7 +76,7 @@ def test_every_table_but_a_few_is_projected() -> None:
 @pytest.mark.parametrize(
     ("states", "transitions"),
     [
-        (TransactionStatus, TRANSITIONS),
+        (TransactionStatus, TRANSACTION_TRANSITIONS),
         (PartitionStatus, PARTITION_TRANSITIONS),
         (LogStatus, LOG_TRANSITIONS),
     ],

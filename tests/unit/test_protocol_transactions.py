@@ -13,13 +13,13 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.deciding import Given, Limits
+from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Published, Unit
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.segments import table_of
+from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import (
@@ -111,7 +111,7 @@ def test_markers_are_segments_that_say_where_the_transaction_began(mq: Harness, 
     common.update(file_id=None, first_row=None, base_sequence=None, origin="publish")
     on_t = {**common, "topic": "t", "topic_id": 1, "partition": 1, "base_offset": 10, "last_offset": 10}
     on_u = {**common, "topic": "u", "topic_id": 2, "partition": 0, "base_offset": 2, "last_offset": 2}
-    found = table_of([segments]).to_pylist()
+    found = segments_to_table([segments]).to_pylist()
     assert [{**one, **expected} for one, expected in zip(found, [on_t, on_u], strict=True)] == found
     assert segments.column("first_offset") == [5, 0]
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 11]
@@ -170,7 +170,7 @@ def test_what_was_refused_is_told_to_who_wants_to_commit(mq: Harness) -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.error == "FILE_MISSING"
     for later in (mq.produce({0: 1}, transaction=ref), EndTransaction(ref, True, 1)):
-        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file 0000000000000001 is not there")
+        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file 0000000000000001 does not exist")
 
 
 def test_sequences_are_those_of_the_transactions_producer(mq: Harness) -> None:
@@ -249,7 +249,7 @@ def test_the_longest_timeout_is_a_setting(mq: Harness) -> None:
     request = InitProducer("etl", 5_000)
     for longest, error in [(4_999, "INVALID_TRANSACTION_TIMEOUT"), (5_000, None)]:
         limits = Limits(transaction_max_timeout_ms=longest)
-        result = machine.decide_request(mq.state, request, Given(limits)).result
+        result = machine.decide_request(mq.state, request, DecisionInputs(limits)).result
         assert getattr(result, "error", None) == error
 
 
@@ -333,6 +333,7 @@ def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
         "committed_at_ms": 9_000,
         "deleted_count": 0,
         "expired_count": 0,
+        "silent_since_ms": 0,
         "shard": 3,
         "removed": False,
     }

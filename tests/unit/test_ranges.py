@@ -18,11 +18,11 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.jobs.dialects import Dialect
-from lakemq.jobs.spark_sql import in_duckdbs
+from lakemq.jobs.dialects import SqlDialect
+from lakemq.jobs.spark_sql import translate_to_duckdb
 from lakemq.jobs.sql import run_query
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 FILES, ROWS = 20, 50
 """Of each publish one, whose rows are shared out among two partitions."""
@@ -46,7 +46,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def ask(mq: Connection, query: str) -> list[tuple[object, ...]]:
-    return list(run_query(mq.namespace, query, dialect=Dialect.spark)[1])
+    return list(run_query(mq.namespace, query, dialect=SqlDialect.spark)[1])
 
 
 def rows_read(mq: Connection, query: str) -> int:
@@ -95,21 +95,21 @@ READ = [
 def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str, expected: int) -> None:
     assert rows_read(many, query) == expected
     # the same where nothing is left out: DuckDB's text is passed on as it is
-    whole = re.sub(r'"range \d+"\.', "", in_duckdbs(query).text)
+    whole = re.sub(r'"range \d+"\.', "", translate_to_duckdb(query).text)
     assert sorted(ask(many, query)) == sorted(run_query(many.namespace, whole)[1])
 
 
 def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None:
     path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq"))
     query = "SELECT count(value) FROM log WHERE topic = 't'"
-    narrow = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
+    replace_log_views = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
     asked = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
     ((kept,),) = ask(many, asked)
     for file in (path / "messages").glob("*.parquet"):
         if file.name != Path(file_name(kept)).name:  # type: ignore[arg-type]
             file.write_bytes(b"")
     with lakemq.connect(path) as mq:
-        assert ask(mq, narrow) == [(10,)]
+        assert ask(mq, replace_log_views) == [(10,)]
         with pytest.raises(duckdb.Error, match="Parquet"):
             ask(mq, query)
 

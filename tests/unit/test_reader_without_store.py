@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import StorageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture

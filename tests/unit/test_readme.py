@@ -1,4 +1,4 @@
-"""What README shows runs as it stands: the Python, the SQL (DuckDB), the command lines."""
+"""Run what README shows: the Python, the SQL (DuckDB); and what continues it: the billing job, the command lines."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[2]
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    """The code blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    """Return the code blocks of a language on a page, in order."""
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def billing() -> str:
+    """Return the program that continues the Python example."""
+    (program,) = blocks("python billing", "docs/patterns.md")
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_examples_are_as_short_as_promised() -> None:
-    for example in (blocks("python")[0], blocks("python")[2], blocks("sql")[0]):
+    for example in (*blocks("python"), *blocks("sql")):
         assert len([line for line in example.splitlines() if line]) <= 10
 
 
@@ -54,7 +60,7 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
 
 def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/shop")) as mq:
-        columns, rows = run_query(mq.namespace, blocks("sql")[0], dialect=Dialect.spark)
+        columns, rows = run_query(mq.namespace, blocks("sql")[0], dialect=SqlDialect.spark)
         found = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
     assert [(row["customer"], row["orders"]) for row in found] == [(f"customer-{n}", 143) for n in range(5)]
@@ -64,7 +70,7 @@ def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
 
 def test_the_transaction_takes_each_order_once(folder: Path) -> None:
     """Twice: what the first run has committed is not billed again."""
-    code = f"import lakemq\n{blocks('python')[2]}"
+    code = billing()
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -73,7 +79,7 @@ def test_the_transaction_takes_each_order_once(folder: Path) -> None:
 
 
 def test_the_command_lines_run(tmp_path: Path) -> None:
-    (script,) = [block for block in blocks("sh") if "lakemq" in block]
+    (script,) = blocks("sh", "docs/setup.md")
     command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEMQ_")}
     done = subprocess.run(
@@ -87,7 +93,8 @@ def test_the_command_lines_run(tmp_path: Path) -> None:
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
-    targets = re.findall(r"^make (\w+)", README, re.MULTILINE)
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", readme, re.MULTILINE)
     makefile = (CHECKOUT / "Makefile").read_text()
     assert targets == ["demo", "test"]
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)

@@ -14,7 +14,7 @@ from stateful.world import Background
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.replies import OLD_MS, SWEEP_MS, TRIES, Replies
+from lakemq.engine.sequencer.replies import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, Replies
 from lakemq.tables.storage.mailbox import Mailbox
 
 
@@ -27,24 +27,24 @@ class Counter:
         self.replies = Replies(self.mailbox, self.clock, self.background)
         self.state = State()
 
-    def give(self, *client_ids: str) -> None:
+    def send(self, *client_ids: str) -> None:
         for client_id in client_ids:
             self.state.clients[client_id] = Client(1, [Done()], 0)
-        self.replies.give(1, [(client_id, 1, [Done()]) for client_id in client_ids])
+        self.replies.send(1, [(client_id, 1, [Done()]) for client_id in client_ids])
 
     def seconds_pass(self, seconds: int) -> None:
         for _ in range(seconds):
             self.clock.sleep(1_000)
-            self.replies.again(self.state)
+            self.replies.retry_replies(self.state)
 
     def sweep(self) -> list[str]:
         self.replies.sweep_if_due(self.state)
         self.background.run()
-        return self.mailbox.answered_clients()
+        return self.mailbox.list_answered_clients()
 
     def grow_old(self, client_id: str) -> None:
         for path in (self.folder / "replies" / client_id).iterdir():
-            at_s = path.stat().st_mtime - OLD_MS // 1_000 - 1
+            at_s = path.stat().st_mtime - UNFETCHED_MS // 1_000 - 1
             os.utime(path, (at_s, at_s))
 
 
@@ -58,8 +58,8 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
 ) -> None:
     counter.files.unwritable = "replies/b"
     with caplog.at_level(logging.ERROR):
-        counter.give("a", "b", "c")
-        assert counter.mailbox.answered_clients() == ["a", "c"]
+        counter.send("a", "b", "c")
+        assert counter.mailbox.list_answered_clients() == ["a", "c"]
         counter.seconds_pass(3)
         counter.files.unwritable = ""
         counter.seconds_pass(5)
@@ -72,19 +72,19 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
 
 def test_the_tries_have_an_end(counter: Counter) -> None:
     counter.files.unwritable = "replies/b"
-    counter.give("b")
+    counter.send("b")
     counter.seconds_pass(1_000)
-    assert len(counter.files.puts) == TRIES
+    assert len(counter.files.puts) == MAX_TRIES
     assert counter.replies._failed == {}
 
 
 def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
     counter.files.unwritable = "replies/b"
-    counter.give("b")
+    counter.send("b")
     counter.state.clients["b"] = Client(2, [Done()], 0)
     counter.files.unwritable = ""
     counter.seconds_pass(100)
-    assert counter.mailbox.answered_clients() == []
+    assert counter.mailbox.list_answered_clients() == []
 
 
 @pytest.mark.parametrize("what", ["a folder", "a file for its folder"])
@@ -96,7 +96,7 @@ def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path
     else:
         place.parent.mkdir()
         place.touch()
-    counter.give("a", "b", "c")
+    counter.send("a", "b", "c")
     assert counter.mailbox.poll_reply("c", 1) is not None
     counter.seconds_pass(100)
     assert counter.replies._failed == {}
@@ -106,7 +106,7 @@ def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path
 
 
 def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:
-    counter.give("known", "left-a-gap", "new")
+    counter.send("known", "left-a-gap", "new")
     for client_id in ("left-a-gap", "new"):
         del counter.state.clients[client_id]
     for client_id in ("known", "left-a-gap"):
@@ -126,10 +126,10 @@ def test_a_sweep_is_made_at_once_and_then_every_hour(counter: Counter) -> None:
 def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
     counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counter.give("a", "b", "c")
+    counter.send("a", "b", "c")
     counter.files.undeletable = "replies/b"
     with caplog.at_level(logging.WARNING):
         counter.replies.forget(["a", "b", "c"])
         counter.background.run()
-    assert counter.mailbox.answered_clients() == ["b"]
+    assert counter.mailbox.list_answered_clients() == ["b"]
     assert len(caplog.records) == 1

@@ -13,7 +13,7 @@ import pytest
 from unit.desk import Desk
 
 from lakemq.engine.client import requester as requester_module
-from lakemq.engine.client.requester import Waiting, letter_of
+from lakemq.engine.client.requester import PendingRequest, build_letter
 from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.errors import (
     IllegalState,
@@ -126,8 +126,8 @@ def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_rows_of_each_request_are_told_apart():
-    batch = [Waiting.of(InitProducer(), rows) for rows in (body(["a", "b"]), None, body(["c"]))]
-    letter, rows = decode_letter(letter_of("c", 1, batch, 5))
+    batch = [PendingRequest.of(InitProducer(), rows) for rows in (body(["a", "b"]), None, body(["c"]))]
+    letter, rows = decode_letter(build_letter("c", 1, batch, 5))
     assert len(letter.requests) == 3
     assert rows is not None
     assert rows.column("value").to_pylist() == [b"a", b"b", b"c"]
@@ -172,3 +172,22 @@ def body(values: list[str]) -> pa.Table:
         [v.encode() for v in values] if f.name == "value" else [filled.get(f.name)] * len(values) for f in BODY_SCHEMA
     ]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, BODY_SCHEMA, strict=True)], schema=BODY_SCHEMA)
+
+
+def test_a_silence_is_logged_once_over_all_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A producer asks again for minutes; without this its program would stand still without a word."""
+    monkeypatch.setattr(requester_module, "_QUIET_MS", 1)
+    desk = Desk(tmp_path)
+    desk.silent = 2
+    for _ in range(2):
+        with pytest.raises(RequestTimedOut):
+            desk.ask()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "`lakemq serve`" in caplog.text
+    desk.ask()
+    desk.silent = 1
+    with pytest.raises(RequestTimedOut):
+        desk.ask()
+    assert len(caplog.records) == 2

@@ -25,10 +25,10 @@ from unit.served import values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance import housekeeping
-from lakemq.engine.maintenance.retention import outgrown
+from lakemq.engine.maintenance.retention import find_outgrown
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import LogOutgrown, Topic
-from lakemq.engine.sequencer.retention import LOOK_TIMEOUT_MS, Retention
+from lakemq.engine.sequencer.retention_search import LOOK_TIMEOUT_MS, RetentionSearch
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 from lakemq.tables.storage.commits import NewFile
@@ -112,7 +112,7 @@ def found(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[in
     for rows in files:
         if rows:
             segments.append_at(segments.version, SEGMENTS.table(rows))
-    looked = outgrown(store, {topic.topic_id: topic}, NOW_MS)
+    looked = find_outgrown(store, {topic.topic_id: topic}, NOW_MS)
     return (looked[0].by_age, looked[0].by_size) if looked else ({}, {})
 
 
@@ -159,7 +159,7 @@ def test_topics_that_keep_all_and_those_that_are_empty_cost_no_look(store: Store
     kept = topic_of(7, [9], [0], retention_ms=-1)
     empty = topic_of(8, [9], [9], retention_ms=0, retention_bytes=0)
     (tmp_path / SEGMENTS.name).rename(tmp_path / "away")
-    assert outgrown(store, {7: kept, 8: empty}, NOW_MS) == []
+    assert find_outgrown(store, {7: kept, 8: empty}, NOW_MS) == []
 
 
 times = st.none() | st.integers(0, 2 * NOW_MS)
@@ -215,7 +215,7 @@ def test_a_look_finds_what_is_found_segment_by_segment(
     for number in range(file_count):
         if part := rows[number::file_count]:
             segments.append_at(segments.version, SEGMENTS.table(part))
-    looked = {one.topic_id: one for one in outgrown(made, topics, NOW_MS)}
+    looked = {one.topic_id: one for one in find_outgrown(made, topics, NOW_MS)}
     for topic_id, topic in topics.items():
         nothing = LogOutgrown(topic_id, 0, 0, {}, {})
         one = looked.get(topic_id, nothing)
@@ -238,18 +238,18 @@ def test_looks_are_an_interval_apart_and_one_that_fails_deletes_nothing(caplog: 
             raise OSError("the store is away")
         return [some] * 500
 
-    retention = Retention(look, AtOnce(), clock, 1_000)
-    assert (retention.outgrown(State(), 5), retention.due_in_ms()) == ([], 1_000)
+    retention = RetentionSearch(look, AtOnce(), clock, 1_000)
+    assert (retention.take_outgrown(State(), 5), retention.due_in_ms()) == ([], 1_000)
     clock.sleep(1_000)
-    assert (retention.outgrown(State(), 6), looks, retention.is_working) == ([], [6], True)
-    assert [len(retention.outgrown(State(), 7)) for _ in range(11)] == [50] * 10 + [0]
+    assert (retention.take_outgrown(State(), 6), looks, retention.is_working) == ([], [6], True)
+    assert [len(retention.take_outgrown(State(), 7)) for _ in range(11)] == [50] * 10 + [0]
     assert not retention.is_working
     clock.sleep(1_000)
     with caplog.at_level(logging.WARNING):
-        assert [retention.outgrown(State(), 8) for _ in range(2)] == [[], []]
+        assert [retention.take_outgrown(State(), 8) for _ in range(2)] == [[], []]
     assert "the store is away" in caplog.text
     retention.make_due()
-    retention.outgrown(State(), 9)
+    retention.take_outgrown(State(), 9)
     assert looks == [6, 8, 9]
 
 
@@ -259,9 +259,9 @@ def test_nobody_waits_for_ever_for_a_look() -> None:
             return Future()
 
     clock = ManualClock()
-    retention = Retention(lambda *_: [], Never(), clock, 1_000)
+    retention = RetentionSearch(lambda *_: [], Never(), clock, 1_000)
     retention.make_due()
-    retention.outgrown(State(), 1)
+    retention.take_outgrown(State(), 1)
     assert retention.is_working
     clock.sleep(LOOK_TIMEOUT_MS)
     assert not retention.is_working

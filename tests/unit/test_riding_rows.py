@@ -15,12 +15,12 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import held
+from lakemq.engine.client.fetch import journal_rows
 from lakemq.engine.namespace.data_file import look, write_data_file
-from lakemq.engine.protocol.projection import rows_journaled
+from lakemq.engine.protocol.projection import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled
-from lakemq.engine.sequencer import pending
+from lakemq.engine.sequencer import pending_file
 from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.journaled_rows import write_journaled_rows
 from lakemq.engine.sequencer.sequencer import Sequencer
@@ -31,7 +31,7 @@ from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 HOURS_MS = 3_600_000
 CONFIG = {"engine.idle.ms": 2, "lease.ms": 500, "project.interval.ms": HOURS_MS}
@@ -82,7 +82,7 @@ def data_files(mq: Connection) -> list[Path]:
 
 
 def steps(mq: Connection) -> list[Step]:
-    return Journal(mq.namespace.store).steps_after(0)
+    return Journal(mq.namespace.store).read_steps_after(0)
 
 
 def stored(mq: Connection) -> list[str]:
@@ -173,7 +173,7 @@ def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection
 def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
     with stepping(mq):
         texts = riding(mq)
-    (rows,) = rows_journaled(steps(mq))
+    (rows,) = collect_journaled_rows(steps(mq))
     write_journaled_rows(mq.namespace.files, rows)
     (written,) = data_files(mq)
     before = written.stat()
@@ -190,15 +190,15 @@ def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) ->
     with stepping(mq):
         riding(mq)
     journaled = steps(mq)
-    (rows,) = rows_journaled(journaled)
+    (rows,) = collect_journaled_rows(journaled)
     if wrong == "junk":
         mq.namespace.files.put(f"messages/{rows.file_id:016x}.parquet", b"junk")
     elif wrong == "other rows":
-        (short,) = rows_journaled(journaled[:-1])
+        (short,) = collect_journaled_rows(journaled[:-1])
         write_journaled_rows(mq.namespace.files, short)
     else:
         write_data_file(mq.namespace.files, rows.file_id, pa.concat_tables(map(held_table, rows.streams)))
-    with pytest.raises(FileTruncated, match="not of the rows that the journal has"):
+    with pytest.raises(FileTruncated, match="does not hold the rows that the journal has"):
         write_journaled_rows(mq.namespace.files, rows)
     with stepping(mq) as second:
         pass
@@ -216,10 +216,10 @@ def test_rows_without_those_before_them_make_no_file() -> None:
     def step(number: int, first_row: int, rows: bytes | None = b"") -> Step:
         return Step(number, 0, 1, [JournalEntry(RowsJournaled(7, first_row, 2))], rows)
 
-    assert rows_journaled([step(1, 0), step(2, 2)])[0].record_count == 4
+    assert collect_journaled_rows([step(1, 0), step(2, 2)])[0].record_count == 4
     for wrong in ([step(2, 2)], [step(1, 0), step(3, 4)], [step(1, 0), step(1, 0)], [step(1, 0, None)]):
         with pytest.raises(ValueError, match="0000000000000007"):
-            rows_journaled(wrong)
+            collect_journaled_rows(wrong)
 
 
 def test_the_journals_merge_drops_rows_that_are_in_their_file(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> No
 
 
 def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "MOST_BYTES", 3_000)
+    monkeypatch.setattr(pending_file, "MAX_BYTES", 3_000)
     with stepping(mq):
         mq.topics.create("t")
         publish(mq, *(f"{n}".ljust(600) for n in range(10)))
@@ -260,7 +260,7 @@ def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeyp
 
 
 def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakemq.engine.sequencer.background.PASS_BYTES", 2_000)
+    monkeypatch.setattr("lakemq.engine.sequencer.background_projection.PASS_DUE_BYTES", 2_000)
     with stepping(mq):
         mq.topics.create("t")
         publish(mq, *("x" * 600 for _ in range(8)))
@@ -271,17 +271,17 @@ def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.
 def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "MOST_BYTES", 0)
+    monkeypatch.setattr(journal_rows, "MOST_BYTES", 0)
     with stepping(mq) as leader:
         texts = riding(mq)
         assert values(mq, "t") == texts, "there is no file to read them from"
-        rows = mq._fetching._reader._view.held
+        rows = mq._fetcher._reader._view.journal_rows
         assert rows._size_bytes > 0
     leader.resign()
     with mq.serving():
         publish(mq, "more")
         assert values(mq, "t") == [*texts, "more"]
-        rows = mq._fetching._reader._view.held
+        rows = mq._fetcher._reader._view.journal_rows
         assert sum(len(part.stream) for parts in rows._parts.values() for part in parts) == rows._size_bytes
         assert all(look(mq.namespace.files, file_id) is None for file_id in rows._parts)
 

@@ -22,7 +22,7 @@ from lakemq.errors import InvalidPartitions, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 from lakemq.jobs.sql import run_query
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_a_run_ends_a_transaction_that_is_overdue_and_waits_for_no_other(mq: Con
 def test_a_run_refuses_what_comes_after_a_gap(mq: Connection) -> None:
     mq.namespace.mailbox.put("gone", 2, letter_bytes(Letter("gone", 2, [InitProducer()], 0)), 0)
     mq.step_until_idle()
-    assert mq.namespace.mailbox.waiting(9) == []
+    assert mq.namespace.mailbox.list_waiting(9) == []
 
 
 def test_a_run_in_which_the_missing_letter_comes_decides_both(mq: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -25,19 +26,20 @@ from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
-from lakemq.engine.protocol.values.deciding import Decision, Given
+from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
-from lakemq.engine.sequencer import background as background
+from lakemq.engine.sequencer import background_projection
 from lakemq.engine.sequencer import serving as serving_module
 from lakemq.engine.sequencer.journal import Journal
-from lakemq.engine.sequencer.sequencer import MOST_FAILURES, Sequencer
+from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
+from lakemq.jobs.serve import serve_until_signal
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS
@@ -45,7 +47,7 @@ from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store, TableHandle
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 LEASE_MS = 500
 STUCK_S = 2.1
@@ -123,7 +125,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
             assert mq.state().leader_epoch == epoch
     renewals = [
         one.record
-        for step in Journal(mq.namespace.store).steps_after(0)
+        for step in Journal(mq.namespace.store).read_steps_after(0)
         for one in step.entries
         if isinstance(one.record, LeaderElected) and (one.record.leader, one.record.epoch) == ("slow", epoch)
     ]
@@ -157,7 +159,7 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
 ) -> None:
     real = machine.DECIDE[CreateTopic]
 
-    def decide(state: State, request: CreateTopic, given: Given) -> Decision:
+    def decide(state: State, request: CreateTopic, given: DecisionInputs) -> Decision:
         return 1 // 0 if request.topic == "odd" else real(state, request, given)  # type: ignore[return-value]
 
     monkeypatch.setitem(machine.DECIDE, CreateTopic, decide)
@@ -186,7 +188,7 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
     """It was met in the middle of a step, whose other requests are decided in the next one."""
     real_decide, real_fold = machine.DECIDE[CreateTopic], machine.EVOLVE[TopicCreated]
 
-    def decide(state: State, request: CreateTopic, given: Given) -> Decision:
+    def decide(state: State, request: CreateTopic, given: DecisionInputs) -> Decision:
         if what == "journaled" and request.topic == "odd":
             record = TopicCreated(state.next_topic_id, "\ud800", 1, {}, [])
             return Decision(TopicDone(record.topic_id, 1), (JournalEntry(record),))
@@ -268,7 +270,7 @@ def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> 
 
 def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that are not projected are in memory: they have a bound."""
-    monkeypatch.setattr(background, "MOST_IN_TAIL", 5)
+    monkeypatch.setattr(background_projection, "MAX_TAIL", 5)
     slow, waiting = threading.Event(), list[int]()
 
     def reached(point: str) -> None:
@@ -333,6 +335,33 @@ def test_who_was_stopped_in_its_first_look_looks_again_and_gives_up_only_then(pa
             assert store.looks == 2
 
 
+def test_serving_that_begins_on_a_full_disk_goes_on_when_there_is_room(mq: Connection) -> None:
+    tries = threading.Semaphore(0)
+    has_room = threading.Event()
+
+    def full(point: str) -> None:
+        if not has_room.is_set():
+            tries.release()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Serving(lambda: make(mq.namespace, "early", full), mq.namespace.config, SystemClock()) as served:
+        for _ in range(3):
+            assert tries.acquire(timeout=20)
+        assert served.error is None
+        has_room.set()
+        assert mq.topics.create("t").partitions == 1
+        assert served.sequencer.leads
+
+
+def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
+    def forbidden(point: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with Serving(lambda: make(mq.namespace, "guest", forbidden), mq.namespace.config, SystemClock()) as served:
+        assert served.wait(20)
+        assert isinstance(served.error, StorageError)
+
+
 # -- what the end of others does ----------------------------------------------------------------------------
 
 
@@ -344,7 +373,7 @@ def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connec
             raise OSError("this machine cannot")
 
     unlucky = make(mq.namespace, "unlucky", fails)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILED_TERMS):
         assert unlucky.try_lead(), "a mishap is forgiven"
         with pytest.raises(StorageError, match="this machine cannot"):
             unlucky.step()
@@ -461,12 +490,31 @@ def test_serving_that_comes_while_the_connection_closes_is_ended(
     assert made[0].wait(0)
 
 
+def test_a_standby_that_ends_has_no_lease_to_hand_over(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    long = {"lease.ms": 60_000}
+    with lakemq.connect(path, config=long) as mq, lakemq.connect(path, config=long) as other:
+        leader = mq.sequencer()
+        assert leader.try_lead()
+        with caplog.at_level(logging.INFO, "lakemq.serve"):
+            serve_until_signal(other, for_ms=100)
+        assert "has stopped; it was a standby without a lease" in caplog.text
+        assert "handed over" not in caplog.text
+        leader.resign()
+
+
 _SERVE_A_WHILE = """
-import gc, sys, lakemq
-from lakemq.jobs.serve import serve_until_stopped
+import gc, os, signal, sys, threading, time, lakemq
+from lakemq.jobs.serve import serve_until_signal
+
+def end_once_frozen():
+    while not gc.get_freeze_count():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 with lakemq.connect(sys.argv[1], create=True) as mq:
     before = gc.get_freeze_count()
-    serve_until_stopped(mq, for_ms=1_000)
+    threading.Thread(target=end_once_frozen, daemon=True).start()
+    serve_until_signal(mq, for_ms=60_000)
     print(before, gc.get_freeze_count())
 """
 

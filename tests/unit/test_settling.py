@@ -9,7 +9,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules import reconciling
 from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Record
-from lakemq.engine.protocol.values.deciding import Decision, Given
+from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.protocol.values.state import State
 
@@ -30,7 +30,7 @@ def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeyp
         for request in (join, LeaveGroup(name, ["m"])):
             machine.fold(mq.state, list(machine.decide_request(mq.state, request).entries))
     told: list[str] = []
-    machine.settle(mq.state, lambda name, error: told.append(f"{name}: {error}"))
+    machine.settle_groups(mq.state, lambda name, error: told.append(f"{name}: {error}"))
     assert told == ["bad: not foreseen"]
     assert {name for name, one in mq.state.groups.items() if one.target_epoch == one.group_epoch} == {"good"}
 
@@ -42,7 +42,7 @@ def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkey
         mq.one(JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest"))
     decide = machine.DECIDE[MemberSilent]
 
-    def raises(state: State, request: MemberSilent, given: Given) -> Decision:
+    def raises(state: State, request: MemberSilent, given: DecisionInputs) -> Decision:
         if request.group == "bad":
             raise RuntimeError("not foreseen")
         return decide(state, request, given)
@@ -50,7 +50,7 @@ def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkey
     monkeypatch.setitem(machine.DECIDE, MemberSilent, raises)
     told: list[Exception] = []
     seen = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
-    entries = machine.fold_seen(mq.state, seen, told.append)
+    entries = machine.fold_observations(mq.state, seen, told.append)
     assert [one.record.kind for one in entries] == ["member_left"]
     assert list(map(str, told)) == ["not foreseen"]
     assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])

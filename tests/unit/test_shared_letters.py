@@ -19,7 +19,7 @@ from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import AlterTopic, TopicDone
 from lakemq.errors import LakeMQError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 ROUNDS = 20
 

@@ -19,7 +19,7 @@ from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
 from lakemq.tables.storage import sharing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 GROUP, ANN, BOB, EVE = 64_001, 64_002, 64_003, 64_004
 
@@ -64,7 +64,7 @@ def put(path):
     lakemq.connect(path).namespace.mailbox.put(f"u{os.getuid()}", 1, b"", 0)
 
 def unreadable(path):
-    print(lakemq.connect(path).namespace.mailbox.unreadable(9))
+    print(lakemq.connect(path).namespace.mailbox.find_unreadable(9))
 
 user, group, umask, what, path = sys.argv[1:]
 scratch, out, sys.stdout = tempfile.mkdtemp(), sys.stdout, sys.stderr

@@ -7,7 +7,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from lakemq.engine.client.consume.spans import Spans, spans_of
+from lakemq.engine.client.consume.spans import Spans, group_into_spans
 
 small = st.integers(0, 30)
 edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20)
@@ -23,16 +23,16 @@ def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, lengt
         else:
             spans.remove(at, at + count)
             offsets -= set(range(at, at + count))
-    assert list(spans) == spans_of(offsets)
+    assert list(spans) == group_into_spans(offsets)
     assert len(spans) == len(offsets)
     asked = set(range(first, first + length))
-    assert list(spans.within(first, first + length)) == spans_of(asked & offsets)
-    assert list(spans.missing(first, first + length)) == spans_of(asked - offsets)
+    assert list(spans.within(first, first + length)) == group_into_spans(asked & offsets)
+    assert list(spans.missing(first, first + length)) == group_into_spans(asked - offsets)
     assert spans.has_all(first, first + length) == (asked <= offsets)
 
 
 @given(st.sets(small))
 def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
-    spans = spans_of(offsets)
+    spans = group_into_spans(offsets)
     assert {at for first, end in spans for at in range(first, end)} == offsets
     assert all(left[1] < right[0] for left, right in pairwise(spans))

@@ -382,11 +382,44 @@ def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: Table
     assert handle.expire_log() == 0, "nothing is covered"
     handle.reopen()
     handle.checkpoint()
+    age(folder / "_delta_log")
+    handle.reopen()
     handle.append_at(4, notes(4))
-    young = folder / "_delta_log" / f"{2:020d}.json"
-    os.utime(young)
+    os.utime(folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
+    assert handle.expire_log() == 0, "it has covered them since now"
+    age(folder / "_delta_log")
+    assert handle.expire_log() == 4, "the checkpoint itself and what comes after it stays"
+    assert entries(folder) == [4, 5]
+
+
+def test_what_a_checkpoint_has_just_covered_stays_for_who_reads_it(
+    store: Store, handle: TableHandle, folder: Path
+) -> None:
+    """In a quiet table all of it was written long ago, as is the checkpoint that a reader has just looked up."""
+    handle.append_at(0, notes(0))
+    handle.append_at(1, notes(1))
+    handle.checkpoint()
+    age(folder / "_delta_log")
+    hint = json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())
+    handle.reopen()
+    handle.append_at(2, notes(2))
+    handle.checkpoint()
+    assert handle.expire_log() == 2, "of what the first one covers"
+    assert (folder / "_delta_log" / f"{hint['version']:020d}.checkpoint.parquet").exists()
+    age(folder / "_delta_log", NOTES.log_retention_ms / 1000 + 1)
     assert handle.expire_log() == 2
-    assert entries(folder) == [2, 3, 4, 5], "none behind one that stays"
+    assert entries(folder) == [3]
+    assert steps_in(store.open(NOTES).read()) == [0, 1, 2]
+
+
+def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) -> None:
+    """As a loss of power may leave one."""
+    handle.append_at(0, notes(0))
+    handle.append_at(1, notes(1))
+    handle.checkpoint()
+    (folder / "_delta_log" / f"{2:020d}.checkpoint.parquet").write_bytes(b"")
+    age(folder / "_delta_log")
+    assert handle.expire_log() == 0
 
 
 def test_what_a_loss_of_power_leaves_of_the_hint_is_passed_over(handle: TableHandle, folder: Path) -> None:
@@ -519,11 +552,11 @@ def data_files(folder: Path) -> set[str]:
 def test_what_was_replaced_goes_after_the_grace(
     merged: Leftovers, handle: TableHandle, files: Files, folder: Path
 ) -> None:
-    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 0
+    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 0
     age(folder.parent / "leftovers")
     merged = Leftovers(files)  # one that has not seen when they were written
-    assert merged.delete("others", 60_000, handle.renewed) == 0
-    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 2
+    assert merged.delete("others", 60_000, handle.open_newest) == 0
+    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     assert list((folder.parent / "leftovers").iterdir()) == []
     assert steps_in(handle.read()) == [1, 2]
@@ -535,7 +568,7 @@ def test_a_swap_that_never_landed_deletes_its_own_file_only(handle: TableHandle,
     leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
     new_file(folder, "merged.parquet", notes(1))
     age(folder.parent / "leftovers")
-    assert leftovers.delete(NOTES.name, 60_000, handle.renewed) == 1
+    assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 1
     assert steps_in(handle.read()) == [1]
 
 
@@ -545,7 +578,7 @@ def test_what_was_merged_again_lately_stays_for_who_reads_it(
     age(folder.parent / "leftovers")
     merged.announce(NOTES.name, ["again.parquet", "merged.parquet"])
     handle.replace_at(3, [new_file(folder, "again.parquet", notes(1, 2))], handle.files())
-    merged.delete(NOTES.name, 60_000, handle.renewed)
+    merged.delete(NOTES.name, 60_000, handle.open_newest)
     assert data_files(folder) == {"again.parquet", "merged.parquet", "stray.parquet"}
 
 
@@ -553,9 +586,9 @@ def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
     merged: Leftovers, handle: TableHandle, folder: Path
 ) -> None:
     before = data_files(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 0
+    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 0
     age(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 1
+    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 1
     assert data_files(folder) == before - {"stray.parquet"}
 
 
@@ -579,12 +612,12 @@ def test_what_is_no_list_is_passed_over(
     lists = folder.parent / "leftovers"
     odd = odd_lists(lists)
     age(lists)
-    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 2
+    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     assert sorted(lists.iterdir()) == sorted(odd), "they are somebody's"
-    assert "is no list of files" in caplog.text
+    assert "is not a list of files" in caplog.text
     age(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.renewed) == 0, "they may name what was just replaced"
+    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 0, "they may name what was just replaced"
 
 
 def test_what_cannot_be_read_yet_may_name_what_was_just_replaced(
@@ -593,7 +626,7 @@ def test_what_cannot_be_read_yet_may_name_what_was_just_replaced(
     age(folder.parent / "leftovers")
     (folder.parent / "leftovers" / f"{NOTES.name}-odd.json").write_text("{")
     before = data_files(folder)
-    assert merged.delete(NOTES.name, 60_000, handle.renewed) == 0
+    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 0
     assert data_files(folder) == before
 
 
@@ -602,10 +635,10 @@ def test_a_list_of_what_cannot_be_deleted_is_tried_again(merged: Leftovers, hand
     (folder / "below").mkdir()
     (lists / f"{NOTES.name}-odd.json").write_text('["below"]')
     age(lists)
-    merged.delete(NOTES.name, 60_000, handle.renewed)
+    merged.delete(NOTES.name, 60_000, handle.open_newest)
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     (folder / "below").rmdir()
-    merged.delete(NOTES.name, 60_000, handle.renewed)
+    merged.delete(NOTES.name, 60_000, handle.open_newest)
     assert list(lists.iterdir()) == []
 
 
@@ -617,7 +650,7 @@ def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
     for _ in range(3):
         other.append_at(other.version, notes(other.version))
     age(folder)
-    merged.sweep(NOTES.name, 60_000, handle.renewed)
+    merged.sweep(NOTES.name, 60_000, handle.open_newest)
     assert steps_in(store.open(NOTES).read()) == [1, 2, 3, 4, 5]
 
 
@@ -674,5 +707,5 @@ def test_a_table_made_again_has_another_id(store: Store, handle: TableHandle, fo
     folder.rename(folder.with_name("elsewhere"))
     store.create(NOTES)
     assert store.open(NOTES).table_id != before
-    with pytest.raises(CommitConflict, match="made anew"):
+    with pytest.raises(CommitConflict, match="recreated"):
         handle.reopen()

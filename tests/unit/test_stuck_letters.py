@@ -15,7 +15,7 @@ from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.tables.storage.mailbox import LetterName
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_answer_that_cannot_be_given_is_decided_and_given_later(world: World)
         world.put(client_id, 1, [InitProducer()], [])
     assert sequencer.step().letters == 3
     assert [world.take_reply(client_id, 1) for client_id in ("a", "c")] == [[ProducerDone(0, 0)], [ProducerDone(2, 0)]]
-    assert world.namespace.mailbox.waiting(9) == []
+    assert world.namespace.mailbox.list_waiting(9) == []
     blocked.unlink()
     world.clock.sleep(1_000)
     sequencer.step()
@@ -87,5 +87,5 @@ def test_a_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted(wo
     for _ in range(20):
         world.clock.sleep(EXPIRY_INTERVAL_MS)
         heir.step()
-    assert world.namespace.mailbox.waiting(9) == []
+    assert world.namespace.mailbox.list_waiting(9) == []
     assert heir.state.clients == {}

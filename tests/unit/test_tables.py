@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from lakemq.jobs.sql import _MACROS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME, TABLES
@@ -17,9 +20,10 @@ from lakemq.tables.specs.segments import SEGMENT_COLUMNS, SEGMENT_SCHEMA, SEGMEN
 from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
 from lakemq.tables.specs.topics import PARTITIONS, PartitionRow
 from lakemq.tables.storage.catalog import catalog_sql, columns_ddl, database_name, ddl_type
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
+from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 
 HOLDS = {
     "messages": "file_id row topic partition key value headers timestamp deliver_at ttl_ms",
@@ -175,23 +179,23 @@ def rows(*values: tuple[int, str, int, str]) -> pa.Table:
 
 def test_the_newest_row_of_a_key_is_its_state() -> None:
     table = rows((3, "a", 1, "a3"), (1, "a", 1, "a1"), (2, "b", 1, "b2"), (1, "a", 2, "c1"), (2, "a", 1, "a2"))
-    assert newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
+    assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
 
 
 def test_of_equal_steps_the_later_row_counts() -> None:
     table = pa.concat_tables([rows((1, "a", 1, "first")), rows((1, "a", 1, "second"), (1, "b", 1, "b"))])
-    assert sorted(newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
+    assert sorted(select_newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
 
 
 def test_so_it_is_among_many() -> None:
     """Short columns are sorted in a way that keeps their order whatever was asked for."""
     table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
-    assert newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
+    assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
 
 
 def test_no_rows_have_no_newest() -> None:
     empty = rows((1, "a", 1, "x")).slice(0, 0)
-    assert newest(empty, ["k"]) == empty
+    assert select_newest(empty, ["k"]) == empty
 
 
 # -- the catalog --------------------------------------------------------------------------------------------
@@ -219,3 +223,15 @@ def test_the_catalog_names_every_table_and_quotes_the_path(tmp_path: Path) -> No
     assert "it\\'s" in sql
     assert sql.rstrip().endswith("USE `it_s`;")
     assert json.dumps(sql)
+
+
+def test_the_declared_columns_of_views_are_those_of_their_queries() -> None:
+    declared = {view: re.findall(r"(?:^|, )`?(\w+)`? ", columns) for view, columns in VIEW_COLUMNS.items()}
+    with duckdb.connect(":memory:") as connection:
+        for macro in _MACROS:
+            connection.execute(macro)
+        for spec in TABLES:
+            connection.from_arrow(spec.empty()).create_view(spec.name)
+        for view, query in VIEWS.items():
+            rows = connection.execute(query.format(database="main"))
+            assert [name for name, *_ in rows.description or ()] == declared[view], view

@@ -186,8 +186,8 @@ def test_a_block_whose_commit_is_not_answered(
 
 def test_a_transaction_that_was_let_go_says_what_to_do(mq: Connection, topic: str):
     transaction = mq.transaction(f"{topic}-id")
-    transaction._manager.let_go()
-    with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) anew\."), transaction:
+    transaction._manager.release_id()
+    with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) again\."), transaction:
         pass
     with mq.transaction(f"{topic}-id") as anew:
         anew.publish(topic, rows("a"))

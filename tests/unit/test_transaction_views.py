@@ -16,9 +16,9 @@ from unit.served import CONFIG, committed, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.jobs.sql import connected, run_query
+from lakemq.jobs.sql import connect_duckdb, run_query
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
@@ -64,7 +64,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     yield Mixed(other, writing[0])
     # nobody answers any more
     for producer in writing:
-        producer._transactions.let_go()
+        producer._transactions.release_id()
     other.close()
 
 
@@ -205,7 +205,7 @@ def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
             txn.publish("kept", pa.table({"value": ["d"]}))
             txn.send_offsets({("kept", 0): 0}, "slow")
     time.sleep(0.2)
-    return connected(mq.namespace)
+    return connect_duckdb(mq.namespace)
 
 
 def test_lag_is_up_to_what_is_stable_and_never_negative(left_open: duckdb.DuckDBPyConnection) -> None:

@@ -12,6 +12,7 @@ import pytest
 from unit.served import committed, everything, new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.offsets import ConsumedOffsets
 from lakemq.engine.client.publish.transactional import TransactionalProducer
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
@@ -562,10 +563,11 @@ def hold_offsets(mq: Connection, producer: TransactionalProducer, group: str, to
 
 
 def test_offsets_that_cannot_be(mq: Connection, topic: str, producer: TransactionalProducer):
+    """Those that a consumer hands out are judged with the commit only."""
     for offsets in ({(topic, 0): 9}, {(topic, 0): -1}, {(topic, 7): 0}, {("nobody-knows-it", 0): 0}):
         producer.begin_transaction()
         producer.send(topic, "a")
-        producer.send_offsets_to_transaction(offsets, f"group-{topic}")
+        producer.send_offsets_to_transaction(ConsumedOffsets(offsets, {}), f"group-{topic}")
         with pytest.raises(TransactionAbortable):
             producer.commit_transaction()
         producer.abort_transaction()

@@ -16,7 +16,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
-from lakemq.jobs.dialects import Dialect
+from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_the_queries_find_what_the_page_says(bank: Connection) -> None:
     shown = dict(printed("sql"))
     assert len(shown) == 2
     for query in blocks("sql"):
-        columns, rows = run_query(bank.namespace, query, dialect=Dialect.spark)
+        columns, rows = run_query(bank.namespace, query, dialect=SqlDialect.spark)
         found = [[str(cell) for cell in row] for row in rows]
         if query in shown:
             assert [columns, *found] == [line.split() for line in shown[query].splitlines()], query

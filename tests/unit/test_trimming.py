@@ -9,7 +9,7 @@ import pytest
 from protocol_harness import F, G, Harness, letter_bytes
 from stateful.world import World
 
-from lakemq.engine.maintenance.trimming import is_spent, living, trimmed
+from lakemq.engine.maintenance.row_trimming import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.kinds import AnyRequest
@@ -39,7 +39,7 @@ def mq() -> Harness:
 
 def rows(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any]]:
     table = project(mq.state, mq.steps).get(name, BY_NAME[name].empty())
-    return list(trimmed(BY_NAME[name], table, living(mq.state), RETENTION_MS, whole).to_pylist())
+    return list(trim_rows(BY_NAME[name], table, read_live_state(mq.state), RETENTION_MS, whole).to_pylist())
 
 
 def test_of_transactions_the_young_and_the_open_stay(mq: Harness) -> None:
@@ -79,7 +79,7 @@ def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
 def test_other_tables_are_left_alone(mq: Harness) -> None:
     tables = project(mq.state, mq.steps)
     for name in ("topics", "partitions", "producers"):
-        assert trimmed(BY_NAME[name], tables[name], living(mq.state), 0, True) == tables[name]
+        assert trim_rows(BY_NAME[name], tables[name], read_live_state(mq.state), 0, True) == tables[name]
 
 
 def stored(**statistics: Any) -> StoredFile:
@@ -87,10 +87,10 @@ def stored(**statistics: Any) -> StoredFile:
 
 
 def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) -> None:
-    now = living(mq.state)
+    now = read_live_state(mq.state)
 
     def spent(name: str, **statistics: Any) -> bool:
-        return is_spent(BY_NAME[name], stored(**statistics), now, RETENTION_MS)
+        return is_mostly_old(BY_NAME[name], stored(**statistics), now, RETENTION_MS)
 
     assert spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS - 1)
     assert not spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS)
@@ -101,7 +101,7 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
 
 
 def test_what_is_living_stays_as_it_is(mq: Harness) -> None:
-    now = living(mq.state)
+    now = read_live_state(mq.state)
     mq.one(DeleteRecords("t", {0: 1}))
     mq.one(DeleteTopic("u"))
     mq.one(AbortTransaction("open"))
@@ -119,6 +119,7 @@ def world() -> Any:
     made.close()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_leader_trims_as_it_merges(world: World) -> None:
     leader, background = world.sequencer()

@@ -16,7 +16,7 @@ from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetched import Fetched
+from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.values.deliveries import DeathReason
@@ -211,6 +211,7 @@ def test_a_queue_makes_a_dead_letter_of_what_has_expired(mq: Connection) -> None
     assert values(mq, topic) == ["a", "c"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -234,6 +235,7 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
         until(lambda: mq.groups.describe(other).expired == 9)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_was_given_back_expires_before_it_is_delivered_again(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -246,6 +248,7 @@ def test_what_was_given_back_expires_before_it_is_delivered_again(mq: Connection
         until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_transaction_commits_beside_what_has_expired(mq: Connection) -> None:
     topic, group, out = new_topic(mq), new_name("g"), new_topic(mq)
@@ -276,6 +279,7 @@ def test_views_show_when_a_message_expires_and_leave_none_out(mq: Connection) ->
     until(lambda: list(run_query(mq.namespace, query)[1]) == [(False,), (True,)])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ttl_ms", [-(2**63), -1, MAX_TTL_MS + 1, 2**63 - 1])
 def test_a_life_that_no_client_of_ours_gives_fails_no_query(mq: Connection, ttl_ms: int) -> None:
     topic = new_topic(mq)
@@ -331,7 +335,7 @@ def test_pieces_go_on_where_all_of_one_has_expired(mq: Connection) -> None:
     mq.publish(topic, pa.table({"value": [str(i) for i in range(3000)]}), ttl_ms=SHORT_MS)
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
     age(mq)
-    found: Fetched = mq.fetch(topic)
+    found: FetchResult = mq.fetch(topic)
     assert [v for piece in found.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
     assert [v for piece in found.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
 
@@ -360,6 +364,7 @@ def expired_and_away(mq: Connection, topic: str) -> Path:
     return file.rename(file.with_suffix(".away"))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None:
     """It is shown, so that whoever has it can give it up; what comes after it is delivered."""
@@ -373,6 +378,7 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
     assert mq.groups.describe(group).expired == 0
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")

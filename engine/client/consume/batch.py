@@ -1,8 +1,10 @@
-"""What a poll brought: messages of some partitions, and where the group goes on after them."""
+"""The batch that a poll returns: messages of some partitions, and where the group goes on after them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -11,49 +13,94 @@ import pyarrow as pa
 
 from ...protocol.errors import IllegalState
 from ..fetch.arrow import FETCHED
-from ..fetch.fetched import Fetched, Message
+from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedOffsets, TopicPartition
+from .outcome import PollOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class ConsumerBatch:
-    """A fixed range of offsets of some partitions; reading it twice gives the same messages. False when it is empty.
+@dataclass(frozen=True)
+class Ownership:
+    """How long a member has had a partition.
 
-    offsets: (topic, partition) -> the offset to go on from, of every partition that moved, also past what is not shown.
+    A member before it may have dealt with messages before `first_offset`, and with part of the messages of a key.
+
+    Attributes:
+        since_ms: when the group assigned the partition, in ms since 1970.
+        first_offset: where the member began to read; None: where its `auto_offset_reset` said.
+        epoch: the step that assigned the partition. Each new owner has another one.
     """
 
-    def __init__(self, group: str, parts: list[Fetched], offsets: ConsumedOffsets) -> None:
-        """parts: one per topic, at least one, so that a batch without messages is a DataFrame as well; none where the
-        consumer had no partitions.
+    since_ms: int
+    first_offset: int | None
+    epoch: int
+
+    @property
+    def since(self) -> datetime:
+        """Time at which the group assigned the partition, in UTC."""
+        return datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)
+
+
+class ConsumerBatch:
+    """A fixed range of offsets of some partitions; reading it twice gives the same messages.
+
+    `len(batch)` is the number of its messages, so an empty batch is false. An empty batch does not mean that nothing is
+    left: see `outcome`.
+
+    Attributes:
+        group: the group of the consumer.
+        offsets: (topic, partition) -> the offset to go on from, for every partition that moved, also past offsets that
+            hold no message for this reader.
+        ownership: (topic, partition) -> since when the member of a group has it, for every partition in `offsets`.
+        waits_for: of an empty batch of a queue group, a sentence for each thing that holds up the other messages.
+        outcome: `PollOutcome.MESSAGES`, or the reason for an empty batch.
+    """
+
+    waits_for: Sequence[str] = ()
+    ownership: Mapping[TopicPartition, Ownership] = {}
+
+    def __init__(self, group: str, parts: list[FetchResult], offsets: ConsumedOffsets) -> None:
+        """Make a batch of the parts, one per topic.
+
+        There is at least one part, so that a batch without messages is a DataFrame as well; none if the consumer had no
+        partitions.
         """
         self.group, self._parts, self.offsets = group, parts, offsets
+        self.outcome = PollOutcome.MESSAGES
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
-        """(topic, partition) -> where its messages begin."""
-        return {(part.plan.topic, one.partition): one.start for part in self._parts for one in part.plan.ranges}
+        """(topic, partition) -> the offset at which the batch begins."""
+        return {
+            (part.plan.topic, range_.partition): range_.start for part in self._parts for range_ in part.plan.ranges
+        }
 
     @property
     def record_count(self) -> int:
+        """The number of messages."""
         return sum(part.record_count for part in self._parts)
 
     def to_arrow(self) -> pa.Table:
-        """All messages, by topic, partition and offset, in the schema of Spark's Kafka source."""
+        """Return all messages by topic, partition and offset, with the columns of Spark's Kafka source."""
         return pa.concat_tables([FETCHED.empty_table(), *(part.to_arrow() for part in self._parts)])
 
     def to_spark(self) -> DataFrame:
-        """The same as a DataFrame; the order of its rows is Spark's.
+        """Return all messages as a DataFrame with the columns of Spark's Kafka source, in no particular order.
 
-        Raises IllegalState without a Spark session, and where the consumer had no partitions.
+        Raises:
+            IllegalState: there is no Spark session, or the consumer had no partitions.
         """
         if not self._parts:
-            raise IllegalState("The consumer had no partitions: there is nothing of which it could be a DataFrame.")
+            raise IllegalState("The consumer had no partitions, so its batch cannot be a DataFrame.")
         return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return self.record_count
 
     def __bool__(self) -> bool:
         return self.record_count > 0

@@ -1,4 +1,4 @@
-"""The consumers of one connection: those that read all of some topics, or what they were assigned, and members."""
+"""Create the consumers of one connection: members of groups, and consumers of assigned partitions."""
 
 from __future__ import annotations
 
@@ -8,55 +8,78 @@ from typing import Any
 from lakemq.tables.storage.beats import Beats
 
 from ...namespace.clock import Clock
+from ...namespace.config import EngineConfig
 from ...protocol.errors import InvalidRequest
 from ...protocol.parameters import GROUP
+from ...protocol.unsupported_settings import normalize_option_names
 from ...protocol.values.state import State
-from ..arguments import group_name, known_options, one_of, refused, topic_names, topics_and_partitions
-from ..fetch.fetched import Fetched
-from ..fetch.fetching import Fetching
-from ..fetch.kept import KeptRows
+from ..arguments import (
+    check_option_names,
+    invalid_argument,
+    parse_choice,
+    parse_group_name,
+    parse_topic_names,
+    parse_topics_and_partitions,
+    parse_whole_number,
+)
+from ..fetch.fetch_result import FetchResult
+from ..fetch.fetcher import Fetcher
 from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..fetch.row_group_cache import RowGroupCache
 from ..requester import Requester
-from .consumer import OPTIONS, Consumer, Reset
-from .group_consumer import GroupConsumer, RebalanceListener
-from .heart import Heart
-from .member_options import MEMBER_OPTIONS, PROTOCOLS, member_options
+from .consumer import Consumer
+from .group_consumer import GroupConsumer
+from .heartbeats import HeartbeatThread
+from .listener import RebalanceListener
+from .member_options import read_member_options
 from .membership import Membership
+from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
+from .positions import Reset
 from .queue_consumer import QueueConsumer
 
 
-class Consumers:
-    """Makes them. Thread-safe."""
+class ConsumerFactory:
+    """Checks the arguments of `mq.consumer`, and creates the consumer. Thread-safe."""
 
     def __init__(
         self,
         requester: Requester,
-        fetching: Fetching,
+        fetcher: Fetcher,
         beats: Beats,
         clock: Clock,
         new_id: Callable[[], str],
         check_open: Callable[[], None],
+        config: EngineConfig,
     ) -> None:
-        """check_open: raises IllegalState once the connection is closed."""
-        self._requester, self._fetching, self._clock = requester, fetching, clock
+        """check_open: raises IllegalState once the connection is closed; config: has the defaults of options."""
+        self._defaults = config.member_defaults
+        self._default_protocol = str(config.group_defaults.get("group.protocol", GROUP["group.protocol"].default))
+        self._requester, self._fetcher, self._clock = requester, fetcher, clock
         self._new_id, self._check_open = new_id, check_open
-        self._heart = Heart(beats, new_id)
+        self._heartbeats = HeartbeatThread(beats, new_id)
 
-    def assigned(self, group: Any, assign: Any, options: dict[str, Any]) -> Consumer:
-        """One that reads these partitions, and all of these topics. Raises what `mq.consumer` raises."""
-        group, given = group_name(group), topics_and_partitions("assign", assign)
-        known_options(options, OPTIONS)
-        topics = [topic for topic, partition in given if partition is None]
-        places = [(topic, partition) for topic, partition in given if partition is not None]
-        if self._fetching.of_groups(lambda state: group in state.manned_groups):
+    def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> Consumer:
+        """Return a consumer of these partitions and of all partitions of these topics.
+
+        Raises what `mq.consumer` raises.
+        """
+        group, places = parse_group_name(group), parse_topics_and_partitions("assign", assign)
+        options = normalize_option_names(options, ASSIGN_OPTIONS)
+        check_option_names(options, ASSIGN_OPTIONS)
+        options = {**{key: value for key, value in self._defaults.items() if key in ASSIGN_OPTIONS}, **options}
+        topics = [topic for topic, partition in places if partition is None]
+        partitions = [(topic, partition) for topic, partition in places if partition is not None]
+        if self._fetcher.query_groups(lambda state: group in state.groups_with_members):
             raise InvalidRequest(
-                "The group has members, who are given its partitions.",
+                "The group has members, and its partitions are assigned to these.",
                 found="assign",
-                expected="topics, to be one of them",
+                expected="topics, to join the group",
             )
-        return Consumer(self._requester, self._bounds, self._fetch(), self._clock, group, topics, places, **options)
+        return Consumer(
+            self._requester, self._find_bounds, self._build_fetch(), self._clock, group, topics, partitions, **options
+        )
 
-    def member(
+    def create_member(
         self,
         group: Any,
         topics: Any,
@@ -64,61 +87,90 @@ class Consumers:
         options: dict[str, Any],
         closed: Callable[[GroupConsumer], object],
     ) -> GroupConsumer:
-        """One that has joined the group. closed: told when it is. Raises what `mq.consumer` raises."""
-        group, topics = group_name(group), topic_names("topics", topics)
-        if protocol is None:  # as the group is, if there is one
-            protocol = self.protocol_of(group, str(GROUP["group.protocol"].default))
-        config = {"group.protocol": one_of("protocol", protocol, PROTOCOLS)}
-        known_options(options, MEMBER_OPTIONS)
+        """Return a consumer that has joined the group. closed: called when it is closed.
+
+        Raises what `mq.consumer` raises.
+        """
+        group, topics = parse_group_name(group), parse_topic_names("topics", topics)
+        if protocol is None:
+            protocol = self.find_protocol(group, self._default_protocol)
+        config = {"group.protocol": parse_choice("protocol", protocol, PROTOCOLS)}
+        options = normalize_option_names(options, MEMBER_OPTIONS)
+        check_option_names(options, MEMBER_OPTIONS)
+        options = {**self._defaults, **options}
         if bool(topics) == (options.get("pattern") is not None):
             raise InvalidRequest("A consumer asks for topics.", expected="either topics, or assign, or pattern")
         listener = options.get("listener")
         if not isinstance(listener, RebalanceListener | None):
-            raise refused("listener", listener, "a RebalanceListener")
-        chosen = member_options(topics, config, options)
+            raise invalid_argument("listener", listener, "a RebalanceListener")
+        member_options = read_member_options(topics, config, options)
         isolation: Isolation = options.get("isolation", "read_committed")
         check_isolation(isolation)
-        self._check_there(topics)
-        of_groups = self._fetching.of_groups
-        membership = Membership(self._requester, self._heart, of_groups, self._new_id, group, isolation, chosen)
+        consumer_timeout_ms = _read_timeout(options.get("consumer_timeout_ms"))
+        self._check_topics_exist(topics)
+        query_groups = self._fetcher.query_groups
+        membership = Membership(
+            self._requester, self._heartbeats, query_groups, self._new_id, group, isolation, member_options
+        )
         if config["group.protocol"] == "queue":
             return QueueConsumer(
-                self._requester, membership, self._fetch(), self._clock, group, isolation, listener, closed
+                self._requester,
+                membership,
+                self._build_fetch(),
+                self._clock,
+                group,
+                isolation,
+                listener,
+                closed,
+                consumer_timeout_ms,
             )
-        reset: Reset = chosen.auto_offset_reset  # type: ignore[assignment]
+        reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
         return GroupConsumer(
-            self._requester, membership, self._fetch(), self._clock, group, reset, isolation, listener, closed
+            self._requester,
+            membership,
+            self._build_fetch(),
+            self._clock,
+            group,
+            reset,
+            isolation,
+            listener,
+            closed,
+            consumer_timeout_ms,
         )
 
-    def protocol_of(self, group: Any, otherwise: str) -> str:
-        """Of the group as it is; otherwise: where there is none."""
-        name = group_name(group)
-        known = self._fetching.of_groups(lambda state: _protocol_of(state, name))
-        return otherwise if known is None else known
+    def find_protocol(self, group: Any, default: str) -> str:
+        """Return the protocol of a group; default: if there is no such group."""
+        name = parse_group_name(group)
+        protocol = self._fetcher.query_groups(lambda state: _find_protocol(state, name))
+        return default if protocol is None else protocol
 
     def close(self) -> None:
-        """Nobody beats any more."""
-        self._heart.stop()
+        """Send no more heartbeats for any member."""
+        self._heartbeats.stop()
 
-    def _fetch(self) -> Callable[..., Fetched]:
-        """For one consumer, which reads on where it was."""
-        kept = KeptRows()
+    def _build_fetch(self) -> Callable[..., FetchResult]:
+        """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""
+        cache = RowGroupCache()
 
-        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> Fetched:
+        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> FetchResult:
             self._check_open()
-            return self._fetching.fetched(self._fetching.plan(topic, isolation, start, end), kept)
+            return self._fetcher.open_plan(self._fetcher.plan(topic, isolation, start, end), cache)
 
         return fetch
 
-    def _check_there(self, topics: Iterable[str]) -> None:
+    def _check_topics_exist(self, topics: Iterable[str]) -> None:
         self._check_open()
-        self._fetching.look(lambda state: [state.topic(name).topic_id for name in topics])
+        self._fetcher.query(lambda state: [state.topic(name).topic_id for name in topics])
 
-    def _bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+    def _find_bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
         self._check_open()
-        return self._fetching.bounds(topics, isolation)
+        return self._fetcher.find_bounds(topics, isolation)
 
 
-def _protocol_of(state: State, group: str) -> str | None:
-    known = state.groups.get(group)
-    return None if known is None else str(known.setting("group.protocol"))
+def _read_timeout(consumer_timeout_ms: Any) -> int | None:
+    return None if consumer_timeout_ms is None else parse_whole_number("consumer_timeout_ms", consumer_timeout_ms, 0)
+
+
+def _find_protocol(state: State, name: str) -> str | None:
+    group = state.groups.get(name)
+    return None if group is None else str(group.setting("group.protocol"))

@@ -1,71 +1,84 @@
-"""A consumer that is a member of a group: it reads what the group gives it, and commits as the one that has it."""
+"""A consumer that is a member of a group: it reads the partitions that the group assigns to it, and commits them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from ...namespace.clock import Clock
-from ...protocol.errors import FencedMemberEpoch, LakeMQError, UnknownMemberId
+from ...protocol.errors import FencedMemberEpoch, IllegalState, InvalidRequest, LakeMQError, UnknownMemberId
 from ...protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
-from ..attempts import until_answered
-from ..fetch.fetched import Fetched
+from ..arguments import parse_topic_names
+from ..attempts import ask_with_retries
+from ..fetch.fetch_result import FetchResult
 from ..fetch.plan import Bounds, Isolation
-from ..offsets import ConsumedOffsets, TopicPartition, offset_commits
+from ..offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ..requester import Requester
-from .batch import ConsumerBatch
-from .consumer import Consumer, Position, Reset
-from .membership import Held, Membership, Standing
+from .batch import ConsumerBatch, Ownership
+from .consumer import Consumer
+from .listener import RebalanceListener
+from .membership import Membership, MembershipView, OwnedPartition
+from .outcome import PollOutcome
+from .positions import ReadPosition, Reset
+from .progress import PartitionProgress, find_left_by_group
+from .subscription import Pattern
+from .until_end import OWN, Ends, Left
 
-
-class RebalanceListener:
-    """Told by `poll` of what changes; each method is given (topic, partition) pairs. Inherit what you need."""
-
-    def on_assigned(self, partitions: list[TopicPartition]) -> None:
-        """These are the consumer's from now on; a `seek` here counts."""
-
-    def on_revoked(self, partitions: list[TopicPartition]) -> None:
-        """These are to be given up, and are others' when this has returned: what was read may be committed here."""
-
-    def on_lost(self, partitions: list[TopicPartition]) -> None:
-        """These are others' already: nothing can be committed for them any more."""
+_REBALANCE_MS = 30_000
+"""Time for a rebalance delay of the group, a change of sequencers, and the steps in which partitions move."""
 
 
 class GroupConsumer(Consumer):
-    """A member of a group, which is told with each `poll` what it has. Thread-safe; close it, or use it with `with`.
+    """A member of a group. Each `poll` tells it which partitions it has. Thread-safe; close it, or use it with `with`.
 
-    Each partition is one member's at a time. Who does not poll for max_poll_interval_ms, or whose process shows no life
-    for session_timeout_ms, is lost, and its partitions are others'; its next `poll` joins anew. A commit counts where
-    the partition is still the consumer's; where it is not, it raises FencedMemberEpoch and changes nothing.
+    Each partition belongs to one member at a time. A member that does not poll for max_poll_interval_ms, or whose
+    process sends no heartbeat for session_timeout_ms, is lost, and other members get its partitions; its next `poll`
+    joins the group again. A commit counts while the partition belongs to the consumer. After that it raises
+    FencedMemberEpoch and changes nothing.
+
+    Classic and cooperative groups differ in what the group's state says, not in this class. In a classic group all
+    partitions are revoked first, and a new generation assigns them. In a cooperative group only the partitions that
+    move are revoked.
     """
 
     def __init__(
         self,
         requester: Requester,
         membership: Membership,
-        fetch: Callable[..., Fetched],
+        fetch: Callable[..., FetchResult],
         clock: Clock,
         group: str,
-        auto_offset_reset: Reset = "latest",
+        auto_offset_reset: Reset = "earliest",
         isolation: Isolation = "read_committed",
         listener: RebalanceListener | None = None,
         closed: Callable[[GroupConsumer], object] = lambda _: None,
+        consumer_timeout_ms: int | None = None,
     ) -> None:
-        """It joins. closed: told when it is closed. Raises what joining is refused with."""
-        self._tell_closed = closed
+        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with."""
+        self._on_closed = closed
         self._membership, self._listener = membership, listener or RebalanceListener()
-        self._held: dict[TopicPartition, Held] = {}
-        """What the user was told of; those that are to be given up leave it when the user was told so."""
+        self._owned: dict[TopicPartition, OwnedPartition] = {}
+        """Partitions that the listener knows of, as they were assigned. A revoked one leaves after `on_revoked`."""
         self._may_get_some = True
         self._generation: int | None = None
-        """In which it was told so, of a classic group."""
+        """Generation of a classic group in which the partitions were assigned."""
+        self._is_subscribed = True
         self._pid = os.getpid()
         membership.join()
         try:
             super().__init__(
-                requester, lambda topics, isolation: {}, fetch, clock, group, (), (), auto_offset_reset, isolation
+                requester,
+                lambda topics, isolation: {},
+                fetch,
+                clock,
+                group,
+                (),
+                (),
+                auto_offset_reset,
+                isolation,
+                consumer_timeout_ms=consumer_timeout_ms,
             )
         except BaseException:
             membership.leave(for_good=True)
@@ -73,193 +86,369 @@ class GroupConsumer(Consumer):
 
     @property
     def member_id(self) -> str:
-        """Another one once it was lost and has joined anew."""
+        """The id of the member. It changes when the member was lost and has joined again."""
         return self._membership.member_id
 
     def assignment(self) -> list[TopicPartition]:
-        """What it has, as it was told by the last `poll`."""
+        """Return the partitions that the consumer has, as of the last `poll`."""
         with self._lock.own:
-            return sorted(self._held)
+            return sorted(self._owned)
 
-    def may_get_some(self) -> bool:
-        """Whether the group had partitions to share, as of the last `poll`: who has none may be about to get some."""
-        return self._may_get_some
+    # -- the subscription -------------------------------------------------------------------------------
 
-    # -- what it has ------------------------------------------------------------------------------------
+    def subscription(self) -> list[str]:
+        """Return the topics that the consumer asks for, by name; of a pattern, those that match as of now."""
+        with self._lock.own:
+            if self._is_subscribed and not self._closed:
+                self._membership.read_view()
+            return self._membership.topics if self._is_subscribed else []
 
-    def _begin_poll(self) -> None:
-        super()._begin_poll()
-        self._membership.polled()
-        standing = self._membership.look()
-        if standing.replaced:
-            self._closed = True
-            self._tell_closed(self)
-            self._membership.leave(for_good=False)
-            self._lose(list(self._held))
-            raise self._membership.fenced_error()
-        if not standing.is_member:
-            self._join_again()
-            standing = self._membership.look()
-        self._may_get_some = not standing.is_stable
-        self._follow(standing)
+    def subscribe(self, topics: Sequence[str] = (), pattern: str | None = None) -> None:
+        """Ask for these topics, or those that match the pattern, instead of what the consumer asked for before.
 
-    def _join_again(self) -> None:
-        """It was lost, and what it had is others'."""
-        self._lose(list(self._held))
-        self._check_open()  # a listener may have closed it
+        The group knows when this returns, and the partitions follow with the next polls. Until then `assignment` and
+        positions stay, and messages that were read may be committed or acknowledged. A poll gives up the partitions
+        of topics that are not asked for any more, as in any rebalance (`on_revoked`; in a queue group `on_lost`, if
+        nothing of them was left to acknowledge). Partitions of both the old and the new subscription stay, with their
+        positions; but a classic group revokes and assigns all partitions.
+
+        Args:
+            topics: names of topics.
+            pattern: regular expression (RE2) instead of `topics`, as in `mq.consumer`.
+
+        Raises:
+            InvalidRequest, InvalidTopic, InvalidRegularExpression: the arguments are not valid.
+            UnknownTopicOrPartition: a topic does not exist. The consumer asks for the same as before.
+            IllegalState: the consumer is closed.
+            RequestTimedOut: no sequencer has answered. The consumer asks for the same as before.
+        """
+        names = parse_topic_names("topics", topics)
+        if bool(names) == (pattern is not None):
+            raise InvalidRequest("A consumer subscribes to topics.", expected="either topics or a pattern")
+        compiled = None if pattern is None else Pattern(pattern)
+        with self._lock.own:
+            super()._check_open()
+            self._membership.subscribe(names, compiled)
+            if not self._is_subscribed:
+                self._join()
+                self._is_subscribed = True
+
+    def unsubscribe(self) -> None:
+        """Leave the group, also as a static member. Other members get the partitions at once.
+
+        `on_revoked` is called first, so that you can commit there; in a queue group acknowledge and
+        `flush` before. Afterwards the consumer has no partitions and no positions, and a poll raises IllegalState.
+        After `subscribe` it is a member again.
+        """
+        with self._lock.own:
+            super()._check_open()
+            if not self._is_subscribed:
+                return
+            self._is_subscribed = False
+            try:
+                if self._owned:
+                    self._listener.on_revoked(sorted(self._owned))
+            finally:
+                self._drop_partitions()
+                self._membership.leave(for_good=True)
+
+    def _join(self) -> None:
         self._membership.join()
 
-    def _follow(self, standing: Standing) -> None:
-        """Tell the user what has changed, in the order lost, to be given up, new."""
-        held = standing.held
-        self._lose(self._gone(held))
-        given_up = {place: one for place, one in held.items() if one.is_paused}
-        told = sorted(given_up.keys() & self._held.keys())
+    def _check_open(self) -> None:
+        super()._check_open()
+        if not self._is_subscribed:
+            raise IllegalState("The consumer is subscribed to nothing.", expected="subscribe(topics) before it polls")
+
+    def may_get_some(self) -> bool:
+        """Return whether the group was moving partitions at the last `poll`, so that this member may get some soon."""
+        return self._may_get_some
+
+    def _waits_for_partitions(self) -> bool:
+        return not self._owned and self._may_get_some
+
+    # -- reading to the end -----------------------------------------------------------------------------
+
+    def group_lag(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets that the group is not done with, in all partitions of this member's topics.
+
+        It includes partitions of other members, and those without a member. It counts from what the group has committed
+        or acknowledged, not from positions.
+
+        Returns:
+            (topic, partition) -> offsets.
+        """
+        with self._lock.own:
+            progress = self._membership.read_progress()
+            return {place: partition.count_remaining(partition.end) for place, partition in progress.items()}
+
+    def _find_ends(self) -> Ends:
+        with self._lock.own:
+            self._check_open()
+            progress = self._membership.read_progress()
+            return {place: (partition.topic_id, partition.end) for place, partition in progress.items()}
+
+    def _find_remainder(self, ends: Ends) -> Left:
+        with self._lock.own:
+            self._check_open()
+            progress = {p: partition for p, partition in self._membership.read_progress().items() if p in ends}
+            remaining = find_left_by_group(ends, progress, self._own_positions(), self.member_id)
+            if any(part.owner == OWN for part in remaining.values()):
+                return remaining
+            # Other members may be done although their commits are before the ends: see _has_messages.
+            return remaining if any(self._has_messages(place, progress[place], ends) for place in remaining) else {}
+
+    def _own_positions(self) -> dict[TopicPartition, int]:
+        """Return the positions of the consumer's partitions, if they say how far it has come."""
+        bounds, positions = self._read_bounds(), self._positions.by_place
+        return {place: offset for place in bounds if (offset := positions[place].offset) is not None}
+
+    def _has_messages(self, place: TopicPartition, progress: PartitionProgress, ends: Ends) -> bool:
+        """Return whether messages are left before the end.
+
+        A member commits the offset after its last message. Between that and the end there may be markers of
+        transactions and aborted messages, which no member will ever commit.
+        """
+        if progress.deliveries is not None:
+            return True  # a queue group acknowledges those, too
+        (topic, partition), end = place, ends[place][1]
+        fetched = self._try_to_fetch(topic, progress.topic_id, {partition: progress.next_offset}, {partition: end})
+        return fetched is None or fetched.record_count > 0
+
+    def _end_timeout_ms(self) -> int:
+        """Return how long it takes to find out that a member is dead or does not poll, and to move its partitions."""
+        options = self._membership.options
+        return options.max_poll_interval_ms + options.session_timeout_ms + _REBALANCE_MS
+
+    def _explain_empty(self) -> PollOutcome:
+        with self._lock.own:
+            view = self._membership.read_view()
+            if not view.is_member or not view.is_stable:
+                return PollOutcome.NOT_ASSIGNED
+            if self._is_behind():
+                return PollOutcome.NOT_YET
+            has_all = len(view.owned) == view.partition_count
+            return PollOutcome.AT_END if has_all else PollOutcome.OTHERS_HOLD_THE_REST
+
+    # -- the partitions ---------------------------------------------------------------------------------
+
+    def _begin_poll(self) -> None:
+        """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions."""
+        super()._begin_poll()
+        self._membership.note_poll()
+        view = self._membership.read_view()
+        if view.is_replaced:
+            self._closed = True
+            self._on_closed(self)
+            self._membership.leave(for_good=False)
+            self._report_loss(list(self._owned))
+            raise self._membership.fenced_error()
+        if not view.is_member:
+            self._join_again()
+            view = self._membership.read_view()
+        self._may_get_some = not view.is_stable
+        self._apply_view(view)
+
+    def _join_again(self) -> None:
+        """Join after the member was lost. Other members may have its partitions already."""
+        self._report_loss(list(self._owned))
+        self._check_open()  # the listener may have closed the consumer
+        self._membership.join()
+
+    def _apply_view(self, view: MembershipView) -> None:
+        """Report changes to the listener, in this order: lost, revoked, new partitions.
+
+        Revoked partitions are released after the listener has returned, even if it raises: the group waits for that
+        before another member gets them. The release is repeated with each poll until the group knows of it.
+        """
+        self._report_loss(self._find_lost_partitions(view.owned))
+        revoked = {place: partition for place, partition in view.owned.items() if partition.is_paused}
+        to_report = sorted(revoked.keys() & self._owned.keys())
         try:
-            if told:
-                self._listener.on_revoked(told)
+            if to_report:
+                self._listener.on_revoked(to_report)
         finally:
-            for place in told:
+            for place in to_report:
                 self._forget(place)
-            if given_up and not self._closed:
-                self._membership.release(given_up.values(), given_up.keys())
+            if revoked and not self._closed:
+                self._membership.release(revoked)
         self._check_open()
-        new = {place: one for place, one in held.items() if not one.is_paused and place not in self._held}
+        new = {
+            place: partition
+            for place, partition in view.owned.items()
+            if not partition.is_paused and place not in self._owned
+        }
         if new:
-            self._held.update(new)
-            self._generation = standing.generation
-            self._look()
+            self._owned.update(new)
+            self._generation = view.generation
+            self._read_bounds()
             self._listener.on_assigned(sorted(new))
 
-    def _give_up(self) -> None:
-        """Nobody is to wait until this static member is back, or is lost; but in a queue for what it has still."""
+    def _release_partitions(self) -> None:
+        """Release revoked partitions of a static member that closes, so that the group need not wait for its return.
+
+        A queue group keeps them for the member, because it may still have messages of them.
+        """
         with suppress(LakeMQError):
-            held = self._membership.look().held
-            given_up = {place: one for place, one in held.items() if one.is_paused and one.deliveries is None}
-            if given_up:
-                self._membership.release(given_up.values(), given_up.keys())
+            owned = self._membership.read_view().owned
+            revoked = {
+                place: partition
+                for place, partition in owned.items()
+                if partition.is_paused and partition.deliveries is None
+            }
+            if revoked:
+                self._membership.release(revoked)
 
-    def _gone(self, held: Mapping[TopicPartition, Held]) -> list[TopicPartition]:
-        """What the user was told of, and is not its own any more, or was given to it anew."""
-        return [place for place, one in self._held.items() if place not in held or held[place].epoch != one.epoch]
+    def _find_lost_partitions(self, owned: Mapping[TopicPartition, OwnedPartition]) -> list[TopicPartition]:
+        """Return reported partitions that the member has no longer, or has under a later assignment."""
+        return [
+            place
+            for place, partition in self._owned.items()
+            if place not in owned or owned[place].epoch != partition.epoch
+        ]
 
-    def _lose(self, places: Sequence[TopicPartition]) -> None:
+    def _report_loss(self, places: Sequence[TopicPartition]) -> None:
         for place in places:
             self._forget(place)
         if places:
             self._listener.on_lost(sorted(places))
 
     def _forget(self, place: TopicPartition) -> None:
-        """The user was, or is being, told that it is not its own any more."""
-        self._held.pop(place, None)
-        self._positions.pop(place, None)
-        self._halted.discard(place)
+        """Drop a partition that was, or is just being, reported as lost or revoked."""
+        self._owned.pop(place, None)
+        self._positions.by_place.pop(place, None)
+        self._paused_by_user.discard(place)
 
-    def _look(self) -> dict[TopicPartition, Bounds]:
-        """The bounds of what it was told it has, and still has, as of now.
+    def _read_bounds(self) -> dict[TopicPartition, Bounds]:
+        """Return the bounds as of now of reported partitions that the member still has.
 
-        Positions stay until the user is told that it has a partition no more: what was read of it may be committed.
+        The positions of others stay until they are reported as lost, because they may still be committed.
         """
-        known = self._membership.look().held
-        mine = {p: known[p] for p, one in self._held.items() if p in known and known[p].epoch == one.epoch}
-        self._given_up = {place for place, one in mine.items() if one.is_paused}
-        for place, one in mine.items():
-            if place not in self._positions:
-                self._positions[place] = Position(one.bounds.topic_id, one.start_offset)
-        return {place: one.bounds for place, one in mine.items()}
+        current = self._membership.read_view().owned
+        owned = {p: current[p] for p, old in self._owned.items() if p in current and current[p].epoch == old.epoch}
+        self._revoked = {place for place, partition in owned.items() if partition.is_paused}
+        for place, partition in owned.items():
+            if place not in self._positions.by_place:
+                is_group_start = self._owned[place].committed is None
+                self._positions.by_place[place] = ReadPosition(
+                    partition.bounds.topic_id, partition.start_offset, is_group_start=is_group_start
+                )
+        return {place: partition.bounds for place, partition in owned.items()}
 
-    def _start(self, place: TopicPartition, position: Position, bounds: Bounds) -> int:
-        """Where the group was to begin is its own to say, not this member's: what was deleted of it is passed over."""
-        held, at = self._held.get(place), position.offset
-        if held is not None and held.committed is None and at is not None and at < bounds.first:
-            return bounds.first
-        return super()._start(place, position, bounds)
+    def _find_ownership(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Ownership]:
+        return {
+            place: Ownership(partition.since_ms, partition.start_offset, partition.epoch)
+            for place in places
+            if (partition := self._owned.get(place)) is not None
+        }
 
-    # -- saying how far ---------------------------------------------------------------------------------
+    # -- committing -------------------------------------------------------------------------------------
 
-    def _read(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
-        epochs = {place: self._held[place].epoch for place in offsets if place in self._held}
+    def _build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        epochs = {place: self._owned[place].epoch for place in offsets if place in self._owned}
         return ConsumedOffsets(offsets, topic_ids, self.member_id, epochs, self._generation)
 
     def commit(
         self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
     ) -> ConsumedOffsets:
-        """As of any consumer; offsets of partitions that are not its own any more are left out.
+        """Commit the end of a batch, these offsets, or all positions for the group.
 
-        It is asked again for a minute while nobody answers, as when the sequencer changes. Raises also
-        FencedMemberEpoch, which names those partitions, when the others are noted; UnknownMemberId: the consumer is
-        lost, and joins anew with the next `poll`; FencedInstanceId: another process has its instance id; in a classic
-        group, of all of them, IllegalGeneration: they were read in a generation before this one; RebalanceInProgress.
+        The request is repeated for a minute while no sequencer answers, as when the sequencer changes.
+
+        Args:
+            what: a batch; or (topic, partition) -> next offset to read; left out, all positions.
+            metadata: a text that is stored beside the offsets.
+
+        Returns:
+            The offsets that were committed.
+
+        Raises:
+            FencedMemberEpoch: some partitions belong to other members by now. The error names them; the other
+                offsets are committed.
+            UnknownMemberId: the member was lost. It joins again with its next `poll`.
+            FencedInstanceId: another process has taken over the instance id.
+            IllegalGeneration: in a classic group, the batch was read in an earlier generation. Nothing is committed.
+            RebalanceInProgress: in a classic group. Nothing is committed.
+            And what `Consumer.commit` raises.
         """
-        offsets = self._to_commit(what)
+        offsets = self._offsets_to_commit(what)
         if not offsets:
             return offsets
-        commits = offset_commits(offsets, self._checked_metadata(metadata))
+        commits = build_offset_commits(offsets, self._check_metadata(metadata))
         request = CommitOffsets(self.group, commits, None, offsets.member_id, offsets.generation)
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         try:
-            judged = until_answered(lambda: self._requester.ask(request), self._clock, deadline_ms)
+            answer = ask_with_retries(lambda: self._requester.ask(request), self._clock, deadline_ms)
         except UnknownMemberId:
             if self._membership.is_replaced():
                 raise self._membership.fenced_error() from None
             raise
-        assert isinstance(judged, OffsetsJudged)
-        if judged.fenced:
-            raise FencedMemberEpoch(found=[f"{commits[i].topic}-{commits[i].partition}" for i in judged.fenced])
+        assert isinstance(answer, OffsetsJudged)
+        if answer.fenced:
+            raise FencedMemberEpoch(found=[f"{commits[i].topic}-{commits[i].partition}" for i in answer.fenced])
         return offsets
 
     def go_back(self, batch: ConsumerBatch) -> bool:
-        """Read this batch again, of which nothing is done with; whether all its partitions are still one's own.
+        """Read an unprocessed batch again, as after a transaction that was aborted.
 
-        As after a transaction that was aborted. What is another member's by now is that one's to read.
+        Partitions that belong to other members by now are left to those.
+
+        Returns:
+            Whether all partitions of the batch still belong to the consumer.
         """
         with self._lock.own:
-            mine = self._still_mine(batch, self._membership.look().held)
-            for place in mine:
-                if place in self._positions and place in batch.starts:
-                    self._positions[place] = replace(self._positions[place], offset=batch.starts[place])
-            return len(mine) == len(batch.offsets)
+            still_owned = self._find_still_owned_partitions(batch, self._membership.read_view().owned)
+            positions = self._positions.by_place
+            for place in still_owned:
+                if place in positions and place in batch.starts:
+                    positions[place] = replace(positions[place], offset=batch.starts[place])
+            return len(still_owned) == len(batch.offsets)
 
-    def _still_mine(self, batch: ConsumerBatch, held: Mapping[TopicPartition, Held]) -> list[TopicPartition]:
-        """Partitions of the batch that are one's own by the assignment under which it was read."""
-        return [p for p in batch.offsets if p in held and held[p].epoch == batch.offsets.epochs.get(p)]
+    def _find_still_owned_partitions(
+        self, batch: ConsumerBatch, owned: Mapping[TopicPartition, OwnedPartition]
+    ) -> list[TopicPartition]:
+        """Return the partitions of the batch that the member has under the assignment under which it was read."""
+        return [p for p in batch.offsets if p in owned and owned[p].epoch == batch.offsets.epochs.get(p)]
 
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
-        """What the group has committed of the partitions that the consumer has."""
+        """Return what the group has committed of the partitions that the consumer has."""
         with self._lock.own:
-            known = self._membership.look().held
             return {
-                place: OffsetCommit(*place, one.committed.offset, one.committed.metadata, one.bounds.topic_id)
-                for place, one in known.items()
-                if one.committed is not None and place in self._held
+                place: OffsetCommit(*place, commit.offset, commit.metadata, partition.bounds.topic_id)
+                for place, partition in self._membership.read_view().owned.items()
+                if (commit := partition.committed) is not None and place in self._owned
             }
 
     def close(self, leave: bool | None = None) -> None:
-        """No more is polled. What it has is others' at once; but of a static member only with leave=True.
+        """Stop polling, and leave the group. In a forked process this does nothing.
 
-        In a forked process there is nothing to be closed.
+        Args:
+            leave: whether other members get the partitions at once. Left out, they do unless the member is static: a
+                static member is expected back within its session.
         """
         if os.getpid() != self._pid:
             return
         with self._lock.own:
-            self._tell_closed(self)
+            self._on_closed(self)
             if self._closed:
                 return
             self._closed = True
+            if not self._is_subscribed:
+                return  # it has left the group already
             try:
-                if self._held:
-                    self._listener.on_revoked(sorted(self._held))
+                if self._owned:
+                    self._listener.on_revoked(sorted(self._owned))
             finally:
-                self._let_go()
+                self._drop_partitions()
                 for_good = self._membership.options.instance_id is None if leave is None else leave
                 if not for_good:
-                    self._give_up()
+                    self._release_partitions()
                 self._membership.leave(for_good)
 
-    def _let_go(self) -> None:
-        """What it had is not its own any more."""
-        self._held.clear()
-        self._positions.clear()
+    def _drop_partitions(self) -> None:
+        self._owned.clear()
+        self._positions.by_place.clear()
+        self._paused_by_user.clear()
 
     def __enter__(self) -> GroupConsumer:
         return self

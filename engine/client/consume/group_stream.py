@@ -1,10 +1,10 @@
-"""A stream of micro-batches that a group works on: each process that runs one is a member."""
+"""A stream of micro-batches that a group works on. Each process that runs one is a member of the group."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownMemberId,
 )
-from ..arguments import flag, refused, text, whole_number
+from ..arguments import invalid_argument, parse_flag, parse_text, parse_whole_number
 from ..transactions.scope import TransactionScope
 from .batch import ConsumerBatch
 from .group_consumer import GroupConsumer
@@ -30,7 +30,7 @@ log = logging.getLogger("lakemq.consumer")
 
 _WAIT_MS = 500
 
-_TAKEN = (
+_MOVED_ERRORS = (
     FencedMemberEpoch,
     IllegalGeneration,
     InvalidRecordState,
@@ -38,11 +38,11 @@ _TAKEN = (
     TransactionAbortable,
     UnknownMemberId,
 )
-"""What a batch ends with of which something is another member's by then."""
+"""Errors that mean part of the batch now belongs to another member."""
 
 
 class GroupStream:
-    """Made by `mq.stream`. How far the group has come is in its own tables: there is no checkpoint."""
+    """Made by `mq.stream`. The group's committed offsets say how far it has come; there is no checkpoint."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GroupStream:
         clock: Clock,
         has_spark: bool,
     ) -> None:
-        """consumer: joins the group; has_spark: rows are DataFrames, otherwise tables of Arrow."""
+        """consumer: joins the group; has_spark: batches are DataFrames, else Arrow tables."""
         self._consumer, self._transaction, self._clock, self._has_spark = consumer, transaction, clock, has_spark
         self._stopped = threading.Event()
 
@@ -64,66 +64,82 @@ class GroupStream:
         every_ms: int = 0,
         available_now: bool = False,
     ) -> int:
-        """Call the function with the rows of one batch after the other, until `stop`; returns how many rows there were.
+        """Call the function with the rows of one batch after the other, until `stop`.
 
-        When it returns, the batch is done with, but for what was given to another member meanwhile, to whom that comes
-        again; when it raises, this ends with that, and the batch is another member's. With a transactional id it is
-        called with (rows, transaction), and the batch is done with by the commit of that transaction, together with all
-        that was published in it; if a part of it was given to another member meanwhile, nothing of it is, and what is
-        left comes again.
+        When the function returns, the batch is committed. If some of its partitions have moved to other members
+        meanwhile, those read that part again. When the function raises, this method raises the same, and another
+        member reads the batch again.
 
-        transactional_id: each process that runs at the same time needs its own; max_records: of a batch; every_ms: the
-        least time from one batch to the next; available_now: end when nothing is left of its partitions. Raises what
-        joining and the function raise.
+        With a transactional id the function is called with (rows, transaction). The commit of the transaction commits
+        the batch together with all that the function published in it. If a part of the batch has moved to another
+        member meanwhile, none of it is committed, and the rest is read again.
+
+        Args:
+            function: works on the rows: a DataFrame if there is a Spark session, else an Arrow table.
+            transactional_id: each process that runs at the same time needs its own.
+            max_records: the most rows of a batch.
+            every_ms: the least time from one batch to the next.
+            available_now: end when the group has read all that was there at first, as `until_end` of a consumer does.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            EndNotReached: as `until_end` of a consumer does.
+            And what joining the group and the function raise.
         """
         if not callable(function):
-            raise refused("function", function, "a function of the rows of a batch")
-        name = None if transactional_id is None else text("transactional_id", transactional_id)
-        max_records, every_ms = whole_number("max_records", max_records, 1), whole_number("every_ms", every_ms, 0)
-        available_now, count = flag("available_now", available_now), 0
+            raise invalid_argument("function", function, "a function of the rows of a batch")
+        name = None if transactional_id is None else parse_text("transactional_id", transactional_id)
+        max_records, every_ms = (
+            parse_whole_number("max_records", max_records, 1),
+            parse_whole_number("every_ms", every_ms, 0),
+        )
+        available_now, count = parse_flag("available_now", available_now), 0
         if name is not None:
-            self._transaction(name)  # taken before the offsets are looked up: no predecessor may commit any more
+            # Fence the predecessor before the offsets are read, so that it cannot commit any more.
+            self._transaction(name)
         with self._consumer() as consumer:
-            while not self._stopped.is_set():
-                batch = consumer.poll(max_records, timeout_ms=_WAIT_MS)
-                if batch:
-                    began_ms = self._clock.steady_ms()
-                    count += self._done(consumer, batch, function, name)
-                    self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
-                elif available_now and self._is_done(consumer):
-                    break
+            for batch in self._poll_batches(consumer, max_records, available_now):
+                began_ms = self._clock.steady_ms()
+                count += self._process(consumer, batch, function, name)
+                self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
         return count
 
-    def _is_done(self, consumer: GroupConsumer) -> bool:
-        """Before it was given partitions it knows nothing of what is left; it may be one too many, and have none."""
-        knows = bool(consumer.assignment()) or not consumer.may_get_some()
-        return knows and not any(consumer.lag().values())
+    def _poll_batches(self, consumer: GroupConsumer, max_records: int, available_now: bool) -> Iterator[ConsumerBatch]:
+        """Yield batches until `stop`, or until the group has read what was there at first."""
+        if available_now:
+            yield from consumer.until_end(max_records, stopped=self._stopped.is_set)
+            return
+        while not self._stopped.is_set():
+            if batch := consumer.poll(max_records, timeout_ms=_WAIT_MS):
+                yield batch
 
     def stop(self) -> None:
-        """End after the batch that is being worked on."""
+        """End after the batch that the function is working on. Any thread may call this."""
         self._stopped.set()
 
-    def _done(
+    def _process(
         self, consumer: GroupConsumer, batch: ConsumerBatch, function: Callable[..., object], name: str | None
     ) -> int:
-        """How many rows the function has worked on, and that count."""
+        """Process and commit a batch; return the number of rows that count as processed."""
         if name is None:
-            function(self._rows(batch))
+            function(self._to_rows(batch))
             try:
                 consumer.commit(batch)
-            except _TAKEN as error:  # the rest is noted
-                log.warning("A part of a batch comes again, to the member that has it now: %s", error)
+            except _MOVED_ERRORS as error:  # the offsets of all other partitions are committed
+                log.warning("Part of a batch is read again by the member that has its partitions now: %s", error)
             return batch.record_count
         try:
             with self._transaction(name) as txn:
-                function(self._rows(batch), txn)
+                function(self._to_rows(batch), txn)
                 txn.send_offsets(batch)
-        except _TAKEN as error:
+        except _MOVED_ERRORS as error:
             if consumer.go_back(batch):
-                raise  # nobody has taken anything: it would fail again
-            log.warning("A batch is not done with, for a part of it is another member's: %s", error)
+                raise  # no partition has moved, so the next attempt would fail for the same reason
+            log.warning("A batch was not committed, because part of it belongs to another member: %s", error)
             return 0
         return batch.record_count
 
-    def _rows(self, batch: ConsumerBatch) -> DataFrame | pa.Table:
+    def _to_rows(self, batch: ConsumerBatch) -> DataFrame | pa.Table:
         return batch.to_spark() if self._has_spark else batch.to_arrow()

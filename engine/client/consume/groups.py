@@ -1,4 +1,4 @@
-"""How far groups have come, for who watches them: what each has committed, and how much is left."""
+"""Groups as an operator sees and changes them: `mq.groups`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,36 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ...protocol.errors import GroupIdNotFound
-from ...protocol.hashing import shard
-from ...protocol.names import shown
 from ...protocol.parameters import GROUP
-from ...protocol.values.assignments import PARTITION_TRANSITIONS, Group, GroupStatus
+from ...protocol.values.assignments import PARTITION_TRANSITIONS, GroupStatus
 from ...protocol.values.deliveries import DELIVERY_TRANSITIONS
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
-from ..arguments import flag, group_name, listed, mapped, one_of, texts, topics_and_partitions
+from ..arguments import (
+    parse_choice,
+    parse_flag,
+    parse_group_name,
+    parse_list,
+    parse_mapping,
+    parse_texts,
+    parse_topics_and_partitions,
+)
 from ..requester import Requester
-from .resets import Resets
+from .group_info import (
+    AssignmentInfo,
+    GroupInfo,
+    MemberInfo,
+    describe_assignments,
+    describe_group,
+    describe_members,
+    find_group,
+    list_group_names,
+)
+from .partition_lag import LagOrigin, PartitionLag, list_partition_lags
+from .rates import Consumption
+from .resets import OffsetResets
+from .stalls import Stall, find_stalls
 
 __all__ = [
     "DELIVERY_TRANSITIONS",
@@ -27,98 +45,18 @@ __all__ = [
     "PARTITION_TRANSITIONS",
     "AssignmentInfo",
     "GroupInfo",
+    "GroupOffsetChange",
     "Groups",
+    "LagOrigin",
     "MemberInfo",
-    "OffsetChange",
     "PartitionLag",
+    "Stall",
 ]
 
 
 @dataclass(frozen=True)
-class PartitionLag:
-    """A group in a partition. lag: offsets between what it has committed and the last stable offset; deleted: that were
-    deleted before it was done with them; expired: messages that did before anybody in a queue group had looked at them.
-
-    committed_offset, committed_at_ms, metadata, lag: None before it has committed there, though a transaction that is
-    still open may (pending: its transactional id).
-    """
-
-    group: str
-    topic: str
-    partition: int
-    committed_offset: int | None
-    last_stable_offset: int
-    high_watermark: int
-    lag: int | None
-    deleted: int
-    expired: int
-    committed_at_ms: int | None
-    metadata: str | None
-    pending: str | None
-
-
-@dataclass(frozen=True)
-class GroupInfo:
-    """A group. partitions: those for which it has offsets; lag: over all of them; deleted, expired: as of a
-    partition, over all of them.
-
-    shard: as Kafka's coordinators divide the groups; coordinator: the sequencer that leads, empty where none does;
-    protocol: None where it has never had members; problem: why the assignor is not the one that was asked for;
-    waits_for: members that are to give up partitions, and have not yet;
-    idle_since_ms: when it had members, or committed, last, None: it has members; expires_at_ms: when what it has
-    committed is forgotten, None: it is kept.
-    """
-
-    group: str
-    shard: int
-    coordinator: str
-    protocol: str | None
-    state: str
-    generation: int
-    leader: str | None
-    members: int
-    assignor: str
-    problem: str | None
-    waits_for: list[str]
-    partitions: int
-    lag: int
-    deleted: int
-    expired: int
-    idle_since_ms: int | None
-    expires_at_ms: int | None
-
-
-@dataclass(frozen=True)
-class MemberInfo:
-    """A member. partitions: what it has, as topic-partition."""
-
-    group: str
-    member_id: str
-    instance_id: str | None
-    topics: list[str]
-    partitions: list[str]
-    session_timeout_ms: int
-    max_poll_interval_ms: int
-    joined_at_ms: int
-
-
-@dataclass(frozen=True)
-class AssignmentInfo:
-    """A partition of a group. target: who is to have it; since_ms, reason: since when, and why, it is in this state."""
-
-    group: str
-    topic: str
-    partition: int
-    state: str
-    owner: str | None
-    target: str | None
-    since_ms: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class OffsetChange:
-    """A group in a partition. before, after: the offset that it has committed; None: none."""
+class GroupOffsetChange:
+    """A change of a group's committed offset in a partition, `before` and `after`; None: no committed offset."""
 
     group: str
     topic: str
@@ -128,56 +66,111 @@ class OffsetChange:
 
 
 class Groups:
-    """Groups as an operator sees them."""
+    """Create, list, describe, alter, reset and delete groups. Thread-safe."""
 
     def __init__(
-        self, state: Callable[[], State], requester: Requester, resets: Resets, offsets_retention_ms: int
+        self,
+        state: Callable[[], State],
+        requester: Requester,
+        resets: OffsetResets,
+        offsets_retention_ms: int,
+        time_ms: Callable[[], int],
+        consumption: Callable[[], Consumption | None],
     ) -> None:
-        """state: as of the newest step, with groups and transactions; offsets_retention_ms: the namespace's."""
+        """Groups of one connection.
+
+        Args:
+            state: returns the state as of the newest step, with groups and transactions.
+            requester: sends requests to the sequencer.
+            resets: builds requests that reset offsets.
+            offsets_retention_ms: the namespace's retention of committed offsets.
+            time_ms: returns the time of the store.
+            consumption: returns what all groups have done lately; None if that cannot be read.
+        """
         self._state, self._requester, self._resets = state, requester, resets
-        self._retention_ms = offsets_retention_ms
+        self._retention_ms, self._time_ms = offsets_retention_ms, time_ms
+        self._consumption = consumption
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
-        """A group with these settings, before its first member; docs/settings.md has them.
+        """Create a group before its first member joins.
 
-        Raises InvalidGroupId, InvalidConfig, InvalidRequest: there is one.
+        Args:
+            group: its name.
+            config: its settings, as in docs/settings.md.
+
+        Raises:
+            InvalidGroupId, InvalidConfig: an argument is not valid.
+            InvalidRequest: the group exists.
         """
         self._requester.ask(
-            ConfigureGroup(group_name(group), mapped("config", {} if config is None else config), create=True)
+            ConfigureGroup(
+                parse_group_name(group), parse_mapping("config", {} if config is None else config), create=True
+            )
         )
 
     def alter(self, group: str, config: Mapping[str, Any]) -> None:
-        """Set these; None resets one to its default.
+        """Change settings of a group.
 
-        Raises GroupIdNotFound, InvalidConfig, InconsistentGroupProtocol (it has members of another protocol).
+        Args:
+            group: its name.
+            config: setting -> value; None resets a setting to its default.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            InvalidConfig: a setting is not valid.
+            InconsistentGroupProtocol: the group has members of another protocol, or members that do not support the
+                assignor.
         """
-        self._requester.ask(ConfigureGroup(group_name(group), mapped("config", config)))
+        self._requester.ask(ConfigureGroup(parse_group_name(group), parse_mapping("config", config)))
 
     def remove_members(self, group: str, members: Sequence[str] = (), instances: Sequence[str] = ()) -> None:
-        """Members, by their ids or instance ids, go, as if they had left; one that lives joins anew when it polls.
+        """Remove members, as if they had left. A member that lives joins again with its next poll.
 
-        Raises GroupIdNotFound, UnknownMemberId: none of them has gone then.
+        Args:
+            group: its name.
+            members: ids of members.
+            instances: instance ids of static members.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            UnknownMemberId: one of them is not a member. None is removed.
         """
-        gone = LeaveGroup(group_name(group), texts("members", members), texts("instances", instances))
-        self._requester.ask(gone)
+        request = LeaveGroup(
+            parse_group_name(group), parse_texts("members", members), parse_texts("instances", instances)
+        )
+        self._requester.ask(request)
 
     def delete(self, group: str) -> None:
-        """The group is forgotten: its settings, and what it has committed.
+        """Delete a group: its settings, and its committed offsets.
 
-        Raises InvalidGroupId, GroupIdNotFound, NonEmptyGroup; UnstableOffsetCommit: an open transaction has offsets of
-        it.
+        Raises:
+            InvalidGroupId: the name is not valid.
+            GroupIdNotFound: there is no such group.
+            NonEmptyGroup: it has members.
+            UnstableOffsetCommit: an open transaction holds offsets of it.
         """
-        self._requester.ask(DeleteGroup(group_name(group)))
+        self._requester.ask(DeleteGroup(parse_group_name(group)))
 
-    def delete_offsets(self, group: str, topics: str | Iterable[str | tuple[str, int]]) -> builtins.list[OffsetChange]:
-        """Forget what the group has committed in a topic, or in these topics and (topic, partition) pairs.
+    def delete_offsets(
+        self, group: str, topics: str | Iterable[str | tuple[str, int]]
+    ) -> builtins.list[GroupOffsetChange]:
+        """Delete committed offsets of a group. Its next reader begins as its `auto_offset_reset` says.
 
-        Who reads them next begins as its auto_offset_reset says. Raises InvalidGroupId, InvalidTopic, InvalidRequest,
-        GroupIdNotFound, UnknownTopicOrPartition; GroupSubscribedToTopic: a member reads one of the topics;
-        UnstableOffsetCommit.
+        Args:
+            group: its name.
+            topics: a topic, or topics and (topic, partition) pairs.
+
+        Returns:
+            The offsets that were deleted, by topic and partition.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest: an argument is not valid.
+            GroupIdNotFound, UnknownTopicOrPartition: it does not exist.
+            GroupSubscribedToTopic: a member reads one of the topics.
+            UnstableOffsetCommit: an open transaction holds offsets of it.
         """
-        group = group_name(group)
-        return self._changed(group, DeleteOffsets(group, topics_and_partitions("topics", topics)))
+        group = parse_group_name(group)
+        return self._change_offsets(group, DeleteOffsets(group, parse_topics_and_partitions("topics", topics)))
 
     def reset_offsets(
         self,
@@ -187,158 +180,94 @@ class Groups:
         *,
         shift_by: int | None = None,
         dry_run: bool = False,
-    ) -> builtins.list[OffsetChange]:
-        """Let a group without members go on elsewhere: all partitions at once, each as near as the log has it.
+    ) -> builtins.list[GroupOffsetChange]:
+        """Let a group without members go on from other offsets, in all partitions at once.
 
-        topics: a topic, or topics and (topic, partition) pairs; left out, all that the group has committed or has had.
-        to: `earliest`, `latest`, an offset, a time (the first message not before it), how long ago, or (topic,
-        partition) -> offset; or shift_by: so many offsets further, or back. dry_run: only say what would change.
-        Raises InvalidGroupId, InvalidTopic, InvalidRequest, NonEmptyGroup, GroupIdNotFound, UnknownTopicOrPartition,
-        UnknownTopicId (it was made anew meanwhile), NoOffsetForPartition (nothing to be shifted), UnstableOffsetCommit.
+        An offset that a log does not hold becomes the nearest one that it holds.
+
+        Args:
+            group: its name.
+            topics: a topic, or topics and (topic, partition) pairs; left out, all that the group has committed or has
+                had.
+            to: `earliest`, `latest`, an offset, a time (the first message not before it), how long ago, or (topic,
+                partition) -> offset.
+            shift_by: instead of `to`, how many offsets further, or back if negative.
+            dry_run: only return what would change.
+
+        Returns:
+            The changes, by topic and partition.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest: an argument is not valid.
+            NonEmptyGroup: the group has members.
+            GroupIdNotFound, UnknownTopicOrPartition: it does not exist.
+            UnknownTopicId: a topic was deleted and created again meanwhile.
+            NoOffsetForPartition: there is no offset to shift.
+            UnstableOffsetCommit: an open transaction holds offsets of the group.
         """
-        group = group_name(group)
-        request = self._resets.request(group, topics, to, shift_by, flag("dry_run", dry_run))
-        return self._changed(group, request)
+        group = parse_group_name(group)
+        request = self._resets.build_request(group, topics, to, shift_by, parse_flag("dry_run", dry_run))
+        return self._change_offsets(group, request)
 
-    def _changed(self, group: str, request: DeleteOffsets | ResetOffsets) -> builtins.list[OffsetChange]:
-        found = self._requester.ask(request)
-        assert isinstance(found, OffsetsChanged)
-        changes = (OffsetChange(group, one.topic, one.partition, one.before, one.after) for one in found.changes)
-        return sorted(changes, key=lambda one: (one.topic, one.partition))
+    def _change_offsets(self, group: str, request: DeleteOffsets | ResetOffsets) -> builtins.list[GroupOffsetChange]:
+        answer = self._requester.ask(request)
+        assert isinstance(answer, OffsetsChanged)
+        changes = (
+            GroupOffsetChange(group, change.topic, change.partition, change.before, change.after)
+            for change in answer.changes
+        )
+        return sorted(changes, key=lambda change: (change.topic, change.partition))
 
     def list(self) -> builtins.list[str]:
-        """Groups that have committed offsets, have members, or were made, by name."""
-        return _names(self._state())
+        """Return the names of groups that were created, have members, or have committed offsets."""
+        return list_group_names(self._state())
 
     def all(self, states: Iterable[str] = ()) -> builtins.list[GroupInfo]:
-        """All groups, by name. states: only those in one of these. Raises InvalidRequest."""
-        wanted = {one_of("states", one, [*GroupStatus]) for one in listed("states", states)}
-        state = self._state()
-        found = (_described(state, name, self._retention_ms) for name in _names(state))
-        return [one for one in found if not wanted or one.state in wanted]
+        """Return all groups by name.
+
+        Args:
+            states: only groups in one of these states; left out, all.
+
+        Raises:
+            InvalidRequest: a state does not exist.
+        """
+        chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
+        state, now_ms = self._state(), self._time_ms()
+        consumption = self._consumption()
+        groups = (
+            describe_group(state, name, self._retention_ms, now_ms, consumption) for name in list_group_names(state)
+        )
+        return [group for group in groups if not chosen_states or group.state in chosen_states]
 
     def describe(self, group: str) -> GroupInfo:
-        """Raises GroupIdNotFound, InvalidGroupId."""
-        return _described(self._state(), group_name(group), self._retention_ms)
+        """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
+        name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
+        return describe_group(state, name, self._retention_ms, now_ms, self._consumption())
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
-        """In the order in which they came. Raises GroupIdNotFound, InvalidGroupId."""
+        """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""
+        return describe_members(find_group(self._state(), parse_group_name(group)))
+
+    def stalls(self, group: str) -> builtins.list[Stall]:
+        """Return what holds up deliveries of a queue group, and what to do about it; empty for other groups.
+
+        Raises:
+            GroupIdNotFound, InvalidGroupId: there is no such group.
+        """
         state = self._state()
-        known = _known(state, group_name(group))
-        return [
-            MemberInfo(
-                known.group,
-                one.member_id,
-                one.instance_id,
-                [*one.topics],
-                [f"{known.assignments[place].topic}-{place[1]}" for place in known.owned(one.member_id)],
-                one.session_timeout_ms,
-                one.max_poll_interval_ms,
-                one.joined_at_ms,
-            )
-            for one in sorted(known.members.values(), key=lambda one: one.number)
-        ]
+        return find_stalls(state, find_group(state, parse_group_name(group)))
 
     def assignments(self, group: str) -> builtins.list[AssignmentInfo]:
-        """By topic and partition. Raises GroupIdNotFound, InvalidGroupId."""
-        known = _known(self._state(), group_name(group))
-        rows = [
-            AssignmentInfo(
-                known.group, one.topic, partition, one.status.value, one.owner, one.target, one.since_ms, one.reason
-            )
-            for (_, partition), one in known.assignments.items()
-        ]
-        return sorted(rows, key=lambda row: (row.topic, row.partition))
+        """Return the partitions by topic and partition. Raises GroupIdNotFound, InvalidGroupId."""
+        return describe_assignments(find_group(self._state(), parse_group_name(group)), self._time_ms())
 
     def lag(self, group: str) -> builtins.list[PartitionLag]:
-        """By topic and partition, of every partition for which the group has offsets.
+        """Return how far the group has come, by topic and partition.
 
-        Raises GroupIdNotFound, InvalidGroupId.
+        It has a row for every partition that the group shares among its members, also before its first commit, and
+        for every partition in which it has committed offsets.
+
+        Raises:
+            GroupIdNotFound, InvalidGroupId: there is no such group.
         """
-        return _rows(self._state(), group_name(group))
-
-
-def _names(state: State) -> list[str]:
-    return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
-
-
-def _described(state: State, group: str, retention_ms: int) -> GroupInfo:
-    rows = _rows(state, group)
-    known = state.groups.get(group)
-    leader = known.leader if known else None
-    idle_ms = _idle_since_ms(state, group)
-    retention_ms = state.offsets_retention_ms(group, retention_ms)
-    return GroupInfo(
-        group,
-        shard(group),
-        state.leader,
-        known.setting("group.protocol") if known else None,
-        (known.status if known else GroupStatus.EMPTY).value,
-        known.generation if known else 0,
-        leader.member_id if leader else None,
-        len(known.members) if known else 0,
-        known.assignor if known else "",
-        known.problem if known else None,
-        sorted({known.assignments[place].owner or "" for place in known.paused}) if known else [],
-        len(rows),
-        sum(row.lag or 0 for row in rows),
-        sum(_deleted(state, group, place) for place in state.group_places(group)),
-        sum(one.expired_count for one in state.offsets.get(group, {}).values()),
-        idle_ms,
-        None if idle_ms is None or retention_ms < 0 or not state.offsets.get(group) else idle_ms + retention_ms,
-    )
-
-
-def _idle_since_ms(state: State, group: str) -> int | None:
-    if group in state.manned_groups:
-        return None
-    known = state.groups.get(group)
-    commits = (one.committed_at_ms for one in state.offsets.get(group, {}).values())
-    return max(known.empty_since_ms if known else 0, *commits, 0)
-
-
-def _known(state: State, group: str) -> Group:
-    known = state.groups.get(group)
-    if known is None:
-        raise GroupIdNotFound(found=shown(group), expected="a group that has had members")
-    return known
-
-
-def _rows(state: State, group: str) -> list[PartitionLag]:
-    committed, pending = state.offsets.get(group, {}), state.pending_offsets(group)
-    if not committed and not pending and group not in state.groups:
-        raise GroupIdNotFound(found=shown(group), expected="a group that was made, or has committed offsets")
-    rows = [_row(state, group, place, pending.get(place)) for place in {*committed, *pending}]
-    return sorted(rows, key=lambda row: (row.topic, row.partition))
-
-
-def _lag(state: State, group: str, place: tuple[int, int], stable: int) -> int:
-    """Who reads uncommitted may be beyond what is stable; of a queue, what is done with past its offset is not left."""
-    deliveries = state.deliveries_of(group, place)
-    return max(0, stable - state.offsets[group][place].offset) if deliveries is None else deliveries.left_count(stable)
-
-
-def _deleted(state: State, name: str, place: tuple[int, int]) -> int:
-    committed, group = state.offsets.get(name, {}).get(place), state.groups.get(name)
-    own = group.assignments.get(place) if group else None
-    return (committed.deleted_count if committed else 0) + (own.deleted_count if own else 0)
-
-
-def _row(state: State, group: str, place: tuple[int, int], pending: str | None) -> PartitionLag:
-    topic, partition = state.topics[place[0]], place[1]
-    known = state.offsets.get(group, {}).get(place)
-    stable = int(topic.last_stable_offsets[partition])
-    return PartitionLag(
-        group,
-        topic.topic,
-        partition,
-        known.offset if known else None,
-        stable,
-        int(topic.high_watermarks[partition]),
-        _lag(state, group, place, stable) if known else None,
-        _deleted(state, group, place),
-        known.expired_count if known else 0,
-        known.committed_at_ms if known else None,
-        known.metadata if known else None,
-        pending,
-    )
+        return list_partition_lags(self._state(), parse_group_name(group))

@@ -1,112 +1,51 @@
-"""A membership in a group: joining it, what the journal says of it, giving up what one is told to, leaving."""
+"""A membership in a group: joining, reading what the group has decided, giving partitions up, leaving."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from ...protocol.errors import FencedInstanceId, LakeMQError
-from ...protocol.values.assignments import Group, GroupStatus, PartitionStatus, Place
-from ...protocol.values.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    Acquire,
-    Deliveries,
-    Policy,
-    Wanted,
-)
+from ...protocol.errors import FencedInstanceId, LakeMQError, UnknownMemberId
+from ...protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire, WantedMessages
 from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
-from ...protocol.values.offsets import CommittedOffset
 from ...protocol.values.state import State
-from ..fetch.plan import Bounds, Isolation, bounds_of
+from ..fetch.plan import Isolation
 from ..offsets import TopicPartition
 from ..requester import Requester
-from .heart import Heart, Pulse
+from .beginnings import find_beginnings, find_new_topics, log_beginnings
+from .heartbeats import Heartbeat, HeartbeatThread
+from .membership_view import MembershipView, OwnedPartition, build_view
+from .progress import GroupProgress, read_progress
+from .stalls import Stall, find_stalls
 from .subscription import Pattern, Subscription
+
+_RANDOM_DIGITS = 16
+"""Of a member's id: 64 bits, beside the host and the process."""
+_MAX_HOST = 64
+"""Characters of a host name, as Linux allows at most."""
 
 T = TypeVar("T")
 
 
-class OfGroups(Protocol):
-    """What a function takes from the state as of the newest step."""
+class QueryGroups(Protocol):
+    """Returns what a function takes from the state as of the newest step, groups included."""
 
-    def __call__(self, look: Callable[[State], T], /) -> T: ...
-
-
-@dataclass(frozen=True)
-class Held:
-    """A partition that the member has. epoch: of its assignment; start_offset: where it begins, None: as it sees fit;
-    is_paused: it is to be given up; committed: how far the group has come; deliveries: in a queue group, what became of
-    its messages past that.
-    """
-
-    bounds: Bounds
-    epoch: int
-    start_offset: int | None
-    is_paused: bool
-    committed: CommittedOffset | None
-    deliveries: Deliveries | None = None
-
-    @property
-    def left_count(self) -> int:
-        """Offsets that a queue group is not done with, before the end of what it sees."""
-        if self.deliveries is None:
-            return 0
-        return self.deliveries.left_count(self.bounds.end)
-
-
-@dataclass(frozen=True)
-class QueueTerms:
-    """How a queue group delivers. bound: messages that a member may have and not have acknowledged; acks_itself: a poll
-    acknowledges what the one before it brought; hands_out_paused: messages that it has of partitions which are to move;
-    isolation: up to where it delivers.
-    """
-
-    policy: Policy
-    bound: int
-    acks_itself: bool
-    hands_out_paused: bool
-    isolation: Isolation
-
-    @classmethod
-    def of(cls, group: Group) -> QueueTerms | None:
-        if not group.is_queue:
-            return None
-        return cls(
-            Policy.of(group),
-            group.setting("max.delivered.unacked.msgs.per.flow"),
-            group.setting("ack.mode") == "auto",
-            group.setting("max.handoff.ms") > 0,
-            group.setting("isolation.level"),
-        )
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What the journal says of a member. replaced: another process has its instance id; topics: that it asks for;
-    now_ms: the time of that step; terms: of a queue group; generation: of a classic group; is_stable: its group is, so
-    that who has nothing is one too many.
-    """
-
-    is_member: bool = False
-    replaced: bool = False
-    topics: Sequence[str] = ()
-    held: Mapping[TopicPartition, Held] = field(default_factory=dict)
-    step: int = 0
-    now_ms: int = 0
-    terms: QueueTerms | None = None
-    generation: int | None = None
-    is_stable: bool = False
+    def __call__(self, query: Callable[[State], T], /) -> T: ...
 
 
 @dataclass(frozen=True)
 class MemberOptions:
-    """As a member joins with them; of the group: settings that it must have, or gets where it is new."""
+    """The options with which a member joins.
+
+    Attributes:
+        config: settings that the group must have; a new group gets them.
+        assignors: those that the member supports, the best first; empty if it supports all.
+    """
 
     topics: Sequence[str]
     pattern: Pattern | None = None
@@ -114,50 +53,104 @@ class MemberOptions:
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
-    auto_offset_reset: str = "latest"
+    auto_offset_reset: str = "earliest"
+    client_id: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    assignors: Sequence[str] = ()
+
+
+def read_host() -> str:
+    """Return the name of this machine."""
+    return socket.gethostname()[:_MAX_HOST]
 
 
 class Membership:
-    """Not thread-safe: its consumer has the lock."""
+    """The membership of one consumer, which holds its lock for every call."""
 
     def __init__(
         self,
         requester: Requester,
-        heart: Heart,
-        of_groups: OfGroups,
+        heartbeats: HeartbeatThread,
+        query_groups: QueryGroups,
         new_id: Callable[[], str],
         group: str,
         isolation: Isolation,
         options: MemberOptions,
     ) -> None:
-        self._requester, self._heart, self._of_groups, self._new_id = requester, heart, of_groups, new_id
+        self._requester, self._heartbeats, self._new_id = requester, heartbeats, new_id
+        self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
         self.member_id = ""
-        self._pulse: Pulse | None = None
-        self._releasing: Future[Any] | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._release_request: Future[Any] | None = None
         self._subscription = Subscription(options.topics, options.pattern)
-        self._asking: Future[Any] | None = None
-        self._asked: list[str] = []
+        self._topics_request: Future[Any] | None = None
+        self._requested_topics: list[str] = []
 
     def join(self, bound: Sequence[Assigned] = ()) -> None:
-        """Be a new member, which beats; with what it had in a queue group, the same one.
+        """Join the group, and send heartbeats.
 
-        Raises what the request raises; nothing beats then.
+        Args:
+            bound: partitions that a member of a queue group had when it was lost. It joins under its old id and gets
+                them back, with their messages, unless other members have them by now. Left out, the member is new.
+
+        Raises:
+            LakeMQError: what the request is refused with. No heartbeats are sent then.
         """
-        options, member_id = self.options, self.member_id if bound else self._new_id()
+        options, member_id = self.options, self.member_id if bound else self._new_member_id()
         if options.pattern is not None:
-            self._of_groups(self._subscription.follow)
-        pulse = self._heart.add(self.group, member_id, options.heartbeat_interval_ms)
+            self._query_groups(self._subscription.follow)
+        heartbeat = self._heartbeats.add(self.group, member_id, options.heartbeat_interval_ms)
         try:
-            self._requester.ask(self._join_request(member_id, bound))
+            self._ask_and_log_beginnings(lambda: self._build_join_request(member_id, bound))
         except BaseException:
-            pulse.stop()
+            heartbeat.stop()
             raise
-        self._stop_beating()
-        self.member_id, self._pulse = member_id, pulse
+        self._stop_heartbeat()
+        self.member_id, self._heartbeat = member_id, heartbeat
 
-    def _join_request(self, member_id: str, bound: Sequence[Assigned] = (), is_member: bool = False) -> JoinGroup:
+    def _new_member_id(self) -> str:
+        """Return a unique id that tells people, wherever it is shown, which process the member belongs to."""
+        parts = [self.options.client_id, read_host(), str(os.getpid()), self._new_id()[:_RANDOM_DIGITS]]
+        return "-".join(part for part in parts if part)
+
+    def subscribe(self, topics: Sequence[str], pattern: Pattern | None) -> None:
+        """Ask for these topics instead. A member that was lost asks for them when it joins again.
+
+        Raises:
+            UnknownTopicOrPartition: a topic does not exist.
+            And what the request raises. In both cases the member asks for the same topics as before.
+        """
+        before = self.options, self._subscription
+        self.options = replace(self.options, topics=topics, pattern=pattern)
+        self._subscription = Subscription(topics, pattern)
+        try:
+            self._query_groups(self._check_topics)
+            if self._heartbeat is not None:
+                self._ask_and_log_beginnings(lambda: self._build_join_request(self.member_id, is_member=True))
+        except UnknownMemberId:
+            pass
+        except BaseException:
+            self.options, self._subscription = before
+            raise
+
+    def _check_topics(self, state: State) -> None:
+        """Raise UnknownTopicOrPartition if a topic that the subscription names does not exist."""
+        self._subscription.follow(state)
+        if self.options.pattern is None:
+            for name in self._subscription.topics:
+                state.topic(name)
+
+    def _ask_and_log_beginnings(self, build_request: Callable[[], JoinGroup]) -> None:
+        """Send the request, and log where the group begins in topics that are new to it."""
+        topics = self._subscription.topics
+        new_topics = self._query_groups(lambda state: find_new_topics(state, self.group, topics))
+        self._requester.ask(build_request())
+        if new_topics:
+            beginnings = self._query_groups(lambda state: find_beginnings(state, self.group, new_topics))
+            log_beginnings(self.group, beginnings)
+
+    def _build_join_request(self, member_id: str, bound: Sequence[Assigned] = (), is_member: bool = False) -> JoinGroup:
         options = self.options
         return JoinGroup(
             self.group,
@@ -168,114 +161,122 @@ class Membership:
             options.session_timeout_ms,
             options.max_poll_interval_ms,
             options.auto_offset_reset,
-            # it has met the group's settings, which may be others now
+            # A member matched the group's settings when it joined. They may have been altered since.
             {} if is_member else dict(options.config),
             list(bound),
             is_member,
+            options.client_id,
+            read_host(),
+            os.getpid(),
+            list(options.assignors),
         )
 
-    def polled(self) -> None:
-        if self._pulse is not None:
-            self._pulse.polled()
+    @property
+    def topics(self) -> list[str]:
+        """The topics that the member asks for; of a pattern, those that matched at the last `read_view`."""
+        return list(self._subscription.topics)
 
-    def look(self) -> Standing:
-        """As of the newest step. A member whose pattern matches other topics than it has asked for asks for those."""
-        standing = self._of_groups(self._taken)
-        if standing.is_member and list(standing.topics) != self._subscription.topics and self._may_ask():
-            self._asked = self._subscription.topics
-            self._asking = self._requester.submit(self._join_request(self.member_id, is_member=True))
-        return standing
+    def find_stalls(self) -> list[Stall]:
+        """Return what holds up deliveries to this member of a queue group."""
 
-    def _may_ask(self) -> bool:
-        """Nobody waits for the answer: what is not heard is said again; what is refused would be, until it changes."""
-        if self._asking is None:
+        def find(state: State) -> list[Stall]:
+            group = state.groups.get(self.group)
+            return [] if group is None else find_stalls(state, group, self.member_id)
+
+        return self._query_groups(find)
+
+    def note_poll(self) -> None:
+        """Show the group with the next heartbeat that the consumer polls."""
+        if self._heartbeat is not None:
+            self._heartbeat.note_poll()
+
+    def read_view(self) -> MembershipView:
+        """Return the view of this member as of the newest step.
+
+        If the member's pattern matches other topics than the group knows of, this asks for those, without waiting.
+        """
+        view = self._query_groups(self._follow)
+        if view.is_member and list(view.topics) != self._subscription.topics and self._may_request_topics():
+            self._requested_topics = self._subscription.topics
+            self._topics_request = self._requester.submit(self._build_join_request(self.member_id, is_member=True))
+        return view
+
+    def _may_request_topics(self) -> bool:
+        """Return whether to ask for the topics (again).
+
+        A request without an answer is repeated. A refused one is repeated only after the topics have changed, because
+        it would be refused again.
+        """
+        if self._topics_request is None:
             return True
-        if not self._asking.done():
+        if not self._topics_request.done():
             return False
-        error = self._asking.exception()
+        error = self._topics_request.exception()
         is_refused = isinstance(error, LakeMQError) and not error.retriable
-        return not is_refused or self._asked != self._subscription.topics
+        return not is_refused or self._requested_topics != self._subscription.topics
 
-    def _taken(self, state: State) -> Standing:
+    def _follow(self, state: State) -> MembershipView:
         self._subscription.follow(state)
-        return self._standing_of(state)
+        return self._build_view(state)
 
-    def _standing_of(self, state: State) -> Standing:
-        return _standing(self.group, self.member_id, self.options.instance_id, self._isolation, state)
+    def _build_view(self, state: State) -> MembershipView:
+        return build_view(self.group, self.member_id, self.options.instance_id, self._isolation, state)
 
-    def release(self, given_up: Iterable[Held], partitions: Iterable[TopicPartition]) -> None:
-        """Say that one has done with these. Nobody waits for the answer: what is not heard is said again."""
-        if self._releasing is not None and not self._releasing.done():
+    def read_progress(self) -> GroupProgress:
+        """Return how far the group has come in all partitions of the topics that this member asks for."""
+        return self._query_groups(
+            lambda state: read_progress(state, self.group, self._subscription.topics, self._isolation)
+        )
+
+    def release(self, revoked: Mapping[TopicPartition, OwnedPartition]) -> None:
+        """Give these partitions up, without waiting for the answer. The caller repeats it until the group knows."""
+        if self._release_request is not None and not self._release_request.done():
             return
         assigned = [
-            Assigned(one.bounds.topic_id, partition, one.epoch)
-            for one, (_, partition) in zip(given_up, partitions, strict=True)
+            Assigned(owned.bounds.topic_id, partition, owned.epoch) for (_, partition), owned in revoked.items()
         ]
-        self._releasing = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
+        self._release_request = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
 
-    def submit(self, shares: Sequence[Sequence[Acknowledgement]], wanted: Sequence[Wanted]) -> list[Future[Any]]:
-        """Say what became of messages, each share in a request, and ask for more after them; without waiting."""
-        requests: list[Acknowledge | Acquire] = [Acknowledge(self.group, self.member_id, list(one)) for one in shares]
+    def submit(
+        self, acknowledgements: Sequence[Sequence[Acknowledgement]], wanted: Sequence[WantedMessages]
+    ) -> list[Future[Any]]:
+        """Send acknowledgements, and then a request for more messages if `wanted` is not empty, without waiting.
+
+        The group decides them in this order, so messages that are acknowledged make room for the requested ones.
+
+        Args:
+            acknowledgements: one list per request.
+            wanted: messages to acquire.
+
+        Returns:
+            A future per request, in this order.
+        """
+        requests: list[Acknowledge | Acquire] = [
+            Acknowledge(self.group, self.member_id, list(parts)) for parts in acknowledgements
+        ]
         if wanted:
             requests.append(Acquire(self.group, self.member_id, list(wanted)))
-        return self._requester.submit_all([(one, None) for one in requests])
+        return self._requester.submit_all([(request, None) for request in requests])
 
     def leave(self, for_good: bool) -> None:
-        """Beat no more; for_good: and tell so, so that nobody waits. A static member is expected back otherwise."""
-        self._stop_beating()
+        """Stop the heartbeats; for_good: also tell the group, so that it need not wait for the session to end.
+
+        A static member that does not leave for good is expected back.
+        """
+        self._stop_heartbeat()
         if for_good:
-            with suppress(LakeMQError):  # it is found out by its silence
+            with suppress(LakeMQError):  # without an answer the group finds out when the heartbeats are missing
                 self._requester.ask(LeaveGroup(self.group, [self.member_id]))
 
     def is_replaced(self) -> bool:
-        """Whether another process has its instance id. For any thread."""
-        return self._of_groups(self._standing_of).replaced
+        """Return whether another process has taken over the instance id. Any thread may call this."""
+        return self._query_groups(self._build_view).is_replaced
 
     def fenced_error(self) -> FencedInstanceId:
+        """Return the error that says so."""
         return FencedInstanceId(found=self.options.instance_id)
 
-    def _stop_beating(self) -> None:
-        if self._pulse is not None:
-            self._pulse.stop()
-            self._pulse = None
-
-
-def _standing(name: str, member_id: str, instance_id: str | None, isolation: Isolation, state: State) -> Standing:
-    group = state.groups.get(name)
-    if group is None or member_id not in group.members:
-        other = group is not None and instance_id is not None and instance_id in group.instances
-        return Standing(replaced=other)
-    terms = QueueTerms.of(group)
-    isolation = isolation if terms is None else terms.isolation
-    committed = state.offsets.get(name, {})
-    held = {}
-    for topic_id, places in groupby(group.owned(member_id), key=itemgetter(0)):
-        topic, partitions = state.topics.get(topic_id), [partition for _, partition in places]
-        if topic is None:
-            continue
-        # of its own alone: a topic may have thousands, and each member looks with each poll
-        for partition, bounds in zip(partitions, bounds_of(topic, isolation, partitions), strict=True):
-            one = group.assignments[topic_id, partition]
-            held[topic.topic, partition] = Held(
-                bounds,
-                one.epoch,
-                one.start_offset,
-                one.status is PartitionStatus.PAUSED,
-                committed.get((topic_id, partition)),
-                _deliveries(state, group, (topic_id, partition)),
-            )
-    topics = group.members[member_id].topics
-    generation = group.generation if group.is_classic else None
-    is_stable = group.status is GroupStatus.STABLE
-    return Standing(True, False, topics, held, state.step, state.now_ms, terms, generation, is_stable)
-
-
-def _deliveries(state: State, group: Group, place: Place) -> Deliveries | None:
-    """As they are now; the state goes on."""
-    if not group.is_queue:
-        return None
-    known, committed = state.deliveries_of(group.group, place), state.offsets.get(group.group, {}).get(place)
-    if known is not None:
-        return known.copy()
-    start = group.assignments[place].start_offset if committed is None else committed.offset
-    return Deliveries(start or 0)
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None

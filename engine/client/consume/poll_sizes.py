@@ -1,4 +1,4 @@
-"""How many offsets of each partition one poll takes, so that none starves and none of the room is wasted."""
+"""How many offsets of each partition one poll takes, so that no partition starves and no room is wasted."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from typing import TypeVar
 K = TypeVar("K")
 
 
-def poll_sizes(behind: Mapping[K, int], room: int) -> dict[K, int]:
-    """Room given out evenly; what a partition cannot use goes to the others, what does not divide to those named first.
+def poll_sizes(available: Mapping[K, int], room: int) -> dict[K, int]:
+    """Divide the room evenly among partitions.
 
-    behind: offsets that are there to take.
+    Room that a partition cannot use goes to the others. A remainder that does not divide goes to those named first.
+
+    Args:
+        available: partition -> offsets that it could use.
+        room: offsets to divide.
+
+    Returns:
+        Partition -> offsets, also for those that get none.
     """
-    given = dict.fromkeys(behind, 0)
-    hungry = [place for place, lag in behind.items() if lag > 0]
-    while room >= len(hungry) > 0:
-        each = room // len(hungry)
-        for place in hungry:
-            taken = min(each, behind[place] - given[place])
-            given[place] += taken
-            room -= taken
-        hungry = [place for place in hungry if given[place] < behind[place]]
-    for place in hungry[:room]:
-        given[place] += 1
-    return given
+    sizes = dict.fromkeys(available, 0)
+    unsatisfied = [place for place, count in available.items() if count > 0]
+    while room >= len(unsatisfied) > 0:
+        share = room // len(unsatisfied)
+        for place in unsatisfied:
+            more = min(share, available[place] - sizes[place])
+            sizes[place] += more
+            room -= more
+        unsatisfied = [place for place in unsatisfied if sizes[place] < available[place]]
+    for place in unsatisfied[:room]:
+        sizes[place] += 1
+    return sizes

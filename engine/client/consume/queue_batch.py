@@ -1,4 +1,4 @@
-"""What a poll of a `queue` group brought: messages that are to be acknowledged, and how often each was delivered."""
+"""The batch of a `queue` group: messages to acknowledge, and how often each was delivered."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.values.deliveries import Stretch
-from ..arguments import partition_number, refused, topic_name
-from ..fetch.fetched import Fetched, Message
+from ..arguments import invalid_argument, parse_partition, parse_topic_name
+from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedOffsets, TopicPartition
+from .ack_tracker import DeliverySpan
 from .batch import ConsumerBatch
-from .flow import Meant
-from .spans import Spans, spans_of
+from .spans import Spans, group_into_spans
 
 Messages = Message | ConsumerBatch | Iterable[Message]
-"""As a user names them: one, those of a batch, some."""
+"""Messages as a user names them: one, those of a batch, or several."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Of a partition: the assignment under which messages were shown, since when it is, where it began, and which."""
+class ShownPartition:
+    """The part of a partition that a poll has shown.
+
+    Attributes:
+        epoch: of the assignment under which it was shown.
+        start_offset: where the member began to read under that assignment.
+        stretches: offsets that were shown, with their delivery counts; some may hold no message for this reader.
+    """
 
     topic_id: int
     epoch: int
@@ -33,95 +39,104 @@ class Shown:
 
 
 class QueueBatch(ConsumerBatch):
-    """shown: (topic, partition) -> what of it is in the batch; offsets that hold no message for this reader, too."""
+    """The messages of a poll of a queue group. shown: (topic, partition) -> the part of it that is in the batch."""
 
     def __init__(
         self,
         group: str,
-        parts: list[Fetched],
+        parts: list[FetchResult],
         offsets: ConsumedOffsets,
-        shown: Mapping[TopicPartition, Shown],
+        shown: Mapping[TopicPartition, ShownPartition],
     ) -> None:
         super().__init__(group, parts, offsets)
         self.shown = dict(shown)
 
     def to_arrow(self) -> pa.Table:
-        """All messages as of any batch, and a column delivery_count: 1 for those that were not delivered before."""
+        """Return all messages as any batch does, and a column `delivery_count` (int32), which is 1 for new messages."""
         table = super().to_arrow()
         counts = np.ones(len(table), np.int32)
-        again = {place: listed for place, shown in self.shown.items() if (listed := _again(shown))}
-        if again:
+        redelivered = {
+            place: stretches for place, shown in self.shown.items() if (stretches := _find_redeliveries(shown))
+        }
+        if redelivered:
             topics, partitions = table.column("topic").to_numpy(), table.column("partition").to_numpy()
             offsets = table.column("offset").to_numpy()
-            for (topic, partition), stretches in again.items():
-                mine = (topics == topic) & (partitions == partition)
-                for one in stretches:
-                    counts[mine & (offsets >= one.first) & (offsets < one.end)] = one.deliveries
+            for (topic, partition), stretches in redelivered.items():
+                is_of_partition = (topics == topic) & (partitions == partition)
+                for stretch in stretches:
+                    counts[is_of_partition & (offsets >= stretch.first) & (offsets < stretch.end)] = stretch.deliveries
         return table.append_column(pa.field("delivery_count", pa.int32()), pa.array(counts))
 
     def __iter__(self) -> Iterator[Message]:
-        again = {
-            (*place, at): one.deliveries
+        counts = {
+            (*place, offset): stretch.deliveries
             for place, shown in self.shown.items()
-            for one in _again(shown)
-            for at in range(one.first, one.end)
+            for stretch in _find_redeliveries(shown)
+            for offset in range(stretch.first, stretch.end)
         }
         messages = super().__iter__()
-        return map(partial(_counted, again), messages) if again else messages
+        return map(partial(_set_delivery_count, counts), messages) if counts else messages
 
 
-def _counted(again: Mapping[tuple[str, int, int], int], message: Message) -> Message:
-    count = again.get(message[:3])
+def _set_delivery_count(counts: Mapping[tuple[str, int, int], int], message: Message) -> Message:
+    count = counts.get(message[:3])
     return message if count is None else message._replace(delivery_count=count)
 
 
-def _again(shown: Shown) -> list[Stretch]:
-    return [one for one in shown.stretches if one.deliveries > 1]
+def _find_redeliveries(shown: ShownPartition) -> list[Stretch]:
+    return [stretch for stretch in shown.stretches if stretch.deliveries > 1]
 
 
-def meant_by(what: Messages) -> dict[TopicPartition, list[Meant]]:
-    """Raises InvalidRequest: these are no messages."""
-    if isinstance(what, ConsumerBatch):
-        if not isinstance(what, QueueBatch):
-            raise InvalidRequest("The batch is none of a queue group.")
-        return {p: [(one.first, one.end, one.deliveries) for one in shown.stretches] for p, shown in what.shown.items()}
-    listed = [what] if isinstance(what, Message) else what
+def spans_of_messages(messages: Messages) -> dict[TopicPartition, list[DeliverySpan]]:
+    """Return where the messages are: (topic, partition) -> spans of offsets with their delivery counts.
+
+    Raises:
+        InvalidRequest: these are not messages of a queue group.
+    """
+    if isinstance(messages, ConsumerBatch):
+        if not isinstance(messages, QueueBatch):
+            raise InvalidRequest("The batch does not come from a queue group.")
+        return {
+            place: [(stretch.first, stretch.end, stretch.deliveries) for stretch in shown.stretches]
+            for place, shown in messages.shown.items()
+        }
+    listed = [messages] if isinstance(messages, Message) else messages
     offsets: dict[TopicPartition, dict[int, list[int]]] = {}
     if not isinstance(listed, Iterable):
-        raise refused("what", what, "a message, a batch, or messages")
-    for one in listed:
-        if not isinstance(one, Message):
-            raise refused("what", one, "a message, a batch, or messages")
+        raise invalid_argument("what", messages, "a message, a batch, or messages")
+    for message in listed:
+        if not isinstance(message, Message):
+            raise invalid_argument("what", message, "a message, a batch, or messages")
         try:
-            of_place = offsets.setdefault((one.topic, one.partition), {})
-            of_place.setdefault(one.delivery_count, []).append(one.offset)
+            by_count = offsets.setdefault((message.topic, message.partition), {})
+            by_count.setdefault(message.delivery_count, []).append(message.offset)
         except TypeError:
-            raise refused("what", one, "a message of a topic and a partition") from None
+            raise invalid_argument("what", message, "a message of a topic and a partition") from None
     for topic, partition in offsets:
-        topic_name("topic", topic)
-        partition_number(partition)
+        parse_topic_name("topic", topic)
+        parse_partition(partition)
     try:
         return {
-            place: [(*span, count) for count, found in by_count.items() for span in spans_of(found)]
+            place: [(*span, count) for count, listed in by_count.items() for span in group_into_spans(listed)]
             for place, by_count in offsets.items()
         }
     except ValueError:
         raise InvalidRequest("Messages are not valid.", expected="offsets that are whole numbers of 64 bits") from None
 
 
-def cut(stretches: Sequence[Stretch], size: int) -> list[Stretch]:
-    """The first ones, that many messages."""
-    found = []
-    for one in stretches:
-        if size <= 0:
+def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
+    """Return the first `count` messages of the stretches."""
+    first_stretches = []
+    for stretch in stretches:
+        if count <= 0:
             break
-        found.append(one.cut(one.first, min(one.end, one.first + size)))
-        size -= one.length
-    return found
+        first_stretches.append(stretch.cut(stretch.first, min(stretch.end, stretch.first + count)))
+        count -= stretch.length
+    return first_stretches
 
 
-def messages_of(parts: Sequence[Fetched], place: TopicPartition) -> tuple[Spans, Spans]:
-    """The offsets that hold messages, and those whose messages have expired."""
+def find_message_spans(parts: Sequence[FetchResult], place: TopicPartition) -> tuple[Spans, Spans]:
+    """Return the offsets of a partition that hold messages, and those whose messages have expired."""
     spans, expired = Spans(), Spans()
     for part in parts:
         if part.plan.topic == place[0]:
@@ -130,7 +145,7 @@ def messages_of(parts: Sequence[Fetched], place: TopicPartition) -> tuple[Spans,
             for partition, first, count in zip(*columns, strict=True):
                 if partition == place[1]:
                     spans.add(first, first + count)
-            expired = Spans(spans_of(part.expired.get(place[1], ())))
+            expired = Spans(group_into_spans(part.expired.get(place[1], ())))
     for span in expired:
         spans.remove(*span)
     return spans, expired

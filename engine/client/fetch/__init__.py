@@ -1,1 +1,1 @@
-"""Fetching: what a reader sees, which rows of which files that is, and reading them."""
+"""Fetching: read the state, plan which rows of which files to read, and read them."""

@@ -1,4 +1,4 @@
-"""A plan of a fetch, apart from planning: executors read by it, which have no Delta."""
+"""The plan of a fetch. It is apart from planning, because Spark's executors read by it and have no Delta library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from .held import Held
+    from .journal_rows import JournalParts
     from .lookup import OffsetRange
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -17,10 +17,13 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """Row ranges in the order of partition and offset (columns of PLANNED), as of one step.
+    """The rows that a fetch reads, as of one step.
 
-    held: of rows that are not in a data file yet, as they ride in the journal; now_ms: what has expired by then is
-    passed over, None: nothing is.
+    Attributes:
+        segments: row ranges of data files (PLAN_SCHEMA), by partition and offset.
+        ranges: the offsets that were asked for.
+        journal_parts: rows of the segments that may not be in a data file yet, and ride in the journal.
+        now_ms: messages that have expired by this time are not shown; None: all are shown.
     """
 
     topic: str
@@ -28,18 +31,18 @@ class FetchPlan:
     step: int
     segments: pa.Table
     ranges: tuple[OffsetRange, ...]
-    held: Held
+    journal_parts: JournalParts
     isolation: Isolation
     now_ms: int | None = None
 
     @property
     def expirable(self) -> pa.Table:
-        """Those of its segments some of whose messages may have expired."""
+        """The segments that have messages with a time to live."""
         if self.now_ms is None:
             return self.segments.slice(0, 0)
         return self.segments.filter(pc.is_valid(self.segments.column("ttl_from_ms")))
 
     @property
     def record_count(self) -> int:
-        """Number of messages, with those that have expired."""
+        """The number of messages, including those that have expired."""
         return sum(self.segments.column("record_count").to_pylist())

@@ -1,4 +1,7 @@
-"""What a fetch looks for among segments, wherever these are: its ranges, and aborts that may end what is in them."""
+"""Look-ups of segments for a fetch, in the table and in the journal's tail.
+
+It needs the data segments of its ranges; and for committed reads also the aborts that may end transactions in them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS
 
 from ...protocol.values.journal import Step
-from ...protocol.values.segments import table_of
+from ...protocol.values.segments import segments_to_table
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
 
-PLANNED: pa.Schema = pa.schema(
+PLAN_SCHEMA: pa.Schema = pa.schema(
     [
         SEGMENT_SCHEMA.field(name)
         for name in (
@@ -46,12 +49,12 @@ PLANNED: pa.Schema = pa.schema(
         )
     ]
 )
-"""What a fetch needs of a segment; the rest of them is not read."""
+"""The columns of a segment that a fetch needs. Other columns are not read."""
 
-LOOKED_AT: pa.Schema = pa.schema(
-    [SEGMENTS.stored_schema.field(name) for name in ("step", "kind", "topic_id", "first_offset")] + list(PLANNED)
+LOOKUP_SCHEMA: pa.Schema = pa.schema(
+    [SEGMENTS.stored_schema.field(name) for name in ("step", "kind", "topic_id", "first_offset")] + list(PLAN_SCHEMA)
 )
-"""What segments are found by, and PLANNED."""
+"""The key columns of a look-up, and PLAN_SCHEMA."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,12 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Data segments of a topic that share an offset with one of the ranges (at least one, each of another partition).
+    """A look-up of the data segments of a topic that share an offset with one of the ranges.
 
-    committed: also aborts in these partitions, of transactions that begin before the last of the ranges ends. A marker
-    comes after all that it ends, maybe after the end of the range.
+    Attributes:
+        ranges: at least one, each of another partition.
+        committed: also find aborts in these partitions, of transactions that begin before the last of the ranges ends.
+            The marker of an abort comes after all messages that it aborts, so it may be behind the end of the range.
     """
 
     topic_id: int
@@ -77,62 +82,67 @@ class Lookup:
 
     @cached_property
     def partitions(self) -> tuple[int, int]:
-        """The lowest and the highest."""
+        """The lowest and the highest partition of the ranges."""
         return min(r.partition for r in self.ranges), max(r.partition for r in self.ranges)
 
     @cached_property
     def start(self) -> int:
-        return min(r.start for r in self.ranges)
+        """The lowest start of the ranges."""
+        return min(range_.start for range_ in self.ranges)
 
     @cached_property
     def end(self) -> int:
-        return max(r.end for r in self.ranges)
+        """The highest end of the ranges."""
+        return max(range_.end for range_ in self.ranges)
 
     @cached_property
     def _bounds(self) -> tuple[Numbers, Numbers]:
-        """By partition its start and end; for one without a range, such that nothing is between them."""
+        """Start and end by partition number. A partition without a range has bounds that no offset lies between."""
         starts, ends = np.full(self.partitions[1] + 2, _NEVER), np.full(self.partitions[1] + 2, -1)
-        for one in self.ranges:
-            starts[one.partition], ends[one.partition] = one.start, one.end
+        for range_ in self.ranges:
+            starts[range_.partition], ends[range_.partition] = range_.start, range_.end
         return starts, ends
 
-    def among(self, segments: pa.Table) -> pa.Table:
-        """Those of these segments, columns of LOOKED_AT."""
-        found = chosen(segments, segments.column("topic_id").to_numpy() == self.topic_id)
-        return chosen(found, self._is_wanted(found))
+    def select_from(self, segments: pa.Table) -> pa.Table:
+        """Return the rows of a table with LOOKUP_SCHEMA that are looked up."""
+        of_topic = filter_rows(segments, segments.column("topic_id").to_numpy() == self.topic_id)
+        return filter_rows(of_topic, self._match(of_topic))
 
-    def _is_wanted(self, segments: pa.Table) -> Mask:
+    def _match(self, segments: pa.Table) -> Mask:
+        """Return a mask of the segments of the topic that are looked up."""
         starts, ends = self._bounds
         partitions = np.minimum(segments.column("partition").to_numpy(), len(starts) - 1)
         base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
-        wanted: Mask = (base < ends[partitions]) & (last >= starts[partitions]) & is_kind(segments, "data")
+        mask: Mask = (base < ends[partitions]) & (last >= starts[partitions]) & is_kind(segments, "data")
         if self.committed and (aborts := is_kind(segments, "abort")).any():
             begins = pc.fill_null(segments.column("first_offset"), _NEVER).to_numpy()
-            wanted |= aborts & (starts[partitions] != _NEVER) & (begins < self.end)
-        return wanted
+            mask |= aborts & (starts[partitions] != _NEVER) & (begins < self.end)
+        return mask
 
-    def expression(self) -> pc.Expression:
-        """The same and some more, for who scans files."""
+    def build_filter(self) -> pc.Expression:
+        """Return a filter for scans of files, which lets at least the rows through that are looked up."""
         low, high = self.partitions
-        of_these = (pc.field("partition") >= low) & (pc.field("partition") <= high)
+        of_partitions = (pc.field("partition") >= low) & (pc.field("partition") <= high)
         in_range = (pc.field("base_offset") < self.end) | (pc.field("kind") == "abort")
-        return (pc.field("topic_id") == self.topic_id) & of_these & (pc.field("last_offset") >= self.start) & in_range
+        of_topic = pc.field("topic_id") == self.topic_id
+        return of_topic & of_partitions & (pc.field("last_offset") >= self.start) & in_range
 
 
-def chosen(segments: pa.Table, mask: Mask) -> pa.Table:
-    """Those of the mask; where that is all, as it is in a fetch of a whole log, nothing is copied."""
+def filter_rows(segments: pa.Table, mask: Mask) -> pa.Table:
+    """Return the rows of the mask. Nothing is copied if these are all rows, as in a fetch of a whole log."""
     return segments if mask.all() else segments.filter(pa.array(mask))
 
 
 def is_kind(segments: pa.Table, kind: str) -> Mask:
+    """Return a mask of the segments of this kind."""
     mask: Mask = pc.equal(segments.column("kind"), kind).to_numpy()
     return mask
 
 
-def looked_at(steps: Iterable[Step]) -> pa.Table:
-    """The segments of steps, columns of LOOKED_AT: one table of all takes little more than of one."""
-    parts = [(step.step, one.segments) for step in steps for one in step.entries if len(one.segments)]
-    segments = table_of(part for _, part in parts)
+def segments_of_steps(steps: Iterable[Step]) -> pa.Table:
+    """Return the segments of steps with LOOKUP_SCHEMA. They are one table, which costs little more than one segment."""
+    parts = [(step.step, entry.segments) for step in steps for entry in step.entries if len(entry.segments)]
+    segments = segments_to_table(part for _, part in parts)
     numbers = [number for number, part in parts for _ in range(len(part))]
-    columns = [segments.column(name) for name in LOOKED_AT.names[1:]]
-    return pa.table([pa.array(numbers, LOOKED_AT.field(0).type), *columns], schema=LOOKED_AT)
+    columns = [segments.column(name) for name in LOOKUP_SCHEMA.names[1:]]
+    return pa.table([pa.array(numbers, LOOKUP_SCHEMA.field(0).type), *columns], schema=LOOKUP_SCHEMA)

@@ -1,4 +1,9 @@
-"""What a fetch reads: positions -> ranges of offsets -> row ranges of data files. One plan, two executions."""
+"""Plan a fetch: from ranges of offsets to row ranges of data files.
+
+A fetch has three parts. It plans: positions become ranges of offsets (`positions.py`). It looks the ranges up among the
+segments (`lookup.py`, `stored_segments.py`, `tail_segments.py`). It reads the rows of the segments, in Arrow
+(`arrow.py`) or in Spark (`spark.py`); one plan serves both.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +16,18 @@ import pyarrow.compute as pc
 
 from ...protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.topics import Offsets, Topic
-from ..arguments import one_of
+from ..arguments import parse_choice
 from .fetch_plan import FetchPlan, Isolation
 from .lookup import OffsetRange
 from .reader import Reader
 
-Position = int | str | datetime | Mapping[int, int]
+FetchPosition = int | str | datetime | Mapping[int, int]
 """Where to start or end: an offset for every partition, `earliest`, `latest`, a time, or partition -> offset."""
 
 
 def check_isolation(isolation: str) -> None:
-    one_of("isolation", isolation, ("read_committed", "read_uncommitted"))
+    """Raise InvalidRequest unless this is an isolation level."""
+    parse_choice("isolation", isolation, ("read_committed", "read_uncommitted"))
 
 
 def plan_fetch(
@@ -32,34 +38,57 @@ def plan_fetch(
     ends: Mapping[int, int],
     include_expired: bool = False,
 ) -> FetchPlan:
-    """Segments of the ranges given; raises OffsetOutOfRange where a range leaves what the partition holds.
+    """Return the plan that reads these offsets.
 
-    What has expired is judged by the time of the newest step: whoever reads the plan, and when, reads the same.
+    The time of the newest step decides which messages have expired, so the plan shows the same messages whenever it is
+    read.
+
+    Args:
+        reader: reads the namespace as of its last `refresh`.
+        topic: as of the same step.
+        isolation: whether messages of open and aborted transactions are read.
+        starts: partition -> first offset.
+        ends: partition -> end offset (exclusive). Partitions that are missing in one of the two are not read.
+        include_expired: also show messages that have expired.
+
+    Raises:
+        OffsetOutOfRange: the log of a partition does not hold its range.
     """
     ranges = tuple(
         OffsetRange(partition, starts[partition], ends[partition]) for partition in sorted(starts) if partition in ends
     )
-    committed = isolation == "read_committed"
-    limit = topic.last_stable_offsets if committed else topic.high_watermarks
-    for r in ranges:
-        first, last = int(topic.log_starts[r.partition]), int(limit[r.partition])
-        if not first <= r.start or r.end > last:
+    is_committed = isolation == "read_committed"
+    limits = topic.last_stable_offsets if is_committed else topic.high_watermarks
+    for range_ in ranges:
+        first, last = int(topic.log_starts[range_.partition]), int(limits[range_.partition])
+        if not first <= range_.start or range_.end > last:
             raise OffsetOutOfRange(
-                f"{topic.topic}-{r.partition} does not hold this range.",
-                found=f"{r.start} to {r.end}",
+                f"{topic.topic}-{range_.partition} does not hold this range.",
+                found=f"{range_.start} to {range_.end}",
                 expected=f"{first} to {last}",
             )
-    wanted = [r for r in ranges if r.end > r.start]
-    segments = reader.segments(topic, wanted, committed)
-    step, held = reader.state.step, reader.held(segments)
-    now_ms = None if include_expired else reader.state.now_ms
-    return FetchPlan(topic.topic, topic.topic_id, step, segments, ranges, held, isolation, now_ms)
+    segments = reader.find_segments(topic, [range_ for range_ in ranges if range_.end > range_.start], is_committed)
+    return FetchPlan(
+        topic=topic.topic,
+        topic_id=topic.topic_id,
+        step=reader.state.step,
+        segments=segments,
+        ranges=ranges,
+        journal_parts=reader.find_journal_parts(segments),
+        isolation=isolation,
+        now_ms=None if include_expired else reader.state.now_ms,
+    )
 
 
-def plan_again(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
-    """The same messages, where they are now; None where they are where they were.
+def replan(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
+    """Return a plan that reads the same messages where they are now; None if they have not moved.
 
-    reader: that has just come. Raises UnknownTopicOrPartition, OffsetOutOfRange: they are deleted.
+    Args:
+        reader: a reader that was just refreshed.
+        plan: a plan whose files may have been merged into others.
+
+    Raises:
+        UnknownTopicOrPartition, OffsetOutOfRange: the messages were deleted.
     """
     topic = reader.state.topics.get(plan.topic_id)
     if topic is None:
@@ -68,16 +97,19 @@ def plan_again(reader: Reader, plan: FetchPlan) -> FetchPlan | None:
     partitions = spans.column("partition").to_pylist()
     starts = dict(zip(partitions, spans.column("base_offset_min").to_pylist(), strict=True))
     ends = dict(zip(partitions, pc.add(spans.column("last_offset_max"), 1).to_pylist(), strict=True))
-    again = plan_fetch(reader, topic, plan.isolation, starts, ends)
-    return None if again.segments.equals(plan.segments) else replace(again, ranges=plan.ranges, now_ms=plan.now_ms)
+    new_plan = plan_fetch(reader, topic, plan.isolation, starts, ends)
+    if new_plan.segments.equals(plan.segments):
+        return None
+    return replace(new_plan, ranges=plan.ranges, now_ms=plan.now_ms)
 
 
 def beginning_offsets(topic: Topic) -> dict[int, int]:
+    """Return partition -> the first offset that is still there."""
     return dict(enumerate(topic.log_starts.tolist()))
 
 
 def end_offsets(topic: Topic, isolation: Isolation) -> dict[int, int]:
-    """Where a fetch of this isolation ends."""
+    """Return partition -> the offset at which a fetch of this isolation ends."""
     return dict(enumerate(_ends(topic, isolation).tolist()))
 
 
@@ -88,7 +120,13 @@ def _ends(topic: Topic, isolation: Isolation) -> Offsets:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a partition: the first offset that is still there, where a fetch ends, and where the next message will be."""
+    """The bounds of a partition.
+
+    Attributes:
+        first: the first offset that is still there.
+        end: where a fetch ends.
+        high_watermark: the offset of the next message that is published.
+    """
 
     topic_id: int
     first: int
@@ -96,23 +134,28 @@ class Bounds:
     high_watermark: int
 
 
-def bounds_of(topic: Topic, isolation: Isolation, partitions: Sequence[int] | None = None) -> list[Bounds]:
-    """Of these partitions, in their order, else of all; a fetch of this isolation."""
-    chosen = slice(None) if partitions is None else np.array(partitions, np.int64)
+def read_bounds(topic: Topic, isolation: Isolation, partitions: Sequence[int] | None = None) -> list[Bounds]:
+    """Return the bounds for a fetch of this isolation, of these partitions in their order, or of all."""
+    index = slice(None) if partitions is None else np.array(partitions, np.int64)
     columns = topic.log_starts, _ends(topic, isolation), topic.high_watermarks
-    rows = zip(*(column[chosen].tolist() for column in columns), strict=True)
+    rows = zip(*(column[index].tolist() for column in columns), strict=True)
     return [Bounds(topic.topic_id, *row) for row in rows]
 
 
-def checked_offset(offset: int, lowest: int) -> int:
-    """The offset; raises OffsetOutOfRange for a negative one, but for Kafka's -1 and -2 where they have a meaning."""
+def check_offset(offset: int, lowest: int) -> int:
+    """Return the offset. Raise OffsetOutOfRange below `lowest`, which is -2 where Kafka's -1 and -2 are understood."""
     if offset < lowest:
         raise OffsetOutOfRange("An offset is not negative.", found=offset, expected="0 or more, earliest, or latest")
     return offset
 
 
-def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
-    """Per partition the offset named; -2 stands for the beginning, -1 for the default, as in Kafka's tools."""
+def resolve_offsets(topic: Topic, position: Mapping[int, int], defaults: Mapping[int, int]) -> dict[int, int]:
+    """Return partition -> offset, with Kafka's special numbers replaced: -2 by the beginning, -1 by the default.
+
+    Raises:
+        UnknownTopicOrPartition: the topic has no such partition.
+        OffsetOutOfRange: an offset is below -2.
+    """
     first = beginning_offsets(topic)
     offsets = {}
     for partition, offset in position.items():
@@ -122,6 +165,6 @@ def explicit_offsets(topic: Topic, position: Mapping[int, int], defaults: Mappin
                 found=partition,
                 expected=f"0 to {topic.log_count - 1}",
             )
-        number = checked_offset(offset, lowest=-2)
+        number = check_offset(offset, lowest=-2)
         offsets[partition] = {-2: first[partition], -1: defaults[partition]}.get(number, number)
     return offsets

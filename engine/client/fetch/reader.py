@@ -1,7 +1,9 @@
-"""What a client sees: the projections at the watermark with the journal's tail laid over them, fresh to the last step.
+"""A client's reader of a namespace: tables as of a watermark, and the journal's tail on top, up to the newest step.
 
-A view is consistent: watermark first, then the tables up to it, then a tail without a gap. Where housekeeping has moved
-on meanwhile (a floor above the watermark, a cut journal), the reader starts over.
+A view is consistent: it has the tables up to a watermark, and the journal behind it without a gap. The reader opens the
+journal first, then the watermark, then the other tables, and all of them before it reads any. In this order even a slow
+reader finds every step between the watermark and its end of the journal. Only if a merge comes between those moments
+(the table's floor is above the watermark) does the reader start again.
 """
 
 from __future__ import annotations
@@ -18,40 +20,42 @@ from lakemq.tables.storage.follower import Follower, LogGone
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 from ...namespace.clock import Clock
-from ...namespace.load import damage_told, load_state, read_watermark
+from ...namespace.load import load_state, read_watermark, report_damage
 from ...namespace.store_errors import store_errors
 from ...protocol import machine
-from ...protocol.codec.journal import steps_after
-from ...protocol.errors import StepTooOld, UnknownServerError, UnknownTopicOrPartition
+from ...protocol.codec.journal import decode_steps_after
+from ...protocol.errors import ReadOvertaken, StepTooOld, UnknownTopicOrPartition
 from ...protocol.projection import READERS, RESTORED
-from ...protocol.values.segments import goes_on, joined
+from ...protocol.values.segments import find_continuations, merge_continuations
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic
-from .held import Held, HeldRows
-from .lookup import PLANNED, Lookup, OffsetRange, is_kind
-from .overlay import Overlay
-from .stored import StoredSegments
+from .journal_rows import JournalParts, JournalRows
+from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, is_kind
+from .stored_segments import StoredSegments
+from .tail_segments import TailSegments
 
 REBASE_MS = 15_000
-"""Age after which a reader takes a newer watermark, so that its overlay stays short."""
+"""Age at which a reader moves to a newer watermark, so that its tail stays short."""
 
 WHOLE = RESTORED
-"""The tables of a reader who is to know all that a sequencer does."""
+"""The tables of a reader that needs everything a sequencer knows."""
 
 _ATTEMPTS = 20
 
-_ONE_RANGE = ("partition", "file_id", "file_partition", "append_time_ms", "ttl_from_ms", "ttl_ms", "dead_letter")
-"""In what segments agree that a fetch reads as one."""
+_SAME_IN_RUN = ("partition", "file_id", "file_partition", "append_time_ms", "ttl_from_ms", "ttl_ms", "dead_letter")
+"""Columns in which adjoining segments must agree to be read as one."""
 
 _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
-"""What a transaction is known by within a topic."""
+"""Columns that identify a transaction within a topic."""
 
 
 class Reader:
-    """Follows a namespace. Not thread-safe. After any exception, a signal's too, it is loaded anew."""
+    """Follows a namespace. Not thread-safe. After any exception, also an interrupt, it loads the namespace again."""
 
     def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS) -> None:
-        """tables: from which its state comes, READERS, MEMBERS or WHOLE; of the rest it knows what came since."""
+        """tables: from which the state is loaded: READERS, MEMBERS or WHOLE. Of other tables the state has only what
+        came since.
+        """
         self._store, self._clock, self._tables = store, clock, tables
         self._based_at_ms: int | None = None
         self._refreshed_at_ms = 0
@@ -59,20 +63,22 @@ class Reader:
 
     @property
     def state(self) -> State:
-        """As of the last `refresh`."""
+        """The state as of the last `refresh`."""
         return self._view.state
 
     def refresh(self) -> State:
-        """Topics and partitions as of the newest step. Cheap while little has happened since the last call.
+        """Return the state as of the newest step. This is cheap while little has happened since the last call.
 
-        Raises StorageError, NewerFormat, TableDamaged.
+        Raises:
+            StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
         """
         now_ms = self._clock.steady_ms()
-        # forgotten until it has worked: what is interrupted may have folded a step in part, or lost rows it took
+        # Unset until the refresh has worked. An interrupt may come while a step is half folded into the state, or when
+        # rows of the journal were taken and not used. The next call then loads everything.
         based_at_ms, self._based_at_ms = self._based_at_ms, None
-        # to follow very many steps takes longer than to load
+        # Following very many steps takes longer than loading.
         is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
-        with store_errors(), damage_told(self._store):
+        with store_errors(), report_damage(self._store):
             if based_at_ms is None or not is_close or not self._view.follow():
                 self._load()
             elif now_ms - based_at_ms > REBASE_MS:
@@ -83,10 +89,11 @@ class Reader:
         return self.state
 
     def _rebase(self) -> None:
-        """Go on from a newer watermark. What was followed stays: only its segments are read from the table now."""
+        """Move to a newer watermark. The state stays; only segments up to the watermark come from the table now."""
         try:
             watermark_step, segments = read_watermark(self._store).step, self._store.open(SEGMENTS)
-            # above it some were put together, and bear a later step
+            # Segments that a merge joined have the step of the last one. If a merge went beyond the watermark, a
+            # look-up that ends at the watermark would miss them.
             is_done = segments.floor() <= watermark_step and self._view.rebase(watermark_step, segments)
         except (FileNotFoundError, NotATable):
             is_done = False
@@ -98,95 +105,105 @@ class Reader:
             self._load()
 
     def _load(self) -> None:
-        gone: FileNotFoundError | NotATable | None = None
+        """Load the namespace, and try again while housekeeping removes tables or files that are being read."""
+        error: FileNotFoundError | NotATable | None = None
         self._based_at_ms = None
         for attempt in range(_ATTEMPTS):
             try:
-                view = self._loaded()
-            except (FileNotFoundError, NotATable) as error:  # removed before we came to it, with its log entry, or lost
-                gone, view = error, None
+                view = self._try_to_load()
+            except (FileNotFoundError, NotATable) as missing:  # removed, with its log entry, before we read it; or lost
+                error, view = missing, None
             if view is not None:
                 self._view, self._based_at_ms = view, self._clock.steady_ms()
                 return
             self._clock.sleep(5 * attempt)
-        if gone is not None:
-            raise gone
-        raise UnknownServerError("The namespace changes faster than it can be read.")
+        if error is not None:
+            raise error
+        raise ReadOvertaken()
 
-    def _loaded(self) -> _View | None:
-        """What there is now; None where housekeeping moved on meanwhile."""
+    def _try_to_load(self) -> _View | None:
+        """Return a view of the namespace of now; None if housekeeping overtook the reader."""
+        # Open the journal first. This version of it has all steps after any watermark that is read later, although
+        # others may cut the journal meanwhile. The watermark may be ahead of this version: then the steps that follow
+        # begin with some that the tables have already, and `fold` skips these.
+        journal = self._store.open(JOURNAL)
         watermark = read_watermark(self._store)
+        segments = self._store.open(SEGMENTS)
+        if segments.floor() > watermark.step:  # a merge went beyond the watermark, see _rebase
+            return None
         try:
             state = load_state(self._store, watermark, self._tables)
         except StepTooOld:
             return None
-        segments, journal = self._store.open(SEGMENTS), self._store.open(JOURNAL)
-        if segments.floor() > watermark.step:  # some were put together, and bear a later step
-            return None
         view = _View(self._store, watermark.step, state, segments, self._store.follow(journal))
-        if not view.fold(journal.read(step=(watermark.step + 1, None))):
-            return None
-        # a tail that was projected and cut off meanwhile looks like none at all
-        whole = view.state.step > watermark.step or read_watermark(self._store).step == watermark.step
-        return view if whole else None
+        return view if view.fold(journal.read(step=(watermark.step + 1, None))) else None
 
-    def segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
-        """Data segments of the ranges, clipped to them: columns of PLANNED, by partition and offset.
+    def find_segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
+        """Return the data segments of the ranges, cut to them, by partition and offset (PLAN_SCHEMA).
 
-        committed: leave out those of aborted transactions; the ranges end at the last stable offset then.
+        Args:
+            topic: as of the last `refresh`.
+            ranges: at most one per partition.
+            committed: leave out segments of aborted transactions. The ranges then end at the last stable offset.
+
+        Raises:
+            UnknownTopicOrPartition: the topic was deleted meanwhile.
         """
         if not ranges:
-            return PLANNED.empty_table()
+            return PLAN_SCHEMA.empty_table()
         lookup = Lookup(topic.topic_id, ranges, committed)
-        with store_errors(), damage_told(self._store):
+        with store_errors(), report_damage(self._store):
             try:
-                found = self._view.find(topic, lookup)
-            except FileNotFoundError:  # merged, and longer ago than reader.grace.ms: what is stored now says the same
+                segments = self._view.find(topic, lookup)
+            except FileNotFoundError:
+                # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
                 self._load()
                 if topic.topic_id not in self.state.topics:
                     raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
-                found = self._view.find(self.state.topics[topic.topic_id], lookup)
-        planned = clip(_not_aborted(found), {r.partition: r for r in ranges})
-        # whoever wrote them, and in which step: what lies together is read together
-        return joined(planned, goes_on(planned, _ONE_RANGE, ("base_offset", "first_row", "source_offset")))
+                segments = self._view.find(self.state.topics[topic.topic_id], lookup)
+        planned = clip(_drop_aborted_segments(segments), {range_.partition: range_ for range_ in ranges})
+        # Join adjoining rows of a file into one range, whichever producers and steps they come from.
+        return merge_continuations(
+            planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
+        )
 
-    def held(self, segments: pa.Table) -> Held:
-        """What the journal's tail has of the rows of these segments, columns of PLANNED."""
-        return self._view.held.of(segments)
+    def find_journal_parts(self, segments: pa.Table) -> JournalParts:
+        """Return the rows of these segments (PLAN_SCHEMA) that the journal's tail has."""
+        return self._view.journal_rows.find_parts(segments)
 
 
-def _not_aborted(found: pa.Table) -> pa.Table:
-    """Data segments, but for those of transactions that an abort among them has ended; by partition and offset."""
-    aborts = is_kind(found, "abort")
+def _drop_aborted_segments(segments: pa.Table) -> pa.Table:
+    """Return the data segments by partition and offset, without those whose transaction an abort among them ends."""
+    aborts = is_kind(segments, "abort")
     if aborts.any():
-        of_aborted = found.filter(pa.array(aborts)).select(_TRANSACTION)
-        found = found.filter(pa.array(~aborts)).join(of_aborted, keys=_TRANSACTION, join_type="left anti")
-    return _ordered(found.select(PLANNED.names))
+        aborted = segments.filter(pa.array(aborts)).select(_TRANSACTION)
+        segments = segments.filter(pa.array(~aborts)).join(aborted, keys=_TRANSACTION, join_type="left anti")
+    return _sort(segments.select(PLAN_SCHEMA.names))
 
 
-def _ordered(segments: pa.Table) -> pa.Table:
-    """By partition and offset, as most come."""
+def _sort(segments: pa.Table) -> pa.Table:
+    """Sort by partition and offset, unless the segments are sorted already, as most are."""
     partition, base = segments.column("partition").to_numpy(), segments.column("base_offset").to_numpy()
     follows = (partition[1:] > partition[:-1]) | ((partition[1:] == partition[:-1]) & (base[1:] >= base[:-1]))
     return segments if follows.all() else segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
 
 
 class _View:
-    """One load of a namespace and what was followed since.
+    """A load of a namespace, and the steps that were followed since.
 
-    held: the rows that ride in the tail.
+    `journal_rows` are the rows that ride in the journal's tail.
     """
 
     def __init__(
         self, store: Store, watermark_step: int, state: State, segments: TableHandle, journal: Follower
     ) -> None:
         self.state, self._journal = state, journal
-        self._overlay, self._stored, self.held = Overlay(), StoredSegments(store), HeldRows(store.files)
+        self._tail, self._stored, self.journal_rows = TailSegments(), StoredSegments(store), JournalRows(store.files)
         self._table_id = segments.table_id
         self._stored.move_to(segments, watermark_step)
 
     def follow(self) -> bool:
-        """Fold what the journal has gained; False where its tail has a gap."""
+        """Fold what the journal has gained; return False if its tail has a gap."""
         try:
             while (rows := self._journal.next()) is not None:
                 if not self.fold(rows):
@@ -196,56 +213,60 @@ class _View:
         return True
 
     def fold(self, rows: pa.Table) -> bool:
-        """Rows of the journal; False unless their steps are the next ones."""
-        steps = steps_after(rows, self.state.step)
+        """Fold rows of the journal (whole steps); return False unless they go on where the view ends."""
+        if rows.num_rows and rows.column("step")[0].as_py() <= self.state.step:
+            rows = rows.filter(pc.field("step") > self.state.step)  # the watermark was ahead of the journal
+        steps = decode_steps_after(rows, self.state.step)
         if steps is None:
             return False
         machine.replay(self.state, steps)
-        self.held.add(steps)
-        self._overlay.add(steps)
+        self.journal_rows.add(steps)
+        self._tail.add(steps)
         return True
 
     def rebase(self, watermark_step: int, segments: TableHandle) -> bool:
-        """From now on segments up to this step are those of the table, opened after its watermark was read.
+        """Read segments up to this step from the table, which was opened after its watermark was read.
 
-        False: it is another table than it was, or the watermark is of a step that nobody can follow to.
+        Returns:
+            False if the table was replaced by another one, or if the journal cannot be followed up to the watermark.
         """
         if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
             return False
         self._stored.move_to(segments, watermark_step)
-        self._overlay.forget(watermark_step)
-        self.held.forget(watermark_step)
+        self._tail.forget(watermark_step)
+        self.journal_rows.forget(watermark_step)
         return True
 
     def find(self, topic: Topic, lookup: Lookup) -> pa.Table:
-        """What is looked for of the topic, columns of LOOKED_AT: up to the watermark, then in the journal's tail."""
-        tail, ends = self._overlay.find(lookup), self._overlay.begins(topic)
-        if any(r.start < ends[r.partition] for r in lookup.ranges):
+        """Return the segments that are looked up (LOOKUP_SCHEMA): those of the table, then those of the tail."""
+        tail, begins = self._tail.find(lookup), self._tail.begins(topic)
+        if any(range_.start < begins[range_.partition] for range_ in lookup.ranges):
             return pa.concat_tables([self._stored.find(lookup), tail])
         return tail
 
 
 def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
-    """The segments cut to the range of their partition; `base_offset`, `first_row` and `record_count` follow."""
+    """Cut the segments to the range of their partition, and change offsets, rows and counts accordingly."""
     if segments.num_rows == 0:
         return segments
-    known = sorted(ranges)
-    at = np.searchsorted(known, segments.column("partition").to_numpy())
-    starts, ends = np.array([(ranges[p].start, ranges[p].end) for p in known], np.int64)[at].T
+    partitions = sorted(ranges)
+    index = np.searchsorted(partitions, segments.column("partition").to_numpy())
+    starts, ends = np.array([(ranges[p].start, ranges[p].end) for p in partitions], np.int64)[index].T
     first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     if (first >= starts).all() and (last < ends).all():
         return segments
     start, end = pa.array(starts, pa.int64()), pa.array(ends, pa.int64())
     base, count = segments.column("base_offset"), segments.column("record_count")
     skipped = pc.max_element_wise(pc.subtract(start, base), 0)
-    kept = pc.subtract(pc.min_element_wise(pc.add(base, count), end), pc.add(base, skipped))
-    changed = {
-        "base_offset": pc.add(base, skipped),
-        "record_count": kept,
-        "last_offset": pc.add(pc.add(base, skipped), pc.subtract(kept, 1)),
+    new_base = pc.add(base, skipped)
+    new_count = pc.subtract(pc.min_element_wise(pc.add(base, count), end), new_base)
+    changes = {
+        "base_offset": new_base,
+        "record_count": new_count,
+        "last_offset": pc.add(new_base, pc.subtract(new_count, 1)),
         "first_row": pc.add(segments.column("first_row"), skipped),
         "source_offset": pc.add(segments.column("source_offset"), skipped),
     }
-    for name, column in changed.items():
+    for name, column in changes.items():
         segments = segments.set_column(segments.column_names.index(name), name, column)
     return segments

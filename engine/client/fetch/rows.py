@@ -1,4 +1,4 @@
-"""Where the rows of ranges are, read at once for all ranges of a file: from the journal's tail, or from the file."""
+"""Read the rows of a plan, once per file for all its ranges: from the journal's tail if it has them, else the file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lakemq.tables.storage.files import Files
 
 from ...protocol.errors import FileTruncated
 from .fetch_plan import FetchPlan
-from .files import data_file
-from .kept import KeptRows
+from .files import open_data_file
+from .row_group_cache import RowGroupCache
 
 if TYPE_CHECKING:
-    from .held import HeldPart
+    from .journal_rows import JournalPart
 
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
@@ -28,10 +28,13 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows that were read, and for some ranges of the plan, by their index in it, where in `rows` they begin.
+class RangeRows:
+    """Rows that were read, and where in them some ranges of the plan begin.
 
-    rows: key, value, timestamp, headers, and, where some may have expired, ttl_ms.
+    Attributes:
+        rows: key, value, timestamp, headers; also ttl_ms if messages of the plan may have expired.
+        ranges: indices of the ranges in the plan.
+        begin: for each of these ranges, the index in `rows` of its first row.
     """
 
     rows: pa.Table
@@ -39,131 +42,145 @@ class Source:
     begin: Numbers
 
 
-def sources(files: Files, plan: FetchPlan, kept: KeptRows | None = None) -> Iterator[Source]:
-    """All ranges of the plan, each in one source. Raises FileTruncated: rows are not there as they were written.
+@dataclass(frozen=True)
+class _FileRanges:
+    """Ranges of a plan in one file, by their indices in the plan, and the file rows from first to end (exclusive)."""
 
-    kept: where row groups are looked for first, and put.
+    file_id: int
+    indices: Numbers
+    first_rows: Numbers
+    ends: Numbers
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> _FileRanges:
+        return _FileRanges(self.file_id, self.indices[mask], self.first_rows[mask], self.ends[mask])
+
+
+def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> Iterator[RangeRows]:
+    """Read all ranges of the plan, and yield sources that have each range once.
+
+    Args:
+        files: the data files.
+        plan: what to read.
+        cache: row groups are looked for here first, and added.
+
+    Raises:
+        FileTruncated: rows are not there as they were written.
     """
-    # who comes back for the rest of a row group may ask of others whether they have expired
-    columns = [*_SHOWN, _TTL] if kept is not None or plan.expirable.num_rows else _SHOWN
+    # With a cache the time to live is always read, because a later read of the row group may ask for it.
+    columns = [*_SHOWN, _TTL] if cache is not None or plan.expirable.num_rows else _SHOWN
+    for ranges in _group_by_file(plan):
+        parts = plan.journal_parts.get(ranges.file_id, ())
+        in_journal = _are_in_journal(parts, ranges)
+        if in_journal.any():
+            yield _take_from_journal(parts, ranges.select(in_journal), columns)
+        if not in_journal.all():
+            in_file = ranges.select(~in_journal)
+            footer_hash = plan.segments.column("footer_hash")[int(in_file.indices[0])].as_py()
+            yield _read_from_file(files, footer_hash, in_file, columns, cache)
+
+
+def _group_by_file(plan: FetchPlan) -> Iterator[_FileRanges]:
     file_ids = plan.segments.column("file_id").to_numpy()
     first_rows = plan.segments.column("first_row").to_numpy()
     ends = first_rows + plan.segments.column("record_count").to_numpy()
     order = np.argsort(file_ids, kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else ():
-        file_id = int(file_ids[mine[0]])
-        parts = plan.held.get(file_id, ())
-        is_held = _are_held(parts, first_rows[mine], ends[mine])
-        if is_held.any():
-            yield _held(file_id, parts, mine[is_held], first_rows, columns)
-        if not is_held.all():
-            in_file = mine[~is_held]
-            footer_hash = plan.segments.column("footer_hash")[int(in_file[0])].as_py()
-            yield _read(files, file_id, footer_hash, in_file, first_rows, ends, columns, kept)
+    for indices in np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else ():
+        yield _FileRanges(int(file_ids[indices[0]]), indices, first_rows[indices], ends[indices])
 
 
-def _are_held(parts: Sequence[HeldPart], first_rows: Numbers, ends: Numbers) -> npt.NDArray[np.bool_]:
-    """Which ranges lie in parts that follow one another without a gap."""
+def _are_in_journal(parts: Sequence[JournalPart], ranges: _FileRanges) -> npt.NDArray[np.bool_]:
+    """Return a mask of the ranges that lie in parts which follow one another without a gap."""
     if not parts:
-        return np.zeros(len(first_rows), np.bool_)
+        return np.zeros(len(ranges.first_rows), np.bool_)
     begins = np.array([part.first_row for part in parts])
-    lasts = np.array([part.first_row + part.record_count for part in parts])
-    # of each part, where the stretch ends that it belongs to
-    is_last = np.append(begins[1:] != lasts[:-1], True)
-    stretch_ends = lasts[is_last][np.cumsum(is_last) - is_last]
-    at = np.searchsorted(begins, first_rows, side="right") - 1
-    return (at >= 0) & (first_rows < lasts[at]) & (ends <= stretch_ends[at])
+    ends = np.array([part.first_row + part.record_count for part in parts])
+    # Parts without a gap form a stretch. Compute for each part the end of its stretch.
+    is_last_of_stretch = np.append(begins[1:] != ends[:-1], True)
+    stretch_ends = ends[is_last_of_stretch][np.cumsum(is_last_of_stretch) - is_last_of_stretch]
+    index = np.searchsorted(begins, ranges.first_rows, side="right") - 1
+    return (index >= 0) & (ranges.first_rows < ends[index]) & (ranges.ends <= stretch_ends[index])
 
 
-def running(segments: pa.Table, first: Numbers) -> Numbers:
-    """Numbers that begin with each segment's `first` and go up by one with each of its messages."""
+def count_up_per_row(segments: pa.Table, first: Numbers) -> Numbers:
+    """Return a number per message of the segments: the segment's `first`, then one more for each next message."""
     counts = segments.column("record_count").to_numpy()
     return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
-def _held(file_id: int, parts: Sequence[HeldPart], ranges: Numbers, first_rows: Numbers, columns: list[str]) -> Source:
-    begins = np.array([part.first_row for part in parts])
-    shift = np.cumsum([0, *(part.record_count for part in parts)])
-    at = np.searchsorted(begins, first_rows[ranges], side="right") - 1
+def _take_from_journal(parts: Sequence[JournalPart], ranges: _FileRanges, columns: list[str]) -> RangeRows:
+    part_begins = np.array([part.first_row for part in parts])
+    table_begins = np.cumsum([0, *(part.record_count for part in parts)])
     rows = pa.concat_tables([part.rows.select(columns) for part in parts])
-    if rows.num_rows != shift[-1]:
-        raise _misplaced(file_id)
-    return Source(rows, ranges, shift[at] + first_rows[ranges] - begins[at])
+    if rows.num_rows != table_begins[-1]:
+        raise _misplaced_error(ranges.file_id)
+    part = np.searchsorted(part_begins, ranges.first_rows, side="right") - 1
+    return RangeRows(rows, ranges.indices, table_begins[part] + ranges.first_rows - part_begins[part])
 
 
-def _read(
-    files: Files,
-    file_id: int,
-    footer_hash: int | None,
-    ranges: Numbers,
-    first_rows: Numbers,
-    ends: Numbers,
-    columns: list[str],
-    kept: KeptRows | None,
-) -> Source:
-    """Only row groups that hold some of the rows are read."""
-    if kept is not None and (known := kept.starts(file_id)) is not None:
-        starts = np.array(known)
-        needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
-        groups = {group: rows for group in needed if (rows := kept.get(file_id, group)) is not None}
+def _read_from_file(
+    files: Files, footer_hash: int | None, ranges: _FileRanges, columns: list[str], cache: RowGroupCache | None
+) -> RangeRows:
+    """Read the row groups that have rows of the ranges, from the cache if all are there, else from the file."""
+    file_id = ranges.file_id
+    groups: dict[int, pa.Table] = {}
+    if cache is not None and (cached_starts := cache.row_group_starts(file_id)) is not None:
+        starts = np.array(cached_starts)
+        needed = _find_row_groups(starts, ranges)
+        groups = {group: rows for group in needed if (rows := cache.get(file_id, group)) is not None}
         if len(groups) == len(needed):
             table = pa.concat_tables([groups[group] for group in needed])
-            return _source(file_id, table, starts, needed, ranges, first_rows, ends)
-    else:
-        groups = {}
-    with data_file(files, file_id, footer_hash) as file:
+            return _locate(table, starts, needed, ranges)
+    with open_data_file(files, file_id, footer_hash) as file:
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         starts = np.cumsum([0, *counts])
-        needed = _needed(file_id, starts, first_rows[ranges], ends[ranges])
-        if kept is None:
+        needed = _find_row_groups(starts, ranges)
+        if cache is None:
             table = file.read_row_groups(needed, columns=["row", *columns])
-        else:  # one by one: of a table that is cut all of it stays in memory
+        else:
+            # Read the groups one by one. A slice of a table of several would keep all of them in memory.
             for group in needed:
                 if group not in groups:
                     groups[group] = file.read_row_group(group, columns=["row", *columns])
-                    kept.put(file_id, tuple(starts.tolist()), group, groups[group])
+                    cache.put(file_id, tuple(starts.tolist()), group, groups[group])
             table = pa.concat_tables([groups[group] for group in needed])
-    return _source(file_id, table, starts, needed, ranges, first_rows, ends)
+    return _locate(table, starts, needed, ranges)
 
 
-def _needed(file_id: int, starts: Numbers, first_rows: Numbers, ends: Numbers) -> list[int]:
-    """The row groups that hold some of the ranges."""
-    if ends.max() > starts[-1]:
-        raise _misplaced(file_id)
-    group = np.searchsorted(starts, first_rows, side="right") - 1
-    last = np.searchsorted(starts, ends, side="left") - 1
-    # of each row group, how many ranges have begun by then and not ended before
-    cover = np.zeros(len(starts), np.int64)
-    np.add.at(cover, group, 1)
-    np.add.at(cover, last + 1, -1)
-    needed: list[int] = np.flatnonzero(np.cumsum(cover)[:-1] > 0).tolist()
+def _find_row_groups(starts: Numbers, ranges: _FileRanges) -> list[int]:
+    """Return the row groups that have rows of the ranges. starts: of the row groups, and the end of the last."""
+    if ranges.ends.max() > starts[-1]:
+        raise _misplaced_error(ranges.file_id)
+    first_group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
+    last_group = np.searchsorted(starts, ranges.ends, side="left") - 1
+    # Add 1 where a range begins and subtract 1 behind its last group: the running sum counts ranges per group.
+    changes = np.zeros(len(starts), np.int64)
+    np.add.at(changes, first_group, 1)
+    np.add.at(changes, last_group + 1, -1)
+    needed: list[int] = np.flatnonzero(np.cumsum(changes)[:-1] > 0).tolist()
     return needed
 
 
-def _source(
-    file_id: int,
-    table: pa.Table,
-    starts: Numbers,
-    needed: list[int],
-    ranges: Numbers,
-    first_rows: Numbers,
-    ends: Numbers,
-) -> Source:
-    """table: the row groups that are needed, one after the other."""
+def _locate(table: pa.Table, starts: Numbers, needed: list[int], ranges: _FileRanges) -> RangeRows:
+    """Return the source of the ranges. table: the needed row groups, one after the other."""
     counts = np.zeros(len(starts) - 1, np.int64)
     counts[needed] = np.diff(starts)[needed]
-    shift = np.cumsum(counts) - counts
-    group = np.searchsorted(starts, first_rows[ranges], side="right") - 1
-    begin = shift[group] + first_rows[ranges] - starts[group]
-    _check_rows(file_id, table.column("row").to_numpy(), begin, first_rows[ranges], ends[ranges])
-    return Source(table.drop_columns("row"), ranges, begin)
+    table_begins = np.cumsum(counts) - counts
+    group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
+    begin = table_begins[group] + ranges.first_rows - starts[group]
+    _check_row_numbers(table.column("row").to_numpy(), begin, ranges)
+    return RangeRows(table.drop_columns("row"), ranges.indices, begin)
 
 
-def _check_rows(file_id: int, numbers: Numbers, begin: Numbers, first_rows: Numbers, ends: Numbers) -> None:
-    last = begin + (ends - first_rows) - 1
-    if last.max() >= len(numbers) or (numbers[begin] != first_rows).any() or (numbers[last] != ends - 1).any():
-        raise _misplaced(file_id)
+def _check_row_numbers(row_numbers: Numbers, begin: Numbers, ranges: _FileRanges) -> None:
+    """Raise FileTruncated unless the first and the last row of each range have the numbers that they should have."""
+    last = begin + (ranges.ends - ranges.first_rows) - 1
+    if (
+        last.max() >= len(row_numbers)
+        or (row_numbers[begin] != ranges.first_rows).any()
+        or (row_numbers[last] != ranges.ends - 1).any()
+    ):
+        raise _misplaced_error(ranges.file_id)
 
 
-def _misplaced(file_id: int) -> FileTruncated:
+def _misplaced_error(file_id: int) -> FileTruncated:
     return FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")

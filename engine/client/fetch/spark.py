@@ -1,4 +1,4 @@
-"""Fetching in Spark: the files of the plan joined with its segments, nothing else is opened."""
+"""Fetch in Spark: the data files of the plan, joined with its segments. No other file is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...namespace.data_file import file_name
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated
 from .arrow import fetch_arrow
-from .causes import OFFSET, cause_headers
+from .dead_letter_headers import OFFSET, build_cause_headers
 from .files import verify_files
 from .plan import FetchPlan
 
@@ -42,50 +42,56 @@ _SEGMENT = [
 
 
 def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
-    """The messages of the plan in the schema of Spark's Kafka source.
+    """Return the messages of the plan with the columns of Spark's Kafka source (FETCHED_DDL).
 
-    Raises FileTruncated: a file is gone, or is not what was written.
+    Raises:
+        FileTruncated: a file is gone, or is not the one that was written.
     """
     if plan.segments.num_rows == 0:
         return spark.createDataFrame([], FETCHED_DDL)
-    # those that are still written take their rows along; what is in a file is read by Spark
-    unwritten = [file_id for file_id in plan.held if namespace.files.size(file_name(file_id)) is None]
+    # Rows whose file is not written yet come from the journal, through Arrow. Spark reads all others from files.
+    unwritten = [file_id for file_id in plan.journal_parts if namespace.files.size(file_name(file_id)) is None]
     if unwritten:
         is_unwritten = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
-        riding = replace(plan, segments=plan.segments.filter(is_unwritten))
-        rest = replace(plan, segments=plan.segments.filter(pc.invert(is_unwritten)))
-        messages = fetch_arrow(namespace.files, riding)
-        # copied, as Spark takes no slices of lists
+        from_journal = replace(plan, segments=plan.segments.filter(is_unwritten))
+        from_files = replace(plan, segments=plan.segments.filter(pc.invert(is_unwritten)))
+        messages = fetch_arrow(namespace.files, from_journal)
+        # `take` copies, because Spark does not take slices of list columns.
         rows = spark.createDataFrame(messages.take(np.arange(messages.num_rows)), FETCHED_DDL)
-        return rows.unionByName(_of_files(spark, namespace, rest)) if rest.segments.num_rows else rows
-    return _of_files(spark, namespace, plan)
+        return rows.unionByName(_read_files(spark, namespace, from_files)) if from_files.segments.num_rows else rows
+    return _read_files(spark, namespace, plan)
 
 
-def _of_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
+def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:
     needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in ("file_id", "footer_hash")), strict=True))
-    for file_id, wrong in verify_files(namespace.files, needed).items():
-        raise FileTruncated(f"Data file {file_stem(file_id)} is {wrong}.")
+    for file_id, flaw in verify_files(namespace.files, needed).items():
+        raise FileTruncated(f"Data file {file_stem(file_id)} is {flaw}.")
     paths = [namespace.files.uri(file_name(file_id)) for file_id in sorted(needed)]
     try:
         messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        found = (error.getMessageParameters() or {}).get("path")
-        raise FileTruncated("A data file is gone.", found=found) from None
-    planned = plan.segments.select(_SEGMENT).append_column("cause", cause_headers(plan.segments))
+        path = (error.getMessageParameters() or {}).get("path")
+        raise FileTruncated("A data file is gone.", found=path) from None
+    planned = plan.segments.select(_SEGMENT).append_column("cause", build_cause_headers(plan.segments))
     segments = spark.createDataFrame(planned.combine_chunks())
     return visible_messages(messages, segments, plan.topic, plan.now_ms if plan.expirable.num_rows else None)
 
 
 def visible_messages(messages: DataFrame, segments: DataFrame, topic: str, now_ms: int | None) -> DataFrame:
-    """Rows of `messages` that lie in a segment and have not expired by `now_ms` (None: none can), of this topic.
+    """Return the rows of `messages` that lie in a segment and have not expired, with the columns of FETCHED_DDL.
 
-    messages: columns of MESSAGES; segments: file_id, file_partition, partition, base_offset, first_row, record_count,
-    append_time_ms, ttl_from_ms, ttl_ms, and of dead letters source_offset and cause, the headers that say why they are.
+    Args:
+        messages: columns of MESSAGES.
+        segments: columns file_id, file_partition, partition, base_offset, first_row, record_count, append_time_ms,
+            ttl_from_ms, ttl_ms; of dead letters also source_offset, and cause: the headers that say why they are.
+        topic: name of the topic.
+        now_ms: the time that decides what has expired; None: no message has.
     """
     in_segment = (
-        # one bigint as the key of the join, as in the views: Spark makes a key of every equality
+        # One bigint as the key of the join, as in the views. Spark makes every equality part of the key, so the file
+        # is compared with `between`.
         (F.col("m.file_id") + F.col("m.partition") == F.col("s.file_id") + F.col("s.file_partition"))
         & F.col("m.file_id").between(F.col("s.file_id"), F.col("s.file_id"))
         & (F.col("m.row") >= F.col("s.first_row"))

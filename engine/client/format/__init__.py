@@ -1,1 +1,1 @@
-"""Spark's data source `lakemq`: batches and streams, by the option names of Spark's Kafka source."""
+"""Spark's data source `lakemq`: batches and streams, with the option names of Spark's Kafka source."""

@@ -1,4 +1,4 @@
-"""A batch: `spark.read.format("lakemq")`, a fixed range of offsets, planned when the query is."""
+"""Batch reads: `spark.read.format("lakemq")`. The range of offsets is fixed when Spark plans the query."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from .narrowing import Narrowing
-from .options import batch_options
+from .options import parse_batch_options
+from .pushed_filters import PushedFilters
 from .tasks import MessagesTask, read_task
 
 
 class BatchReader(DataSourceReader):
-    """Made on the driver, and sent to executors, which call `read`."""
+    """Created on the driver, then sent to executors, which call `read`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options, self._narrowing = batch_options(options), Narrowing()
+        self._options, self._narrowing = parse_batch_options(options), PushedFilters()
 
     def partitions(self) -> list[MessagesTask]:
-        """What each task reads. Raises what `mq.fetch` raises."""
-        from .planning import plan_batch  # executors have not all that it needs
+        """Return what each task reads. Raises what `mq.fetch` raises."""
+        from .planning import plan_batch  # executors lack some of its imports
 
         return plan_batch(self._options, self._narrowing)
 
@@ -28,10 +28,10 @@ class BatchReader(DataSourceReader):
         return read_task(self._options.place, self._options.include_headers, partition)
 
 
-class NarrowedReader(BatchReader):
-    """One that files are left out of by the query's filters; Spark asks for that where it is switched on."""
+class FilteringReader(BatchReader):
+    """A reader that skips files by the query's filters. Spark offers these only if filter pushdown is switched on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """All of them: Spark looks at the rows of what is read."""
-        self._narrowing = Narrowing.of(filters)
+        """Note the filters, and return all of them: Spark still checks each row."""
+        self._narrowing = PushedFilters.of(filters)
         return filters

@@ -1,4 +1,4 @@
-"""What is to be read, as the options of Spark's Kafka source say it. Checked when they are taken."""
+"""The options of reads, as in Spark's Kafka source, checked when they are parsed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import lakemq
 
 from ...protocol.errors import InvalidConfig
-from ..arguments import group_name, refused
+from ..arguments import invalid_argument, parse_group_name
 from ..fetch.fetch_plan import Isolation
-from .given import Given
+from .option_parser import OptionParser
 
 if TYPE_CHECKING:
     from ..connection import Connection
@@ -42,20 +42,20 @@ _TRIGGER_DELAY_MS = 15 * 60_000
 
 
 @dataclass(frozen=True)
-class Place:
-    """A namespace, as executors reach it too. Its options may be secret: they are not shown."""
+class NamespaceLocation:
+    """A namespace, as executors reach it too. Storage options may be secret, so they are not shown."""
 
     path: str
     storage_options: Mapping[str, str] = field(repr=False)
 
     def connect(self) -> Connection:
-        """On the driver. Raises what `lakemq.connect` does."""
+        """Connect, on the driver. Raises what `lakemq.connect` raises."""
         return lakemq.connect(self.path, storage_options=self.storage_options)
 
 
 @dataclass(frozen=True)
-class Which:
-    """Topics: those named, those a pattern matches, or some partitions. One of them is given."""
+class TopicSelection:
+    """The topics to read: by name, by pattern, or some partitions. Exactly one of these is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -63,27 +63,27 @@ class Which:
 
 
 @dataclass(frozen=True)
-class At:
-    """Where to begin, or to end: a word for all, offsets or times by topic and partition, or one time for all.
+class OffsetBound:
+    """The beginning or end of a read: a word, offsets or times by topic and partition, or one time for all.
 
-    otherwise: the word for a partition that has no message of such a time; None: an error.
+    fallback: the word for a partition without a message of that time. None: that is an error.
     """
 
     word: str | None = None
     offsets: Mapping[str, Mapping[int, int]] | None = None
     times_ms: Mapping[str, Mapping[int, int]] | None = None
     time_ms: int | None = None
-    otherwise: str | None = None
+    fallback: str | None = None
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Of a batch, or of a stream. end: of a batch; max_offsets .. group: of a stream."""
+    """The options of a batch or a stream. end: only for a batch; max_offsets to group: only for a stream."""
 
-    place: Place
-    which: Which
-    start: At
-    end: At
+    place: NamespaceLocation
+    selection: TopicSelection
+    start: OffsetBound
+    end: OffsetBound
     isolation: Isolation
     fail_on_data_loss: bool
     include_headers: bool
@@ -96,94 +96,96 @@ class ReadOptions:
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    """Whether rows have headers; other options are looked at when it is read."""
-    return Given(options, (*READ_OPTIONS,)).flag("includeHeaders", False)
+    """Return whether rows have headers. Other options are checked later, when the data is read."""
+    return OptionParser(options, (*READ_OPTIONS,)).flag("includeHeaders", False)
 
 
-def batch_options(options: Mapping[str, str]) -> ReadOptions:
-    """Raises InvalidConfig."""
-    given = Given(options, READ_OPTIONS)
-    given.refuse(_STREAMS, "This option is for streams.")
-    return ReadOptions(start=_start(given, "earliest"), end=_end(given), **_common(given))
+def parse_batch_options(options: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a batch. Raises InvalidConfig."""
+    parser = OptionParser(options, READ_OPTIONS)
+    parser.refuse(_STREAMS, "This option is for streams.")
+    return ReadOptions(start=_parse_start(parser, "earliest"), end=_parse_end(parser), **_parse_common(parser))
 
 
-def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """Raises InvalidConfig, InvalidGroupId."""
-    given = Given(options, READ_OPTIONS)
-    given.refuse(_BATCHES, "A stream has no end.")
-    most, least = given.count("maxOffsetsPerTrigger"), given.count("minOffsetsPerTrigger")
+def parse_stream_options(options: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a stream. Raises InvalidConfig, InvalidGroupId."""
+    parser = OptionParser(options, READ_OPTIONS)
+    parser.refuse(_BATCHES, "A stream has no end.")
+    most, least = parser.count("maxOffsetsPerTrigger"), parser.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise InvalidConfig("minOffsetsPerTrigger exceeds maxOffsetsPerTrigger.", found=least, expected=most)
-    group = given.get("group.id")
+    group = parser.get("group.id")
     return ReadOptions(
-        start=_start(given, "latest"),
-        end=At(word="latest"),
+        start=_parse_start(parser, "latest"),
+        end=OffsetBound(word="latest"),
         max_offsets=most,
         min_offsets=least,
-        max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", _TRIGGER_DELAY_MS),
-        group=None if group is None else group_name(group),
-        **_common(given),
+        max_trigger_delay_ms=parser.duration_ms("maxTriggerDelay", _TRIGGER_DELAY_MS),
+        group=None if group is None else parse_group_name(group),
+        **_parse_common(parser),
     )
 
 
-def _common(given: Given) -> dict[str, Any]:
+def _parse_common(parser: OptionParser) -> dict[str, Any]:
     return {
-        "place": Place(given.path(), given.storage_options),
-        "which": _which(given),
-        "isolation": given.word("isolation.level", ("read_committed", "read_uncommitted")),
-        "fail_on_data_loss": given.flag("failOnDataLoss", True),
-        "include_headers": given.flag("includeHeaders", False),
-        "min_tasks": given.count("minPartitions") or 1,
-        "max_task_rows": given.count("maxRecordsPerPartition"),
+        "place": NamespaceLocation(parser.path(), parser.storage_options),
+        "selection": _parse_selection(parser),
+        "isolation": parser.word("isolation.level", ("read_committed", "read_uncommitted")),
+        "fail_on_data_loss": parser.flag("failOnDataLoss", True),
+        "include_headers": parser.flag("includeHeaders", False),
+        "min_tasks": parser.count("minPartitions") or 1,
+        "max_task_rows": parser.count("maxRecordsPerPartition"),
     }
 
 
-def _which(given: Given) -> Which:
-    chosen = [name for name in _WHICH if given.has(name)]
+def _parse_selection(parser: OptionParser) -> TopicSelection:
+    chosen = [name for name in _WHICH if parser.has(name)]
     if len(chosen) != 1:
-        found = " and ".join(chosen) or "none"
-        raise InvalidConfig("One option says what is read.", found=found, expected=" or ".join(_WHICH))
+        text = " and ".join(chosen) or "none"
+        raise InvalidConfig("One option says what is read.", found=text, expected=" or ".join(_WHICH))
     if chosen[0] == "subscribe":
-        return Which(topics=given.topics("subscribe"))
+        return TopicSelection(topics=parser.topics("subscribe"))
     if chosen[0] == "assign":
-        return Which(partitions=given.partitions("assign"))
-    pattern = given.get("subscribePattern")
+        return TopicSelection(partitions=parser.partitions("assign"))
+    pattern = parser.get("subscribePattern")
     if not pattern:
-        raise refused("subscribePattern", pattern, "a regular expression", InvalidConfig)
-    return Which(pattern=pattern)
+        raise invalid_argument("subscribePattern", pattern, "a regular expression", InvalidConfig)
+    return TopicSelection(pattern=pattern)
 
 
-def _start(given: Given, default: str) -> At:
-    otherwise = given.word("startingOffsetsByTimestampStrategy", ("error", "latest"))
-    at = _timed(given, "starting", None if otherwise == "error" else otherwise)
+def _parse_start(parser: OptionParser, default: str) -> OffsetBound:
+    fallback = parser.word("startingOffsetsByTimestampStrategy", ("error", "latest"))
+    at = _parse_time_bound(parser, "starting", None if fallback == "error" else fallback)
     if at is not None:
         return at
     is_batch = default == "earliest"
     words = ("earliest",) if is_batch else ("latest", "earliest")
-    return _at(given, "startingOffsets", words, lowest=EARLIEST, barred=LATEST if is_batch else None)
+    return _parse_offset_bound(parser, "startingOffsets", words, lowest=EARLIEST, barred=LATEST if is_batch else None)
 
 
-def _end(given: Given) -> At:
-    return _timed(given, "ending", "latest") or _at(
-        given, "endingOffsets", ("latest",), lowest=EARLIEST, barred=EARLIEST
+def _parse_end(parser: OptionParser) -> OffsetBound:
+    return _parse_time_bound(parser, "ending", "latest") or _parse_offset_bound(
+        parser, "endingOffsets", ("latest",), lowest=EARLIEST, barred=EARLIEST
     )
 
 
-def _timed(given: Given, prefix: str, otherwise: str | None) -> At | None:
-    """The first of these wins, over offsets too, as it does in Spark's Kafka source."""
-    if given.has(f"{prefix}Timestamp"):
-        return At(time_ms=given.count(f"{prefix}Timestamp", 0), otherwise=otherwise)
-    if given.has(f"{prefix}OffsetsByTimestamp"):
-        return At(times_ms=given.by_partition(f"{prefix}OffsetsByTimestamp", 0), otherwise=otherwise)
+def _parse_time_bound(parser: OptionParser, prefix: str, fallback: str | None) -> OffsetBound | None:
+    """Parse options of time. As in Spark's Kafka source, the first of these wins, also over offsets."""
+    if parser.has(f"{prefix}Timestamp"):
+        return OffsetBound(time_ms=parser.count(f"{prefix}Timestamp", 0), fallback=fallback)
+    if parser.has(f"{prefix}OffsetsByTimestamp"):
+        return OffsetBound(times_ms=parser.by_partition(f"{prefix}OffsetsByTimestamp", 0), fallback=fallback)
     return None
 
 
-def _at(given: Given, name: str, words: tuple[str, ...], lowest: int, barred: int | None) -> At:
-    value = given.get(name)
+def _parse_offset_bound(
+    parser: OptionParser, name: str, words: tuple[str, ...], lowest: int, barred: int | None
+) -> OffsetBound:
+    value = parser.get(name)
     if value is None or not value.lstrip().startswith("{"):
-        return At(word=given.word(name, words))
-    offsets = given.by_partition(name, lowest)
+        return OffsetBound(word=parser.word(name, words))
+    offsets = parser.by_partition(name, lowest)
     if any(offset == barred for numbers in offsets.values() for offset in numbers.values()):
         expected = "offsets, or -2 for the earliest" if barred == LATEST else "offsets, or -1 for the latest"
         raise InvalidConfig(f"{name} of a batch has no such offset.", found=barred, expected=expected)
-    return At(offsets=offsets)
+    return OffsetBound(offsets=offsets)

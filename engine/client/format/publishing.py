@@ -1,4 +1,4 @@
-"""The driver's side of a sink: where rows go, and the one request that publishes what the tasks wrote."""
+"""A sink on Spark's driver: find the routes of rows, and publish the files of all tasks with one request."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
 from ..publish.publication import Publication
 from ..publish.routing import find_route
-from ..publish.spark import Routes, Written, routes_by_name
-from .written import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
+from ..publish.spark import Routes, Written, find_routes
+from .write_task import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
 
 BY_COLUMN = "by-column"
-"""Stands for the destination of a batch whose rows name theirs."""
+"""The destination of a batch whose rows name their topics."""
 
 _METADATA = "metadata"
-"""In a checkpoint: the id that Structured Streaming gave the query."""
+"""File in a checkpoint with the id that Structured Streaming gave the query."""
 
 
-def task_of(options: WriteOptions, schema: StructType) -> WriteTask:
-    """What tasks do. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not."""
+def make_write_task(options: WriteOptions, schema: StructType) -> WriteTask:
+    """Return the work of tasks. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not do it."""
     check_columns(pa.schema([_arrow_field(field) for field in schema]), options)
     with options.place.connect() as mq:
         state = mq.state()
@@ -42,7 +42,7 @@ def task_of(options: WriteOptions, schema: StructType) -> WriteTask:
 
 
 def _arrow_field(field: StructField) -> pa.Field:
-    """Raises InvalidRecord: such a column does not reach a task, whether it is one of a message or not."""
+    """Convert a column's type. Raises InvalidRecord: Spark cannot pass such a column to a task."""
     try:
         return to_arrow_schema(StructType([field]), timezone="UTC").field(0)
     except PySparkException:
@@ -54,14 +54,14 @@ def _arrow_field(field: StructField) -> pa.Field:
 
 
 def stream_id(options: WriteOptions) -> str:
-    """What Structured Streaming calls the query for as long as there is its checkpoint. Raises InvalidConfig."""
+    """Return the id of the query, which lives as long as its checkpoint. Raises InvalidConfig."""
     assert options.checkpoint is not None
     try:
         files = open_files(options.checkpoint, options.place.storage_options)
         return f"stream-{json.loads(files.get(_METADATA))['id']}"
     except (ValueError, KeyError, OSError) as error:
         raise InvalidConfig(
-            f"The id of the stream is not to be read from its checkpoint: {error}",
+            f"The id of the stream cannot be read from its checkpoint: {error}",
             found=options.checkpoint,
             expected="a folder, or a URI that LakeMQ reads",
         ) from error
@@ -70,31 +70,31 @@ def stream_id(options: WriteOptions) -> str:
 def publish(
     task: WriteTask, messages: Sequence[WriterCommitMessage | None], application: tuple[str, int] | None
 ) -> None:
-    """What the tasks wrote, in their order. application: id and version, by which a repeat is known."""
+    """Publish what the tasks wrote, in their order. application: id and version, which identify a repeat."""
     done = [message for message in messages if isinstance(message, WrittenRows)]
     if len(done) < len(messages):
-        raise IllegalState("A task has written nothing, and Spark commits.")
+        raise IllegalState("Spark commits, but a task has reported nothing.")
     target = task.options.topic or BY_COLUMN
     version = None if application is None else ApplicationVersion(*application, target)
     publication = Publication(target, task.options.on_error, version)
-    routes, written = _routed(task.routing, done)
+    routes, written = _route_runs(task.routing, done)
     if not written:
         return
     with task.options.place.connect() as mq:
-        mq.spark_publisher().publish_written(publication, routes, written)
+        mq.spark_publisher().publish_files(publication, routes, written)
 
 
-def _routed(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:
-    """Where all of it goes, and what was written with destinations numbered by that."""
+def _route_runs(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:
+    """Return the routes, and the written files with destinations numbered by these."""
     if routing.route is not None:
-        return Routes((routing.route,)), [(one.file, one.runs) for one in done if one.file is not None]
+        return Routes((routing.route,)), [(rows.file, rows.runs) for rows in done if rows.file is not None]
     assert routing.state is not None
-    names = list(dict.fromkeys(name for one in done for name in one.names))
-    routes = routes_by_name(routing.state, names, BY_COLUMN)
+    names = list(dict.fromkeys(name for rows in done for name in rows.names))
+    routes = find_routes(routing.state, names, BY_COLUMN)
     numbers = {destination.name: number for number, destination in enumerate(routes.destinations)}
     written: list[Written] = []
-    for one in done:
-        if one.file is not None:
-            each = [*(numbers.get(name, ELSEWHERE) for name in one.names), ELSEWHERE]  # the last one is ELSEWHERE's
-            written.append((one.file, [run._replace(destination=each[run.destination]) for run in one.runs]))
+    for rows in done:
+        if rows.file is not None:
+            each = [*(numbers.get(name, ELSEWHERE) for name in rows.names), ELSEWHERE]  # the last one is ELSEWHERE's
+            written.append((rows.file, [run._replace(destination=each[run.destination]) for run in rows.runs]))
     return routes, written

@@ -1,4 +1,4 @@
-"""The data source `lakemq` of Spark, by which batches and streams read and publish."""
+"""Spark's data source `lakemq`, by which batches and streams read and publish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
-from .batch import BatchReader, NarrowedReader
+from .batch import BatchReader, FilteringReader
 from .options import includes_headers
 from .stream import StreamReader
 from .writers import BatchWriter, StreamWriter
@@ -38,7 +38,7 @@ _HEADERS = ArrayType(StructType().add("key", "string").add("value", "binary"))
 
 
 class LakeMQDataSource(DataSource):
-    """What Spark finds of its own accord, as `pyspark_lakemq`: it reads all that the options say."""
+    """The source that Spark finds by itself, through `pyspark_lakemq`. It reads everything that the options select."""
 
     reader_class: ClassVar[type[BatchReader]] = BatchReader
 
@@ -47,7 +47,7 @@ class LakeMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """That of Spark's Kafka source."""
+        """Return the schema of Spark's Kafka source."""
         return StructType([*_SCHEMA, StructField("headers", _HEADERS)]) if includes_headers(self.options) else _SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -62,7 +62,10 @@ class LakeMQDataSource(DataSource):
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """overwrite: what outputMode complete says; every row of a batch is a message, as with Kafka."""
+        """Return the writer.
+
+        overwrite is ignored: in outputMode complete, each row of a batch is a message, as with Kafka.
+        """
         return StreamWriter(self.options, schema)
 
     def _check(self, schema: StructType) -> None:
@@ -70,16 +73,16 @@ class LakeMQDataSource(DataSource):
             raise InvalidRequest("The format lakemq has one schema.", found=schema.simpleString(), expected="no schema")
 
 
-class NarrowedDataSource(LakeMQDataSource):
-    """What `register` registers: also the filters of a query say what is read."""
+class FilteringDataSource(LakeMQDataSource):
+    """The source that `register` registers: it also skips what the query's filters exclude."""
 
-    reader_class = NarrowedReader
+    reader_class = FilteringReader
 
 
 def register(spark: SparkSession) -> None:
-    """From now on this session knows the format `lakemq`, and asks it to leave out what filters leave out.
+    """Register the format `lakemq` in this session, and let it skip what filters exclude.
 
-    Where the wheel is installed, a session knows the format without this, and reads all that the options say.
+    Where the wheel is installed, a session knows the format without this, but reads everything that the options select.
     """
-    spark.conf.set(_FILTERS, "true")  # else Spark refuses a source that would
-    spark.dataSource.register(NarrowedDataSource)
+    spark.conf.set(_FILTERS, "true")  # otherwise Spark refuses a source that takes filters
+    spark.dataSource.register(FilteringDataSource)

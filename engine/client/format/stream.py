@@ -1,4 +1,4 @@
-"""A stream: `spark.readStream.format("lakemq")`. Spark asks how far the next batch goes, then what its tasks read."""
+"""Streams: `spark.readStream.format("lakemq")`. Spark asks where the next batch ends, then what its tasks read."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ...namespace.extras import without_pandas
-from .options import stream_options
+from ...namespace.extras import hide_pandas
+from .options import parse_stream_options
 from .tasks import MessagesTask, read_task
 
 if TYPE_CHECKING:
-    from .following import Following
+    from .stream_driver import StreamDriver
 
 NOWHERE: dict[str, Any] = {}
-"""Where a stream is that has begun nothing: where it begins is written with its first batch."""
+"""The offset of a stream that has not begun. Its first batch stores where it begins."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in one process of the driver while the stream runs; executors have another one, which only reads."""
+    """Lives in one process of the driver while the stream runs. Executors have copies that only read."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = stream_options(options)
-        self._opened: Following | None = None
+        self._options = parse_stream_options(options)
+        self._opened: StreamDriver | None = None
         self._batch_at_s: float | None = None
         self._until_now = False
 
     @property
-    def _following(self) -> Following:
+    def _driver(self) -> StreamDriver:
         if self._opened is None:
-            with without_pandas():  # a process of Spark's that runs nothing but this stream
-                from .following import Following  # executors have not all that it needs
+            with hide_pandas():  # a process of Spark's that runs nothing but this stream
+                from .stream_driver import StreamDriver  # executors have not all that it needs
 
-            self._opened = Following(self._options)
+            self._opened = StreamDriver(self._options)
         return self._opened
 
     def initialOffset(self) -> dict[str, Any]:
@@ -54,15 +54,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What comes from now on is for the next run."""
+        """End this run at the present end of the log. Later messages are for the next run."""
         self._until_now = True
-        self._following.stop_at_the_end()
+        self._driver.stop_at_current_end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends; `start` where there is none. All that is before `start` is done with."""
-        following = self._following
-        following.done_with(start)
-        coming = following.coming(start)
+        """Return where the next batch ends; `start` if there is none. Everything before `start` is processed."""
+        following = self._driver
+        following.commit_progress(start)
+        coming = following.plan_next_batch(start)
         is_all = isinstance(limit, ReadAllAvailable)
         if not is_all and self._is_too_little(coming.offset_count):
             return start
@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _is_too_little(self, offset_count: int) -> bool:
-        """To make a batch of now: a run that ends with what there is now does not wait for more."""
+        """Return whether to wait for more offsets. A run that ends with the present messages does not wait."""
         least = self._options.min_offsets
         if least is None or offset_count >= least or self._until_now or self._batch_at_s is None:
             return False
@@ -83,8 +83,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._opened is None else self._opened.end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[MessagesTask]:
-        """The tasks of a batch: the same messages whenever it is asked."""
-        return self._following.tasks(start, end)
+        """Return the tasks of a batch. Every call returns the same messages."""
+        return self._driver.plan_tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options.place, self._options.include_headers, partition)

@@ -1,6 +1,6 @@
-"""What tasks read: a plan cut at row groups, so that no task decodes what another one does; and the reading of it.
+"""Cut a plan into tasks at row groups, so that no two tasks decode the same one; and read them.
 
-Planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, and no journal.
+Tasks are planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no journal.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ...namespace.data_file import file_name
 from ...protocol.errors import FileTruncated
 from ..fetch.arrow import FETCHED, fetch_arrow
 from ..fetch.fetch_plan import FetchPlan
-from ..fetch.files import data_file
-from ..fetch.pieces import cut
-from .options import Place, ReadOptions
+from ..fetch.files import open_data_file
+from ..fetch.pieces import slice_plan
+from .options import NamespaceLocation, ReadOptions
 
 TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20
-"""Of one task, about: it takes longer than to start it, and a few million rows keep many cores busy."""
+"""About the size of a task: large beside its start-up time, and small enough that a few million rows use many cores."""
 
 _CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
-"""Read at once, if no row group has more."""
+"""Rows that are read at once, unless a row group has more."""
 
 _BATCH_ROWS = 1 << 16
 _FILES_AT_ONCE = 16
@@ -43,15 +43,15 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is read at once: ranges of files, or messages that came along, as an Arrow stream, being in no file yet."""
+    """Rows that are read at once: ranges of files, or messages that are in no file yet, as an Arrow stream."""
 
-    what: FetchPlan | bytes
+    content: FetchPlan | bytes
     record_count: int
     size_bytes: int
 
 
 class MessagesTask(InputPartition):
-    """What one task reads. Its chunks come file by file; within one, messages are by partition and offset."""
+    """The chunks of one task. They come file by file; within a chunk, messages are by partition and offset."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         super().__init__(None)
@@ -61,28 +61,28 @@ class MessagesTask(InputPartition):
         return f"MessagesTask({sum(chunk.record_count for chunk in self.chunks)} messages)"
 
 
-def read_task(place: Place, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of the task, in the schema of Spark's Kafka source. Raises FileTruncated rather than come short."""
-    chunks = task.chunks if isinstance(task, MessagesTask) else ()  # Spark makes one of its own where there is none
+def read_task(place: NamespaceLocation, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task, in the schema of Spark's Kafka source. Raises FileTruncated if any is missing."""
+    chunks = task.chunks if isinstance(task, MessagesTask) else ()  # without tasks, Spark passes one of its own
     files = open_files(place.path, place.storage_options)
     for chunk in chunks:
-        if isinstance(chunk.what, bytes):
-            table = pa.ipc.open_stream(chunk.what).read_all()
+        if isinstance(chunk.content, bytes):
+            table = pa.ipc.open_stream(chunk.content).read_all()
         else:
-            table = fetch_arrow(files, chunk.what)
+            table = fetch_arrow(files, chunk.content)
         if not include_headers:
             table = table.drop_columns(["headers"])
         yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
 
-def tasks_of(files: Files, plans: Sequence[FetchPlan], options: ReadOptions) -> list[MessagesTask]:
-    """All messages of the plans, each in one task. Raises FileTruncated: a file is gone, or not what was written."""
+def cut_into_tasks(files: Files, plans: Sequence[FetchPlan], options: ReadOptions) -> list[MessagesTask]:
+    """Cut the plans into tasks, each message in one. Raises FileTruncated: a file is gone, or not as it was written."""
     total = sum(plan.record_count for plan in plans)
     most = min(TASK_ROWS, max(1, -(-total // options.min_tasks)), options.max_task_rows or TASK_ROWS)
     tasks: list[MessagesTask] = []
     chunks: list[Chunk] = []
     rows = size_bytes = 0
-    for chunk in (chunk for plan in plans for chunk in _chunks(files, plan, most)):
+    for chunk in (chunk for plan in plans for chunk in _cut_into_chunks(files, plan, most)):
         if chunks and (rows + chunk.record_count > most or size_bytes + chunk.size_bytes > TASK_BYTES):
             tasks.append(MessagesTask(chunks))
             chunks, rows, size_bytes = [], 0, 0
@@ -91,31 +91,31 @@ def tasks_of(files: Files, plans: Sequence[FetchPlan], options: ReadOptions) -> 
     return [*tasks, MessagesTask(chunks)] if chunks else tasks
 
 
-def _chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
-    """Of at most so many rows."""
-    unwritten = [file_id for file_id in plan.held if files.size(file_name(file_id)) is None]
+def _cut_into_chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
+    """Yield chunks of at most so many rows."""
+    unwritten = [file_id for file_id in plan.journal_parts if files.size(file_name(file_id)) is None]
     rides = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
     in_files = plan.segments.filter(pc.invert(rides))
     if in_files.num_rows:
-        yield from _of_files(files, replace(plan, segments=in_files, held={}, ranges=()), most_rows)
-    if in_files.num_rows < plan.segments.num_rows:  # what is in no file yet has come last
+        yield from _cut_files(files, replace(plan, segments=in_files, journal_parts={}, ranges=()), most_rows)
+    if in_files.num_rows < plan.segments.num_rows:  # messages that are in no file yet came last
         messages = fetch_arrow(files, replace(plan, segments=plan.segments.filter(rides)))
         for first in range(0, messages.num_rows, most_rows):
             part = messages.slice(first, most_rows)
-            yield Chunk(_stream(part), part.num_rows, part.nbytes)
+            yield Chunk(_to_stream(part), part.num_rows, part.nbytes)
 
 
-def _stream(messages: pa.Table) -> bytes:
+def _to_stream(messages: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, FETCHED) as writer:
         writer.write_table(messages)
     return bytes(sink.getvalue())
 
 
-def _of_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
-    plan = replace(plan, segments=_by_file(plan.segments))
+def _cut_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
+    plan = replace(plan, segments=_order_by_file(plan.segments))
     ends = np.cumsum(plan.segments.column("record_count").to_numpy())
-    begins, row_bytes = _units(plan.segments, ends, _footers(files, plan), most_rows)
+    begins, row_bytes = _find_row_groups(plan.segments, ends, _read_footers(files, plan), most_rows)
     counts = np.diff(begins, append=ends[-1])
     sizes = counts * row_bytes
     first = 0
@@ -124,16 +124,16 @@ def _of_files(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
         is_last = last == len(begins)
         most = min(most_rows, _CHUNK_ROWS)
         if is_last or rows + counts[last] > most or size_bytes + sizes[last] > _CHUNK_BYTES:
-            part = cut(plan, ends, int(begins[first]), int(ends[-1] if is_last else begins[last]))
+            part = slice_plan(plan, ends, int(begins[first]), int(ends[-1] if is_last else begins[last]))
             ordered = part.segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
             yield Chunk(replace(part, segments=ordered), rows, size_bytes)
             first = last
 
 
-def _by_file(segments: pa.Table) -> pa.Table:
-    """The segments file by file, in the order of rows; files as their messages follow one another in the log.
+def _order_by_file(segments: pa.Table) -> pa.Table:
+    """Return segments file by file, by row; files in the order in which their messages follow each other in the log.
 
-    Where two have messages of each other's in between, they come as they are met.
+    Files whose messages alternate come in the order of their first segments.
     """
     file_ids, partitions = (segments.column(name).to_pylist() for name in ("file_id", "partition"))
     before: dict[int, set[int]] = {file_id: set() for file_id in file_ids}
@@ -149,12 +149,12 @@ def _by_file(segments: pa.Table) -> pa.Table:
     return segments.take(pa.array(np.lexsort((segments.column("first_row").to_numpy(), rank))))
 
 
-def _units(
+def _find_row_groups(
     segments: pa.Table, ends: Numbers, footers: Mapping[int, pq.FileMetaData], most_rows: int
 ) -> tuple[Numbers, npt.NDArray[np.float64]]:
-    """Where, counted in messages of the plan, those of another row group begin; and the bytes of a row of it.
+    """Return where row groups begin, counted in messages of the plan, and the bytes per row of each.
 
-    segments: by file and row. A group of more than so many of these rows counts as several.
+    segments: by file and row. A group with more than most_rows of these rows counts as several.
     """
     begins: list[int] = []
     row_bytes: list[float] = []
@@ -175,19 +175,19 @@ def _units(
             number = end - count + row - first_row
             if before != (file_id, group) or number - begins[-1] >= most_rows:
                 begins.append(number)
-                found = footer.row_group(group)
-                row_bytes.append(found.total_byte_size / max(1, found.num_rows))
+                metadata = footer.row_group(group)
+                row_bytes.append(metadata.total_byte_size / max(1, metadata.num_rows))
                 before = file_id, group
             row = min(int(bounds[group + 1]), first_row + count, row + most_rows - (number - begins[-1]))
     return np.array(begins, np.int64), np.array(row_bytes)
 
 
-def _footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
+def _read_footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
     names = ("file_id", "footer_hash")
     needed = dict(zip(*(plan.segments.column(name).to_pylist() for name in names), strict=True))
 
     def footer(file_id: int) -> pq.FileMetaData:
-        with data_file(files, file_id, needed[file_id]) as file:
+        with open_data_file(files, file_id, needed[file_id]) as file:
             return file.metadata
 
     with Workers(_FILES_AT_ONCE, "lakemq-footers") as pool:

@@ -1,4 +1,4 @@
-"""The sinks: `df.write.format("lakemq")`, and `df.writeStream.format("lakemq")`, by which a batch is published once."""
+"""Sinks: `df.write.format("lakemq")` and `df.writeStream.format("lakemq")`. Each batch is published exactly once."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from ...protocol.errors import InvalidRequest
-from .written import WrittenRows, batch_write_options, stream_write_options
+from .write_task import WrittenRows, parse_batch_write_options, parse_stream_write_options
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Made on the driver; `write` runs on executors, `commit` on the driver."""
+    """Created on the driver; `write` runs on executors, `commit` on the driver."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        from .publishing import task_of  # executors have not all that it needs
+        from .publishing import make_write_task  # executors have not all that it needs
 
         if overwrite:
-            raise InvalidRequest("What is published stays.", found="mode overwrite", expected="mode append")
-        self._options = batch_write_options(options)
-        self._task = task_of(self._options, schema)
+            text = "Published messages cannot be overwritten."
+            raise InvalidRequest(text, found="mode overwrite", expected="mode append")
+        self._options = parse_batch_write_options(options)
+        self._task = make_write_task(self._options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         return self._task(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All rows are published, or none. Raises what `mq.publish` raises."""
+        """Publish all rows or none. Raises what `mq.publish` raises."""
         from .publishing import publish
 
         publish(self._task, messages, self._options.application)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The same for each batch of a stream, under the id of its checkpoint: a repeat of a batch publishes nothing."""
+    """Publish each batch of a stream under the id of its checkpoint. A repeated batch publishes nothing."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        from .publishing import stream_id, task_of
+        from .publishing import make_write_task, stream_id
 
-        self._options = stream_write_options(options)
+        self._options = parse_stream_write_options(options)
         self._stream_id = stream_id(self._options)
-        self._task = task_of(self._options, schema)
+        self._task = make_write_task(self._options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         return self._task(iterator)

@@ -1,4 +1,4 @@
-"""Publishing rows that are at hand, in Arrow or a few: some ride in the request, many get files of their own."""
+"""Publishing rows of this process, in Arrow or as lists: few rows ride in the request, many get data files."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import ExpectationFailed, StaleTopicMetadata
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
-from ..attempts import NEVER_PUBLISHED, until_answered
+from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requester import Requester
-from .few import FewBody, arrange_few
-from .placing import Arranged, Copy, Run, arrange
+from .few_rows import FewBody, arrange_few
+from .placing import Arranged, Copy, RowRun, arrange
 from .publication import Publication
-from .receipts import PublishedRows, Receipts, Slice
-from .request import produce_request, ranges_of, refuse_all
+from .receipts import ArrangedSlice, PublishedRows, Receipts
+from .request import build_produce_ranges, build_produce_request, error_of_refused_rows
 from .routing import Route, RouteCache
 
 SLICE_ROWS = 1 << 18
 """Rows of a data file; a larger body is written as several."""
 
-Part = tuple[int, Copy, Sequence[Run]]
+Part = tuple[int, Copy, Sequence[RowRun]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
 
 Body: TypeAlias = pa.Table | FewBody
-"""Messages that have no place yet."""
+"""Messages without partitions yet."""
 
-Asked: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
-"""The partitions asked for, by row, -1 where none is; None: for no row."""
+RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
+"""Explicit partitions per row, -1 for none; None: no row has one."""
 
 _STALE_RETRIES = 20
 
 
-class Prepared(NamedTuple):
-    """A publish that is ready to be sent; `rows`: those that ride in the request."""
+class PreparedPublish(NamedTuple):
+    """A publish that is ready to be sent. rows: those that ride in the request."""
 
     request: Produce
     rows: Rows | None
     route: Route
     partition: npt.NDArray[np.int32] | list[int]
-    """Of each row as it was given, in the first topic by name; negative for one that is refused."""
+    """Partition per row in the caller's order, in the first topic by name. Negative: the row is refused."""
     timestamps_us: Any
-    """Of each row as it was given, as what numpy makes an array of."""
+    """Timestamp per row in the caller's order; a sequence or an Arrow column."""
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
-    """Of each row as it was given, in that topic: when it is due, NOT_DELAYED; None: none waits."""
-    stretches: Sequence[Slice] = ()
-    """By which it is told where rows wait."""
+    """Due time per row in that topic, or NOT_DELAYED; None: no row is delayed."""
+    slices: Sequence[ArrangedSlice] = ()
+    """Rows that were arranged together, for receipts."""
 
 
-class _Placed(NamedTuple):
+class _ArrangedBody(NamedTuple):
     """rows: those that ride in the request; parts: where each run is; written: the files; the others: as Prepared."""
 
     rows: Rows | None
@@ -72,16 +72,16 @@ class _Placed(NamedTuple):
     written: list[WrittenFile]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
-    stretches: Sequence[Slice] = ()
+    slices: Sequence[ArrangedSlice] = ()
 
 
-class Spread:
-    """Where the next keyless rows begin their round of the partitions. Thread-safe."""
+class KeylessRoundRobin:
+    """Spreads rows without a key over the partitions, in turn. Thread-safe."""
 
     def __init__(self, start: int) -> None:
         self._next, self._lock = start, threading.Lock()
 
-    def take(self, rows: int) -> int:
+    def reserve(self, rows: int) -> int:
         with self._lock:
             start = self._next
             self._next += rows
@@ -89,7 +89,7 @@ class Spread:
 
 
 class ArrowPublisher:
-    """Publishes bodies, one after the other. Not thread-safe; several may share a requester, routes and a spread."""
+    """Publishes bodies, one after the other. Not thread-safe; several may share a requester, routes and round robin."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ArrowPublisher:
         clock: Clock,
         new_file_id: Callable[[], int],
         inline_max_bytes: int,
-        spread: Spread,
+        spread: KeylessRoundRobin,
         reached: crash.Reached = crash.nowhere,
     ) -> None:
         self._files, self._requester, self._routes = files, requester, routes
@@ -111,102 +111,108 @@ class ArrowPublisher:
         self,
         publication: Publication,
         body: Body,
-        asked: Asked = None,
+        requested: RequestedPartitions = None,
     ) -> PublishedRows:
         """Publish a body.
 
         Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
-        prepared, published = self.send(publication, body, asked)
+        prepared, published = self.send(publication, body, requested)
         return PublishedRows.of(published, self.receipts(prepared, published))
 
     def send(
         self,
         publication: Publication,
         body: Body,
-        asked: Asked,
+        requested: RequestedPartitions,
         timeout_ms: int = 120_000,
-    ) -> tuple[Prepared, Published]:
-        """As `publish`, and where the rows are."""
+    ) -> tuple[PreparedPublish, Published]:
+        """Publish a body, and return the prepared publish, too, which knows where each row is."""
         deadline_ms = self._clock.steady_ms() + timeout_ms
-        start = self._spread.take(body.num_rows)
+        start = self._spread.reserve(body.num_rows)
         for attempt in range(_STALE_RETRIES):
-            prepared = self._prepared(publication, body, asked, start)
+            prepared = self._prepare(publication, body, requested, start)
             try:
                 return prepared, self._send(publication, prepared, deadline_ms)
             except StaleTopicMetadata:
-                # it was not published, and what was not answered would be as stale: nothing is in doubt
+                # no attempt was published: those without an answer are as stale, see NEVER_PUBLISHED
                 self.forget_routes()
                 if attempt == _STALE_RETRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
-    def prepare(self, publication: Publication, body: Body, asked: Asked) -> Prepared:
-        """A publish that somebody else will send. Raises what refuses one of its rows."""
-        return self._prepared(publication, body, asked, self._spread.take(body.num_rows))
+    def prepare(self, publication: Publication, body: Body, requested: RequestedPartitions) -> PreparedPublish:
+        """Prepare a publish that the caller sends. Raises the error of a refused row."""
+        return self._prepare(publication, body, requested, self._spread.reserve(body.num_rows))
 
-    def receipts(self, prepared: Prepared, published: Published) -> Receipts | None:
-        """Of the rows that wait; None: there are none, or it was not told where."""
-        if not prepared.stretches or not published.waiting:
+    def receipts(self, prepared: PreparedPublish, published: Published) -> Receipts | None:
+        """Return the receipts of delayed rows; None if there are none, or the answer does not say where they are."""
+        if not prepared.slices or not published.waiting:
             return None
         topic_ids = [tuple(prepared.route.topics[i].topic_id for i in copy.topics) for copy in prepared.route.copies]
-        return Receipts(self._requester.namespace_id, topic_ids, prepared.stretches, published.waiting)
+        return Receipts(self._requester.namespace_id, topic_ids, prepared.slices, published.waiting)
 
     def forget_routes(self) -> None:
         """Topics have changed: look at them again."""
         self._routes.forget()
 
-    def _prepared(self, publication: Publication, body: Body, asked: Asked, start: int) -> Prepared:
+    def _prepare(
+        self, publication: Publication, body: Body, requested: RequestedPartitions, start: int
+    ) -> PreparedPublish:
         route, is_new = self._routes.find(publication.destination)
-        placed = self._placed(route, body, asked, start)
-        ranges, refused = ranges_of(route, placed.parts, publication.expectations)
-        doubted = any(one.error != ExpectationFailed.name for one in refused)
-        if doubted and not is_new:  # a partition that was added, a larger limit: look again before refusing
+        placed = self._arrange_body(route, body, requested, start)
+        ranges, refused = build_produce_ranges(route, placed.parts, publication.expectations)
+        may_be_stale = any(rows.error != ExpectationFailed.name for rows in refused)
+        if may_be_stale and not is_new:  # a partition may have been added, a limit raised: look again first
             self._routes.forget()
-            return self._prepared(publication, body, asked, start)
+            return self._prepare(publication, body, requested, start)
         if refused and publication.on_error == "fail":
-            raise refuse_all(refused)
+            raise error_of_refused_rows(refused)
         if publication.on_error == "leave_out":
             refused = []
-        request = produce_request(publication, route, ranges, refused, placed.written, _has_ttl(body))
+        request = build_produce_request(publication, route, ranges, refused, placed.written, _has_ttl(body))
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
-        return Prepared(request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.stretches)
+        return PreparedPublish(
+            request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.slices
+        )
 
-    def _send(self, publication: Publication, prepared: Prepared, deadline_ms: int) -> Published:
-        """Until it is answered. Once an answer is missing, no error but NEVER_PUBLISHED says what became of it."""
+    def _send(self, publication: Publication, prepared: PreparedPublish, deadline_ms: int) -> Published:
+        """Send until it is answered. After a missing answer, only errors of NEVER_PUBLISHED are conclusive."""
         request, sequences = prepared.request, publication.sequences
         if not (request.ranges.topic_index or request.refused or request.application or request.transaction):
             return Published([])
 
         def ask() -> Published:
-            return published(self._requester.submit(request, prepared.rows))
+            return wait_for_published(self._requester.submit(request, prepared.rows))
 
         repeatable = publication.is_repeatable
-        result = until_answered(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
+        result = ask_with_retries(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
         if sequences is not None:
             sequences.advance(prepared.route, request.ranges, request.refused)
         return result
 
-    def _placed(self, route: Route, body: Body, asked: Asked, start: int) -> _Placed:
+    def _arrange_body(self, route: Route, body: Body, requested: RequestedPartitions, start: int) -> _ArrangedBody:
         rides = body.nbytes <= self._inline_max_bytes
         if isinstance(body, FewBody) and rides:
-            few = arrange_few(route.copies, body, asked if asked is None else list(asked), start)
-            stretches = [Slice(0, body.num_rows, None, few.each)] if few.each else []
+            few = arrange_few(route.copies, body, requested if requested is None else list(requested), start)
+            stretches = [ArrangedSlice(0, body.num_rows, None, few.each)] if few.each else []
             parts: list[Part] = [(-1, copy, runs) for copy, runs in few.runs]
-            return _Placed(few.rows, parts, [], few.partition, few.due_ms, stretches)
-        table = body.table() if isinstance(body, FewBody) else body
-        wanted = None if asked is None else np.asarray(asked, np.int64)
+            return _ArrangedBody(few.rows, parts, [], few.partition, few.due_ms, stretches)
+        table = body.to_arrow() if isinstance(body, FewBody) else body
+        partitions = None if requested is None else np.asarray(requested, np.int64)
         if rides:
-            arranged = arrange(route.copies, table, wanted, start, by_slot=True)
+            arranged = arrange(route.copies, table, partitions, start, by_slot=True)
             parts = [(-1, copy, runs) for copy, runs in arranged.runs]
-            stretches = [Slice(0, table.num_rows, None, arranged.each)] if arranged.each else []
-            return _Placed(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches)
-        return self._stored(route, table, wanted, start)
+            stretches = [ArrangedSlice(0, table.num_rows, None, arranged.each)] if arranged.each else []
+            return _ArrangedBody(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches)
+        return self._write_files(route, table, partitions, start)
 
-    def _stored(self, route: Route, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> _Placed:
+    def _write_files(
+        self, route: Route, body: pa.Table, requested: npt.NDArray[np.int64] | None, start: int
+    ) -> _ArrangedBody:
         def write(first: int) -> tuple[Arranged, WrittenFile]:
-            mine = None if asked is None else asked[first : first + SLICE_ROWS]
-            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), mine, start + first)
+            slice_partitions = None if requested is None else requested[first : first + SLICE_ROWS]
+            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), slice_partitions, start + first)
             return arranged, write_data_file(self._files, self._new_file_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
@@ -216,14 +222,14 @@ class ArrowPublisher:
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         partition = np.concatenate([arranged.partition for arranged, _ in slices])
         if all(arranged.due_ms is None for arranged, _ in slices):
-            return _Placed(None, parts, [file for _, file in slices], partition)
+            return _ArrangedBody(None, parts, [file for _, file in slices], partition)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
         stretches = [
-            Slice(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
+            ArrangedSlice(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
             for i, (arranged, file) in enumerate(slices)
             if arranged.each
         ]
-        return _Placed(None, parts, [file for _, file in slices], partition, np.concatenate(each), stretches)
+        return _ArrangedBody(None, parts, [file for _, file in slices], partition, np.concatenate(each), stretches)
 
 
 def _has_ttl(body: Body) -> bool:
@@ -232,8 +238,8 @@ def _has_ttl(body: Body) -> bool:
     return bool(body.column("ttl_ms").null_count < body.num_rows)
 
 
-def published(future: Future[AnyResult]) -> Published:
-    """The result of a produce request, whose error is raised."""
+def wait_for_published(future: Future[AnyResult]) -> Published:
+    """Wait for the result of a produce request. Raises its error."""
     result = future.result()
     assert isinstance(result, Published)
     return result

@@ -1,4 +1,4 @@
-"""What became of records that were sent: a future for each, an outcome for each batch of them."""
+"""Delivery of records: batches with their outcomes, and a future per record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
-from ...namespace.process import same_process
-from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_of
+from ...namespace.process import check_same_process
+from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_from_refusal
 from ...protocol.values.log import Published, Unit
-from .arrow import Asked, Body
+from .arrow import Body, RequestedPartitions
+from .failures import Failure, Failures, ThreadProgress
 from .placing import REFUSALS
 from .receipts import Receipts
 from .record import Records, check_callback
@@ -31,12 +32,15 @@ OnDelivery = Callable[["LakeMQError | None", "RecordMetadata | None"], object]
 
 @dataclass(frozen=True)
 class RecordMetadata:
-    """Where a record is. Of several topics that it reached, the first by name.
+    """Position of a published record. If it reached several topics: in the first topic by name.
 
-    offset: -1 where it is in the log, and the one answer that said where was lost (of a commit that was asked for
-    again), and of one that waits for its time; timestamp_ms: the producer's, whatever the topic's
-    message.timestamp.type; deliver_at_ms: the time it waits for, receipt: by which it is cancelled; None: it is not
-    delayed, or the answer that said so was lost.
+    Attributes:
+        topic: name of the topic.
+        partition: number of the partition.
+        offset: offset in the log; -1 for a delayed record, and after a repeated commit whose first answer was lost.
+        timestamp_ms: timestamp by the producer, whatever the topic's message.timestamp.type.
+        deliver_at_ms: when a delayed record is delivered; None if it is not delayed, or the answer was lost.
+        receipt: text that cancels a delayed record; None if it is not delayed, or the answer was lost.
     """
 
     topic: str
@@ -48,9 +52,10 @@ class RecordMetadata:
 
 
 class Placement:
-    """Where the rows of a publish are in the first topic by name, worked out when somebody asks.
+    """Positions of the rows of a publish in the first topic by name, computed on first use.
 
-    Rows of a partition keep their order, so a row's offset is its unit's, and how many rows of the unit come before it.
+    Rows of a partition keep their order. So the offset of a row is the base offset of its unit, plus the number of
+    rows of the unit before it.
     """
 
     def __init__(
@@ -62,14 +67,14 @@ class Placement:
         due_ms: npt.NDArray[np.int64] | list[int] | None = None,
         receipts: Receipts | None = None,
     ) -> None:
-        """partition, due_ms: of each row in the order given, as in Prepared; receipts: of those that wait."""
+        """partition, due_ms: per row in the caller's order, as in PreparedPublish; receipts: of the delayed rows."""
         self._receipts = receipts
         self._due_ms = due_ms
         self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
     def of(self, row: int) -> RecordMetadata:
-        """Raises what the row was refused with."""
+        """Return the metadata of a row. Raises the error with which the row was refused."""
         partition = int(self._partition[row])
         if partition < 0:
             raise self._error(partition, 1)
@@ -79,20 +84,24 @@ class Placement:
             return RecordMetadata(self._topic, partition, -1, timestamp_ms, int(self._due_ms[row]), receipt)
         return RecordMetadata(self._topic, partition, int(self._offsets[row]), timestamp_ms)
 
+    @property
+    def refused_count(self) -> int:
+        return int((self._partition < 0).sum())
+
     def first_refusal(self) -> LakeMQError | None:
-        """An error that says how many rows were refused, and why the first of them was."""
+        """Return an error with the number of refused rows and the reason of the first one; None: none is refused."""
         refused = self._partition[self._partition < 0]
         return self._error(int(refused[0]), len(refused)) if len(refused) else None
 
     @staticmethod
     def _error(partition: int, count: int) -> LakeMQError:
         error, reason = REFUSALS[-1 - partition]
-        return error_of(Refusal(error, reason if count == 1 else f"{count} rows are refused: {reason}"))
+        return error_from_refusal(Refusal(error, reason if count == 1 else f"{count} rows are refused: {reason}"))
 
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
         lies = self._partition
-        if self._due_ms is not None:  # those that wait come in no count
+        if self._due_ms is not None:  # delayed rows have no offset yet
             lies = np.where(np.asarray(self._due_ms) == NOT_DELAYED, lies, -1)
         order = np.argsort(lies, kind="stable")
         partition = lies[order]
@@ -108,39 +117,46 @@ class Placement:
         return np.asarray(self._given_us, np.int64)
 
 
-class Outcome(NamedTuple):
-    """What became of a batch: it was published, or there is an error, or both where some rows were refused alone.
+class BatchOutcome(NamedTuple):
+    """The outcome of a batch: it was published, or it failed, or both if only some rows were refused.
 
-    is_news: the error is to be told to who did not wait for it.
+    Attributes:
+        published: the sequencer's answer; None if nothing was published.
+        placement: positions of the rows.
+        error: error of the batch, or of its refused rows.
+        is_reported_later: later calls of the producer raise the error in threads that did not wait for the batch.
     """
 
     published: Published | None = None
     placement: Placement | None = None
     error: LakeMQError | None = None
-    is_news: bool = True
+    is_reported_later: bool = True
 
 
-class Outcomes:
-    """Where threads wait for what becomes of batches; one per producer, on its lock."""
+class DeliveryMonitor:
+    """Lock and condition on which threads wait for outcomes. Each producer has one."""
 
     def __init__(self, lock: Any) -> None:
         """lock: an RLock."""
         self.lock, self._pid = lock, os.getpid()
+        self.failures = Failures(lock)
         self.changed = threading.Condition(lock)
         self._thread = threading.local()
 
     def check_process(self) -> None:
-        """Raises IllegalState in a fork, where the producer's thread is not."""
-        same_process(self._pid, "The producer")
+        """Raise IllegalState in a forked process, which does not have the producer's thread."""
+        check_same_process(self._pid, "The producer")
 
-    def check_may_wait(self) -> None:
-        """Raises IllegalState in a fork, and in a callback: the thread that calls it is the one to be waited for."""
+    def check_can_wait(self) -> None:
+        """Raise IllegalState in a forked process, and in a callback: it runs in the thread that we would wait for."""
         self.check_process()
         if getattr(self._thread, "calls_back", False):
-            raise IllegalState("A callback of a producer cannot wait for the producer.", expected="another thread")
+            raise IllegalState(
+                "A callback of a producer cannot wait for the producer.", expected="a call from another thread"
+            )
 
     @contextmanager
-    def calling_back(self) -> Iterator[None]:
+    def in_callback(self) -> Iterator[None]:
         before = getattr(self._thread, "calls_back", False)
         self._thread.calls_back = True
         try:
@@ -150,38 +166,44 @@ class Outcomes:
 
 
 class Batch:
-    """What is sent as one: records of one destination, or a table.
+    """Records of one destination, or a table, that are sent together. Fields change under the monitor's lock only.
 
-    number: by the order in which they were begun, from 1; asked: the partitions asked for. Fields change under the lock
-    of `outcomes` only.
+    Attributes:
+        number: position among the producer's batches, from 1.
+        requested: explicit partitions of the rows.
+        outcome: None until the batch is settled.
+        commit_error: error of the commit with which the batch travelled, while the outcome is unknown.
+        callback_records: (thread, index) of records whose error goes to a callback that the thread has set.
     """
 
     __slots__ = (
         "_callbacks",
-        "_outcomes",
-        "asked",
+        "_monitor",
         "body",
+        "callback_records",
+        "commit_error",
+        "created_ms",
         "destination",
-        "doubt",
-        "given_ms",
         "number",
         "outcome",
         "records",
+        "requested",
         "size_bytes",
     )
 
     def __init__(
-        self, number: int, destination: str, outcomes: Outcomes, given_ms: int, records: Records | None
+        self, number: int, destination: str, monitor: DeliveryMonitor, created_ms: int, records: Records | None
     ) -> None:
-        self.number, self.destination, self.given_ms, self._outcomes = number, destination, given_ms, outcomes
+        self.number, self.destination, self.created_ms, self._monitor = number, destination, created_ms, monitor
         self.size_bytes = 0
         self.records = records
         self.body: Body | None = None
-        self.asked: Asked = None
-        self.outcome: Outcome | None = None
-        self.doubt: LakeMQError | None = None
-        """It travels with a commit that was not answered so."""
+        self.requested: RequestedPartitions = None
+        self.outcome: BatchOutcome | None = None
+        self.commit_error: LakeMQError | None = None
+
         self._callbacks: list[Callable[[], object]] = []
+        self.callback_records: list[tuple[ThreadProgress, int]] = []
 
     @property
     def is_settled(self) -> bool:
@@ -189,65 +211,89 @@ class Batch:
 
     @property
     def failure(self) -> LakeMQError | None:
-        """What a flush that waits for it raises."""
-        return self.doubt or (self.outcome.error if self.outcome else None)
+        """The error that a flush raises if it waits for this batch."""
+        return self.commit_error or (self.outcome.error if self.outcome else None)
 
-    def rows(self, now_ms: int) -> tuple[Body, Asked]:
-        """The body, and the partitions asked for."""
+    def rows(self, now_ms: int) -> tuple[Body, RequestedPartitions]:
+        """Return the message bodies and their explicit partitions."""
         if self.records is not None:
             return self.records.body(self.destination, self.size_bytes, now_ms)
         assert self.body is not None
-        return self.body, self.asked
+        return self.body, self.requested
 
-    def settle(self, outcome: Outcome) -> list[Callable[[], object]]:
-        """Its outcome, for good: futures have it; returns what is to be called now. It had none; the lock is held."""
-        self.outcome, self.doubt = outcome, None
-        self.records = self.body = self.asked = None
+    @property
+    def record_count(self) -> int:
+        """Number of records in a batch that is not settled."""
+        if self.records is not None:
+            return len(self.records.values)
+        return 0 if self.body is None else self.body.num_rows
+
+    def build_failure(self, outcome: BatchOutcome) -> Failure | None:
+        """Return the failure that callers must get, before the batch is settled; None: there is none."""
+        if outcome.error is None or not outcome.is_reported_later:
+            return None
+        count = self.record_count if outcome.placement is None else outcome.placement.refused_count
+        return Failure(self.number, outcome.error, self.destination, count, has_futures=self.records is not None)
+
+    def settle(self, outcome: BatchOutcome) -> list[Callable[[], object]]:
+        """Set the outcome of an unsettled batch, and return the callbacks to run. The lock is held."""
+        self.outcome, self.commit_error = outcome, None
+        self.records = self.body = self.requested = None
         callbacks, self._callbacks = self._callbacks, []
+        self.callback_records = []
         return callbacks
 
-    def when_settled(self, call: Callable[[], object]) -> None:
-        with self._outcomes.lock:
+    def add_callback(self, call: Callable[[], object], error_index: int | None = None) -> None:
+        """Run `call` once the batch is settled, or now. error_index: the record whose error goes to the callback."""
+        failures = self._monitor.failures
+        call = failures.bind_to_thread(call)
+        with self._monitor.lock:
             if not self.is_settled:
+                if error_index is not None:
+                    self.callback_records.append((failures.progress, error_index))
                 self._callbacks.append(call)
                 return
-        call_all([call])
+        run_callbacks([call])
 
     def wait(self, timeout_s: float | None) -> None:
-        """Raises RequestTimedOut, IllegalState (in a callback)."""
+        """Wait until the batch is settled. Raises RequestTimedOut, and IllegalState in a callback."""
         if self.is_settled:
             return
-        self._outcomes.check_may_wait()
-        with self._outcomes.lock:
-            if not self._outcomes.changed.wait_for(lambda: self.is_settled, timeout_s):
+        self._monitor.check_can_wait()
+        with self._monitor.lock:
+            if not self._monitor.changed.wait_for(lambda: self.is_settled, timeout_s):
                 raise RequestTimedOut(f"The record was not acknowledged within {timeout_s} s; it may still be.")
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Of a record of a batch that is settled. Raises what became of it."""
+        """Return the metadata of a record of a settled batch. Raises the record's error."""
         assert self.outcome is not None
-        if self.outcome.placement is not None:
-            return self.outcome.placement.of(index)
-        assert self.outcome.error is not None
-        raise self.outcome.error.with_traceback(None)  # one error, raised for many records
+        try:
+            if self.outcome.placement is not None:
+                return self.outcome.placement.of(index)
+            assert self.outcome.error is not None
+            raise self.outcome.error.with_traceback(None)  # the same error is raised for many records
+        except LakeMQError:
+            self._monitor.failures.mark_record_reported(self.number, index)
+            raise
 
 
-def call_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Call each, whatever the others raise, which is logged. A KeyboardInterrupt of the main thread is raised last."""
+def run_callbacks(calls: Sequence[Callable[[], object]]) -> None:
+    """Run all callbacks, and log their errors. Raise a KeyboardInterrupt of the main thread after the last one."""
     interrupt: KeyboardInterrupt | None = None
     for call in calls:
         try:
             call()
-        except BaseException as error:  # asyncio's CancelledError is one, too
+        except BaseException as error:  # asyncio.CancelledError is not an Exception
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 interrupt = error
             else:
-                log.exception("a callback of a producer has failed")
+                log.exception("A callback of a producer has failed.")
     if interrupt is not None:
         raise interrupt
 
 
 class RecordFuture:
-    """What will become of a record. Timeouts are in seconds, as those of `concurrent.futures`."""
+    """The future position of a record, or its error. Timeouts are in seconds, as in `concurrent.futures`."""
 
     __slots__ = ("_batch", "_index")
 
@@ -258,20 +304,30 @@ class RecordFuture:
         return self._batch.is_settled
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is, waited for. Raises what it was refused with; RequestTimedOut.
+        """Wait until the record is published, and return where it is.
 
-        A record of a transaction whose commit was not answered waits until that is committed again, aborted or closed.
+        If the commit of its transaction got no answer, this waits until you commit again, abort or close.
+
+        Args:
+            timeout: seconds to wait; None: without a limit.
+
+        Returns:
+            The position of the record.
+
+        Raises:
+            RequestTimedOut: the time is over, or the outcome is unknown.
+            LakeMQError: the record was refused.
         """
         self._wait(timeout)
         return self._batch.metadata(self._index)
 
     @property
     def receipt(self) -> str | None:
-        """By which a delayed record is cancelled, waited for; None: it does not wait. Raises as `result`."""
+        """Text that cancels a delayed record; None if it is not delayed. Waits and raises as `result`."""
         return self.result().receipt
 
     def exception(self, timeout: float | None = None) -> LakeMQError | None:
-        """What the record was refused with, waited for; None when it is in the log. Raises RequestTimedOut."""
+        """Wait for the outcome, and return the record's error; None if it is published. Raises RequestTimedOut."""
         self._wait(timeout)
         try:
             self._batch.metadata(self._index)
@@ -280,19 +336,19 @@ class RecordFuture:
         return None
 
     def add_done_callback(self, call: Callable[[RecordFuture], object]) -> None:
-        """Call with this future once it is done, in the producer's thread, or now. What the call raises is logged."""
+        """Call `call(future)` in the producer's thread once it is done, or now. Errors of the call are logged."""
         check_callback("The callback", call)
-        self._batch.when_settled(lambda: call(self))
+        self._batch.add_callback(lambda: call(self))
 
     def on_delivery(self, call: OnDelivery) -> None:
-        """Call with (error, None) or (None, metadata) once it is done."""
+        """Call `call(error, None)` or `call(None, metadata)` once the outcome is known."""
         check_callback("on_delivery", call)
 
         def tell() -> None:
             error = self.exception()
             call(error, None if error else self.result())
 
-        self._batch.when_settled(tell)
+        self._batch.add_callback(tell, self._index)
 
     def _wait(self, timeout: float | None) -> None:
         if not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout <= threading.TIMEOUT_MAX)):

@@ -1,4 +1,4 @@
-"""What a Spark task does with message rows: arrange them, write them to files of its own, and tell the ranges.
+"""The work of a Spark task on message rows: arrange them, write them to data files, and return the ranges.
 
 Shipped to executors: pyarrow, numpy and xxhash only. Every attempt writes new files under random names; only those
 that a request names exist for anyone.
@@ -28,8 +28,8 @@ from ...namespace.data_file import (
     new_file_id,
     repeat_name,
 )
-from .delaying import DUE_BY_CALL, due_since, taken_from_headers
-from .placing import Copy, Run, arrange
+from .delay_rule import DUE_BY_CALL, compute_requested_due_us, move_delay_headers
+from .placing import Copy, RowRun, arrange
 
 FLUSH_ROWS = 1 << 18
 FLUSH_BYTES = 64 << 20
@@ -63,18 +63,18 @@ RANGES_DDL = (
 
 
 class Destination(NamedTuple):
-    """A name rows may bear, and the copies stored of them; without copies nobody receives them."""
+    """A destination of rows, and the copies to store. Without copies no topic receives the rows."""
 
     name: str
     copies: tuple[Copy, ...]
 
 
 class WrittenRun(NamedTuple):
-    """A run of rows in a file. Numbers of its destination (ELSEWHERE: none of those known) and of that one's copy."""
+    """A run of rows in a file. destination, copy: numbers; destination ELSEWHERE: the name is not among them."""
 
     destination: int
     copy: int
-    run: Run
+    run: RowRun
     has_ttl: bool
 
 
@@ -107,17 +107,17 @@ class WriteMessages:
         task = context.partitionId() if context else 0
         written = write_rows(open_files(self.root, dict(self.storage_options)), batches, self._write)
         if written is not None:
-            yield _ranges(task, *written)
+            yield _to_record_batch(task, *written)
 
     def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
-        start = round_of(writer)
+        start = round_robin_start(writer)
         for index, rows in self._by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
-            asked = rows.column("asked").to_numpy() if "asked" in rows.column_names else None
+            requested = rows.column("requested").to_numpy() if "requested" in rows.column_names else None
             if not destination.copies:
-                destination, asked = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
+                destination, requested = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
             yield from write_body(
-                writer, index, destination.copies, _body(rows, destination.name, self.now_ms), asked, start
+                writer, index, destination.copies, _build_body(rows, destination.name, self.now_ms), requested, start
             )
 
     def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
@@ -135,11 +135,11 @@ def write_rows(
     batches: Iterator[pa.RecordBatch],
     write: Callable[[DataFileWriter, pa.Table], Iterable[WrittenRun]],
 ) -> tuple[WrittenFile, list[WrittenRun]] | None:
-    """The file that these rows are in now; None where there is none, as there are no rows. write: of some of them."""
+    """Write rows to one file, and return it with its runs; None if there are no rows. write: writes some rows."""
     placed: list[WrittenRun] = []
     with ExitStack() as stack:
         writer: DataFileWriter | None = None
-        for table in _gathered(batches):
+        for table in _combine_batches(batches):
             if writer is None:  # an empty task leaves no file
                 writer = stack.enter_context(new_data_file(files, new_file_id()))
             placed += write(writer, table)
@@ -151,11 +151,11 @@ def write_body(
     destination: int,
     copies: tuple[Copy, ...],
     body: pa.Table,
-    asked: npt.NDArray[np.int64] | None,
+    requested: npt.NDArray[np.int64] | None,
     start: int,
 ) -> Iterator[WrittenRun]:
-    """The rows arranged for each copy, and written. destination: its number; the others: as of `arrange`."""
-    arranged = arrange(copies, body, asked, start)
+    """Arrange the rows for each copy and write them. destination: its number; else as `arrange`."""
+    arranged = arrange(copies, body, requested, start)
     first_row = writer.write(arranged.rows)
     has_ttl = arranged.rows.column("ttl_ms").null_count < arranged.rows.num_rows
     for copy, (_, runs) in enumerate(arranged.runs):
@@ -163,14 +163,14 @@ def write_body(
             yield WrittenRun(destination, copy, run._replace(first_row=run.first_row + first_row), has_ttl)
 
 
-def round_of(writer: DataFileWriter) -> int:
-    """Where rows without a key begin their round of the partitions."""
-    # Not at the task's number: DataFrames of one row, published one after the other, all have just the task 0.
+def round_robin_start(writer: DataFileWriter) -> int:
+    """Return the partition at which rows without a key begin."""
+    # Not the task's number: DataFrames of one row, published one after the other, all have only task 0.
     return (writer.file_id >> 29) + writer.record_count
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches, many together: long runs make few segments."""
+def _combine_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Combine batches into large tables: long runs make few segments."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -183,7 +183,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(pending)
 
 
-def _body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
+def _build_body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
     n = table.num_rows
     columns = {
         "partition": pa.array(np.zeros(n, np.int32)),
@@ -192,16 +192,18 @@ def _body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
     nothing = pa.chunked_array([pa.nulls(n, pa.int64())])
     at_us, delay_ms = (table.column(name) if name in table.column_names else nothing for name in ("due_us", "delay_ms"))
     if "headers" in table.column_names:
-        given = pa.chunked_array([_null_where_empty(table.column("headers"))])
-        columns["headers"], at_us, delay_ms = taken_from_headers(given, at_us, delay_ms)
+        headers = pa.chunked_array([_null_where_empty(table.column("headers"))])
+        columns["headers"], at_us, delay_ms = move_delay_headers(headers, at_us, delay_ms)
     if "ttl_ms" in table.column_names:
         columns["ttl_ms"] = table.column("ttl_ms")
     arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
     arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
     if at_us.null_count == delay_ms.null_count == n:
         return pa.table({name: arrays[name] for name in BODY})
-    arrays["deliver_at"] = due_since(at_us, delay_ms, table.column("timestamp").cast(pa.int64())).cast(TIME)
-    by_call = due_since(at_us, delay_ms, pa.scalar(now_ms * 1000)).cast(TIME)
+    arrays["deliver_at"] = compute_requested_due_us(at_us, delay_ms, table.column("timestamp").cast(pa.int64())).cast(
+        TIME
+    )
+    by_call = compute_requested_due_us(at_us, delay_ms, pa.scalar(now_ms * 1000)).cast(TIME)
     return pa.table({**{name: arrays[name] for name in BODY}, DUE_BY_CALL: by_call})
 
 
@@ -211,7 +213,7 @@ def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, lists.type), lists)
 
 
-def _ranges(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.RecordBatch:
+def _to_record_batch(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.RecordBatch:
     n = len(placed)
     columns = [
         [task] * n,
@@ -219,10 +221,10 @@ def _ranges(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.Re
         [file.size_bytes] * n,
         [file.record_count] * n,
         [file.footer_hash] * n,
-        [one.destination for one in placed],
-        [one.copy for one in placed],
-        *zip(*(one.run for one in placed), strict=True),
-        [one.has_ttl for one in placed],
+        [written.destination for written in placed],
+        [written.copy for written in placed],
+        *zip(*(written.run for written in placed), strict=True),
+        [written.has_ttl for written in placed],
     ]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES

@@ -19,7 +19,7 @@ from lakemq.tables.specs.applications import APPLICATIONS
 from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.storage.catalog import columns_ddl
 from lakemq.tables.storage.commits import CommitConflict
-from lakemq.tables.storage.insertions import Insertion, insertion
+from lakemq.tables.storage.insertions import Insertion, read_insertion
 from lakemq.tables.storage.leftovers import Leftovers
 from lakemq.tables.storage.store import NotATable, TableHandle
 
@@ -39,7 +39,7 @@ NOTHING = -1
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainReport:
     """Rows published and rows refused, of all batches of one drain."""
 
     record_count: int = 0
@@ -69,13 +69,13 @@ class Inbox:
         self._ns, self._publisher, self._spark, self._reached = namespace, publisher, spark, reached
         self._max_batch_bytes = max_batch_bytes
 
-    def drain(self) -> Drained:
+    def drain(self) -> DrainReport:
         """Publish all that was inserted by now. Raises IllegalState, NamespaceError: table or log are not whole."""
         try:
             handle = self._ns.store.open(INBOX)
         except NotATable as error:
             raise NamespaceError(f"The inbox cannot be read: {error}") from None
-        after, total = self._drained_version(handle.table_id), Drained()
+        after, total = self._drained_version(handle.table_id), DrainReport()
         while batch := self._next_batch(after, handle.version):
             try:
                 done = self._publish(batch, handle.table_id)
@@ -84,36 +84,36 @@ class Inbox:
                 after = int(stale.found)
                 continue
             after = batch.version
-            told = {"batch": after, "records": done.record_count, "refused": done.refused_count}
-            log.info("inbox up to commit %d: %d published", after, done.record_count, extra=told)
-            total = Drained(total.record_count + done.record_count, total.refused_count + done.refused_count)
+            fields = {"batch": after, "records": done.record_count, "refused": done.refused_count}
+            log.info("inbox up to commit %d: %d published", after, done.record_count, extra=fields)
+            total = DrainReport(total.record_count + done.record_count, total.refused_count + done.refused_count)
         self._reached("inbox.drained")
         if after >= handle.version:
-            self._remove_drained(handle)
+            self._delete_drained_rows(handle)
         return total
 
     def _drained_version(self, table_id: str) -> int:
-        """The last version drained, as far as the tables and the tail of the journal say."""
+        """Return the last drained version, from the tables and the tail of the journal."""
         recent = self._publisher.state().applications.get((APP_ID, table_id))
-        mine = (pc.field("txn_app_id") == APP_ID) & (pc.field("target") == table_id)
-        versions = self._ns.store.open(APPLICATIONS).read(["version"], where=mine).column("version")
+        of_inbox = (pc.field("txn_app_id") == APP_ID) & (pc.field("target") == table_id)
+        versions = self._ns.store.open(APPLICATIONS).read(["version"], where=of_inbox).column("version")
         return max([NOTHING, *versions.to_pylist(), recent.version if recent else NOTHING])
 
     def _next_batch(self, after: int, newest: int) -> InboxBatch | None:
-        """The next commits that inserted something, together as large as allowed; None when there is none."""
+        """Return the next commits that inserted rows, up to the allowed size; None if there are none."""
         files: list[str] = []
         size_bytes, version = 0, after
-        for one in self._insertions(after, newest):
-            if files and size_bytes + one.size_bytes > self._max_batch_bytes:
+        for insertion_ in self._insertions(after, newest):
+            if files and size_bytes + insertion_.size_bytes > self._max_batch_bytes:
                 break
-            files += one.files
-            size_bytes, version = size_bytes + one.size_bytes, one.version
+            files += insertion_.files
+            size_bytes, version = size_bytes + insertion_.size_bytes, insertion_.version
         return InboxBatch(after, version, tuple(files)) if files else None
 
     def _insertions(self, after: int, newest: int) -> Iterator[Insertion]:
         for version in range(after + 1, newest + 1):
             try:
-                yield insertion(self._ns.files, INBOX, version)
+                yield read_insertion(self._ns.files, INBOX, version)
             except FileNotFoundError:
                 raise IllegalState(
                     "The log of the inbox was cleaned of commits that are not drained.",
@@ -121,20 +121,20 @@ class Inbox:
                     expected=f"all after {after}",
                 ) from None
 
-    def _publish(self, batch: InboxBatch, table_id: str) -> Drained:
+    def _publish(self, batch: InboxBatch, table_id: str) -> DrainReport:
         rows = self._read(batch)
         names = sorted(row.topic for row in rows.select("topic").distinct().collect() if row.topic is not None)
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
         self._reached("inbox.published")
-        return Drained(PublishedRows.of(published).record_count, published.refused_count)
+        return DrainReport(PublishedRows.of(published).record_count, published.refused_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]
         return self._spark.read.schema(columns_ddl(INBOX)).parquet(*paths)
 
-    def _remove_drained(self, handle: TableHandle) -> None:
-        """All rows at the handle's version are drained: remove them, and now and then what is left of older ones."""
+    def _delete_drained_rows(self, handle: TableHandle) -> None:
+        """Remove all rows, which are drained at the handle's version, and now and then leftovers of older ones."""
         files = handle.files()
         if not files:
             return
@@ -143,7 +143,7 @@ class Inbox:
             # at a drained version: no commit after it is ever forgotten by cleaning the log
             handle.checkpoint()
             handle.expire_log()
-            leftovers.delete(INBOX.name, self._ns.config.ms("publish.max.duration.ms"), handle.renewed)
+            leftovers.delete(INBOX.name, self._ns.config.ms("publish.max.duration.ms"), handle.open_newest)
         leftovers.announce(INBOX.name, [file.path for file in files])
         try:
             handle.replace_at(handle.version, [], files)

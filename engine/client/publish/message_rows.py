@@ -1,4 +1,4 @@
-"""The rows of a user's DataFrame as messages: the columns chosen, checked by type, completed and cast."""
+"""Message rows of a user's DataFrame: columns are chosen, checked by type, completed and cast."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 )
 
 from ...protocol.errors import InvalidRecord
-from ..arguments import text
-from .delaying import FAR_MS
-from .given import DELAYS, delays_alike
+from ..arguments import parse_text
+from .delay_rule import FAR_MS
+from .input_rows import DELAY_COLUMNS, constant_delay
 from .placing import NO_SUCH_PARTITION
-from .record import checked_ttl
+from .record import parse_ttl
 from .request import KEY_HEADERS
 from .spark_gate import SparkGate
 
@@ -43,10 +43,10 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 }
 
 
-def message_rows(
+def select_message_rows(
     df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any, gate: SparkGate | None = None
 ) -> DataFrame:
-    """key, value, timestamp and, where they are given, headers, asked (an explicit partition) and topic, as stored.
+    """Return key, value, timestamp and, if there are such columns, headers, requested (explicit partition) and topic.
 
     Where there is a column of delays, or of times of delivery, also due_us and delay_ms; of times to live, ttl_ms.
 
@@ -54,35 +54,35 @@ def message_rows(
     one. order_by: the rows of a key stay in this order. gate: marks those that fail, in `asked`. Raises InvalidRecord.
     """
     chosen = {
-        name: given if given is not None else name
-        for name, given in columns.items()
-        if given is not None or name in df.columns
+        name: column if column is not None else name
+        for name, column in columns.items()
+        if column is not None or name in df.columns
     }
-    chosen = _with_one_delay(chosen, columns)
+    chosen = _choose_delay_column(chosen, columns)
     if chosen.get("ttl_ms") is not None and not isinstance(chosen["ttl_ms"], Column | str):
-        chosen["ttl_ms"] = F.lit(checked_ttl(chosen["ttl_ms"]))
+        chosen["ttl_ms"] = F.lit(parse_ttl(chosen["ttl_ms"]))
     if "value" not in chosen:
         raise InvalidRecord("The DataFrame has no column for the value.", found=df.columns, expected="value, or value=")
-    named = [given for given in chosen.values() if isinstance(given, str) and given.isidentifier()]
+    named = [column for column in chosen.values() if isinstance(column, str) and column.isidentifier()]
     if missing := [name for name in named if name.lower() not in map(str.lower, df.columns)]:
         raise InvalidRecord("The DataFrame lacks columns.", found=df.columns, expected=", ".join(missing))
     try:
-        picked = [_column(name, given).alias(name) for name, given in chosen.items()]
+        picked = [_to_column(name, column).alias(name) for name, column in chosen.items()]
         ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]
-        kept = [_column("order_by", given).alias(f"__order_{i}") for i, given in enumerate(ordering)]
+        order_columns = [_to_column("order_by", column).alias(f"__order_{i}") for i, column in enumerate(ordering)]
         mark = [] if gate is None else [gate.mark.alias(_MARK)]
-        message = df.select(*picked, *kept, *mark)
+        message = df.select(*picked, *order_columns, *mark)
     except PySparkException as error:
         raise InvalidRecord(_first_line(error), found=df.columns) from None
     _check_types(message.drop(_MARK))
     now = F.lit(datetime.fromtimestamp(now_ms / 1000, timezone.utc))
     typed = message.select(
-        _key(chosen).alias("key"),
+        _key_column(chosen).alias("key"),
         F.col("value").cast("binary").alias("value"),
-        *([_without_nulls("headers").alias("headers")] if "headers" in chosen else []),
-        F.coalesce(_optional(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
-        *_asked(chosen, gate is not None),
-        *_due(message, chosen),
+        *([_replace_nulls("headers").alias("headers")] if "headers" in chosen else []),
+        F.coalesce(_column_or_null(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
+        *_requested_partition(chosen, gate is not None),
+        *_delay_columns(message, chosen),
         *([F.col("ttl_ms").cast("bigint")] if "ttl_ms" in chosen else []),
         *(["topic"] if "topic" in chosen else []),
         *(f"__order_{i}" for i in range(len(ordering))),
@@ -99,31 +99,33 @@ def message_rows(
 _MARK = "__failed"
 
 
-def _asked(chosen: Mapping[str, Any], is_gated: bool) -> list[Column]:
+def _requested_partition(chosen: Mapping[str, Any], is_gated: bool) -> list[Column]:
     """The partition a row asks for, or the mark of the expectation that it fails."""
-    wanted = []
+    candidates = []
     if is_gated:
-        wanted.append(F.col(_MARK))
+        candidates.append(F.col(_MARK))
     if "partition" in chosen:
-        given = F.col("partition").cast("bigint")
-        wanted.append(F.when(given.isNotNull(), F.greatest(given, F.lit(NO_SUCH_PARTITION))))
-    return [F.coalesce(*wanted, F.lit(-1)).cast("bigint").alias("asked")] if wanted else []
+        partition = F.col("partition").cast("bigint")
+        candidates.append(F.when(partition.isNotNull(), F.greatest(partition, F.lit(NO_SUCH_PARTITION))))
+    return [F.coalesce(*candidates, F.lit(-1)).cast("bigint").alias("requested")] if candidates else []
 
 
-def _with_one_delay(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said in the call wins over columns of those names, and may be one time for all rows."""
-    said = {name: columns[name] for name in DELAYS if columns.get(name) is not None}
-    plain = {name: given for name, given in said.items() if not isinstance(given, Column | str)}
-    alike = {name: F.lit(one.as_py()) for name, one in delays_alike(plain).items()}
-    if len(said) > 1:
+def _choose_delay_column(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a delay in the call, a column or a constant, win over columns with those names."""
+    delays = {name: columns[name] for name in DELAY_COLUMNS if columns.get(name) is not None}
+    constants = {name: delay for name, delay in delays.items() if not isinstance(delay, Column | str)}
+    literals = {name: F.lit(value.as_py()) for name, value in constant_delay(constants).items()}
+    if len(delays) > 1:
         raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
     return {
-        name: alike.get(name, given) for name, given in chosen.items() if not said or name not in DELAYS or name in said
+        name: literals.get(name, column)
+        for name, column in chosen.items()
+        if not delays or name not in DELAY_COLUMNS or name in delays
     }
 
 
-def _due(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:
-    if not chosen.keys() & set(DELAYS):
+def _delay_columns(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:
+    if not chosen.keys() & set(DELAY_COLUMNS):
         return []
     nothing = F.lit(None).cast("bigint")
     at_us = nothing
@@ -138,29 +140,29 @@ def _due(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:
     return [at_us.alias("due_us"), delay_ms.alias("delay_ms")]
 
 
-def _column(name: str, given: Any) -> Column:
-    return given if isinstance(given, Column) else F.col(text(name, given))
+def _to_column(name: str, given: Any) -> Column:
+    return given if isinstance(given, Column) else F.col(parse_text(name, given))
 
 
-def _without_nulls(name: str) -> Column:
+def _replace_nulls(name: str) -> Column:
     # Spark 4.2's Arrow writer takes time quadratic in the rows of a batch for null arrays: 58 s instead of 1 s for
     # 2 M rows in batches of 50,000; an empty array costs nothing, and becomes null again on the other side
     return F.coalesce(F.col(name).cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
 
 
-def _optional(chosen: Mapping[str, Any], name: str, ddl: str) -> Column:
+def _column_or_null(chosen: Mapping[str, Any], name: str, ddl: str) -> Column:
     return (F.col(name) if name in chosen else F.lit(None)).cast(ddl)
 
 
-def _key(chosen: Mapping[str, Any]) -> Column:
+def _key_column(chosen: Mapping[str, Any]) -> Column:
     """The key, else the value of the first of KEY_HEADERS that the row has, wherever it stands among its headers."""
-    key = _optional(chosen, "key", "binary")
+    key = _column_or_null(chosen, "key", "binary")
     if "headers" not in chosen:
         return key
-    return F.coalesce(key, *(F.try_element_at(_values_of(name), F.lit(1)) for name in KEY_HEADERS))
+    return F.coalesce(key, *(F.try_element_at(_header_values(name), F.lit(1)) for name in KEY_HEADERS))
 
 
-def _values_of(header: str) -> Column:
+def _header_values(header: str) -> Column:
     """The values of all headers of this name that have one."""
     headers = F.filter(F.col("headers").cast(HEADERS_DDL), lambda h: (h["key"] == header) & h["value"].isNotNull())
     return F.transform(headers, lambda h: h["value"])
@@ -180,10 +182,10 @@ def _check_types(message: DataFrame) -> None:
 
 
 def _check_header_type(type: ArrayType) -> None:
-    found = type.simpleString()
+    type_name = type.simpleString()
     names = [(f.name, f.dataType.simpleString()) for f in getattr(type.elementType, "fields", [])]
     if [n for n, _ in names] != ["key", "value"] or names[0][1] != "string" or names[1][1] not in ("binary", "string"):
-        raise InvalidRecord("Column headers is of the wrong type.", found=found, expected=HEADERS_DDL)
+        raise InvalidRecord("Column headers is of the wrong type.", found=type_name, expected=HEADERS_DDL)
 
 
 def _first_line(error: Exception) -> str:

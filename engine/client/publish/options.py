@@ -9,20 +9,21 @@ from typing import Any
 
 from ...protocol.errors import InvalidConfig
 from ...protocol.parameters import Parameter, Parameters, Value
+from ...protocol.unsupported_settings import normalize_option_names
 from .publication import OnError
 
 _DAY_MS = 86_400_000
 
 PRODUCER = Parameters(
     [
-        Parameter("linger_ms", 5, "How long a record waits for company.", 0, _DAY_MS),
+        Parameter("linger_ms", 5, "How long a record waits for others to be sent with.", 0, _DAY_MS),
         Parameter("batch_size", 1 << 20, "Bytes that are sent without waiting.", 1, 1 << 30),
         Parameter("buffer_memory", 64 << 20, "Bytes that may wait; above it `send` blocks.", 1, 1 << 30),
         Parameter("max_block_ms", 60_000, "How long `send` blocks before it raises `BUFFER_FULL`.", 0, _DAY_MS),
         Parameter(
             "delivery_timeout_ms",
             120_000,
-            "How long after it was given a record is sent again when nobody answers.",
+            "How long after `send` a record is sent again if there is no answer.",
             0,
             _DAY_MS,
         ),
@@ -46,6 +47,8 @@ PRODUCER = Parameters(
 )
 """Those that are numbers or words; `idempotent`, in Kafka's words `enable_idempotence`, is true or false."""
 
+_FLAGS = ("idempotent", "enable_idempotence")
+
 _WHY = {
     "acks": "a record is acknowledged once it is in the log, never before",
     "retries": "an answer that is lost is asked for again, without which its outcome would stay unknown",
@@ -66,12 +69,12 @@ class ProducerOptions:
     idempotent: bool
 
 
-def producer_options(given: Mapping[str, Any], transactional: bool = False) -> ProducerOptions:
-    """The options with the defaults of those not given. Raises InvalidConfig for an unknown or impossible one."""
-    rest = dict(given)
-    flags: dict[str, Any] = {name: rest.pop(name) for name in ("idempotent", "enable_idempotence") if name in rest}
-    idempotent = _idempotent(flags, transactional)
-    values: dict[str, Any] = {**PRODUCER.defaults(), **{name: _checked(name, raw) for name, raw in rest.items()}}
+def parse_producer_options(given: Mapping[str, Any], transactional: bool = False) -> ProducerOptions:
+    """Check the options, and add defaults. Raises InvalidConfig for an unknown or impossible one."""
+    rest: dict[str, Any] = normalize_option_names(dict(given), {*PRODUCER.declared, *_FLAGS})
+    flags: dict[str, Any] = {name: rest.pop(name) for name in _FLAGS if name in rest}
+    idempotent = _parse_idempotent(flags, transactional)
+    values: dict[str, Any] = {**PRODUCER.defaults(), **{name: _parse_value(name, raw) for name, raw in rest.items()}}
     if transactional:
         if rest.get("on_error") == "dead_letter":
             raise InvalidConfig(
@@ -82,7 +85,7 @@ def producer_options(given: Mapping[str, Any], transactional: bool = False) -> P
     return ProducerOptions(**chosen, idempotent=idempotent)
 
 
-def _checked(name: str, raw: object) -> Value:
+def _parse_value(name: str, raw: object) -> Value:
     if name == "acks" and isinstance(raw, Integral) and raw == -1:
         raw = "all"
     try:
@@ -95,7 +98,7 @@ def _checked(name: str, raw: object) -> Value:
         ) from None
 
 
-def _idempotent(flags: Mapping[str, Any], transactional: bool) -> bool:
+def _parse_idempotent(flags: Mapping[str, Any], transactional: bool) -> bool:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidConfig(f"{name} is not valid.", found=flag, expected="True or False")

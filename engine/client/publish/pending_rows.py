@@ -1,4 +1,4 @@
-"""Rows that wait, as of one step: what a predicate may look at, and where each is, read from the tables."""
+"""Reading delayed rows that wait, as of one step, with their places and the columns that predicates use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import HEADERS, file_stem
 from lakemq.tables.specs.spec import BINARY, INT32, TEXT, TIME
-from lakemq.tables.storage.changelog import newest
+from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.store import Store
 
-from ...namespace.data_file import file_name, is_as_written, look
-from ...namespace.load import newest_delayed
+from ...namespace.data_file import file_name, is_expected_file, look
+from ...namespace.load import read_delayed_rows
 from ...protocol.errors import FileTruncated
 from ...protocol.values.delays import DelayStatus
 
@@ -36,12 +36,12 @@ _READ = ["key", "headers", "timestamp", "deliver_at"]
 Numbers = npt.NDArray[np.int64]
 
 
-def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Iterator[pa.Table]:
-    """Those of the topic, or of all; columns of SHOWN, then of PLACE. Raises FileTruncated, OSError.
+def read_pending_rows(store: Store, topic: str | None, unread: bool = False) -> Iterator[pa.Table]:
+    """Yield the waiting rows of the topic, or of all, with columns of SHOWN and PLACE. Raises FileTruncated, OSError.
 
-    unread: those in files that cannot be read, too, with nothing of what they are.
+    unread: yield rows of unreadable files, too, with nulls for their contents.
     """
-    ranges = newest(newest_delayed(store.open(DELAYED)), DELAYED.keys)
+    ranges = select_newest(read_delayed_rows(store.open(DELAYED)), DELAYED.keys)
     ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
     if topic is not None:
         ranges = ranges.filter(pc.field("topic") == topic)
@@ -52,16 +52,16 @@ def pending_rows(store: Store, topic: str | None, unread: bool = False) -> Itera
     file_ids = ranges.column("file_id").to_numpy()
     begins = np.flatnonzero(np.concatenate([[True], file_ids[1:] != file_ids[:-1]]))
     for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(file_ids)], strict=True):
-        yield _rows(store.files, ranges.slice(first, end - first), unread)
+        yield _read_file_rows(store.files, ranges.slice(first, end - first), unread)
 
 
-def _rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
-    """Of ranges of one file."""
-    member, row = _waiting(ranges)
+def _read_file_rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
+    """Read the waiting rows of ranges in one file."""
+    member, row = _find_waiting_rows(ranges)
     of_range = ranges.select([*_OF_RANGE, "first_due_ms"]).take(pa.array(member))
     try:
-        stored = _stored(files, ranges.column("file_id")[0].as_py(), ranges.column("footer_hash")[0].as_py())
-        rows = _taken(stored, of_range.column("first_row").to_numpy() + row)
+        stored = _read_data_file(files, ranges.column("file_id")[0].as_py(), ranges.column("footer_hash")[0].as_py())
+        rows = _take_rows(stored, of_range.column("first_row").to_numpy() + row)
     except (FileTruncated, OSError, pa.ArrowException):
         if not unread:
             raise
@@ -73,20 +73,20 @@ def _rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
     }
     moved = pc.greater(of_range.column("reschedules"), 0)
     if pc.any(moved).as_py():
-        told = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
-        columns["deliver_at"] = pc.if_else(moved, told, rows.column("deliver_at"))
+        due_times = pc.cast(of_range.column("first_due_ms"), pa.timestamp("ms", "UTC")).cast(TIME)
+        columns["deliver_at"] = pc.if_else(moved, due_times, rows.column("deliver_at"))
     return pa.table({name: columns[name] for name in (*SHOWN.names, *PLACE)})
 
 
-def _taken(rows: pa.Table, index: Numbers) -> pa.Table:
-    """The rows of these numbers, without a copy where they follow each other."""
+def _take_rows(rows: pa.Table, index: Numbers) -> pa.Table:
+    """Return the rows at these indexes, without a copy if they are consecutive."""
     if len(index) and (np.diff(index) == 1).all():
         return rows.slice(int(index[0]), len(index))
     return rows.take(pa.array(index))
 
 
-def _waiting(ranges: pa.Table) -> tuple[Numbers, Numbers]:
-    """Of each row that waits: its range, as a number among these, and its number within that."""
+def _find_waiting_rows(ranges: pa.Table) -> tuple[Numbers, Numbers]:
+    """Return per waiting row the index of its range, and its number in the range."""
     released = ranges.column("released_count").to_numpy()
     counts = ranges.column("record_count").to_numpy() - released
     member = np.repeat(np.arange(len(counts)), counts)
@@ -100,10 +100,10 @@ def _waiting(ranges: pa.Table) -> tuple[Numbers, Numbers]:
     return member[waits], row[waits]
 
 
-def _stored(files: Files, file_id: int, footer_hash: int | None) -> pa.Table:
+def _read_data_file(files: Files, file_id: int, footer_hash: int | None) -> pa.Table:
     facts = look(files, file_id)
-    if facts is None or facts.flaw or not is_as_written(footer_hash, facts.footer_hash, facts.is_journaled):
-        found = "no file" if facts is None else facts.flaw or f"footer {facts.footer_hash}"
-        raise FileTruncated(f"Data file {file_stem(file_id)} is gone or damaged.", found=found)
+    if facts is None or facts.flaw or not is_expected_file(footer_hash, facts.footer_hash, facts.is_journaled):
+        state = "no file" if facts is None else facts.flaw or f"footer {facts.footer_hash}"
+        raise FileTruncated(f"Data file {file_stem(file_id)} is gone or damaged.", found=state)
     with files.open_input(file_name(file_id)) as source:
         return pq.ParquetFile(source).read(_READ)

@@ -18,8 +18,8 @@ from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
-from ...protocol.hashing import Partitioner, partitions_of
-from .delaying import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, Due, Wanted, due_of
+from ...protocol.hashing import Partitioner, partition_keys
+from .delay_rule import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, DueTimes, RequestedDelays, compute_due_ms
 
 # a refused row has partition -1 - index here
 REFUSALS: tuple[tuple[str, str], ...] = (
@@ -32,17 +32,17 @@ REFUSALS: tuple[tuple[str, str], ...] = (
     ("INVALID_TIMESTAMP", "The delay is negative."),
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
     ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
-    ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is no number of milliseconds."),
+    ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is not a number of milliseconds."),
 )
 FIRST_FAILED = -1000
-"""A row that asks for this partition minus n, and has it then, is refused by expectation n of the topic's suite."""
+"""Partition of rows that fail expectation 0 of the topic's suite; expectation n has this minus n."""
 NO_SUCH_PARTITION = -2
-"""What a row asks for at least that asks for a negative partition."""
+"""Stands for all negative explicit partitions, so that -1 keeps its meaning of none."""
 UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
 
 
 class Copy(NamedTuple):
-    """One stored copy of the rows: it serves all topics that place keys and delay alike, and bound messages alike.
+    """A stored copy of the rows, for all topics with the same partitioning, delay rule and size limit.
 
     topics: indexes into the topics of the publish.
     """
@@ -54,7 +54,7 @@ class Copy(NamedTuple):
     delays: DelayRule = EXACT
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Rows first_row .. first_row + record_count of one partition, or refused for one reason (partition < 0).
 
     first_due_ms, last_due_ms: when the first and the last are due, within one hour; NOT_DELAYED: they are at once.
@@ -80,7 +80,7 @@ def refuse_bad_rows(
     if body.nbytes > max_bytes:  # else no row of it can be larger
         tests.append((TOO_LARGE, message_bytes(body) > max_bytes))
     if body.column("headers").null_count < body.num_rows:
-        tests.append((BAD_HEADER, _keyless(body.column("headers"))))
+        tests.append((BAD_HEADER, _rows_with_keyless_header(body.column("headers"))))
     if body.column("ttl_ms").null_count < body.num_rows:
         ttl_ms = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
         tests.append((BAD_TTL, (ttl_ms < 0) | (ttl_ms > MAX_TTL_MS)))
@@ -95,21 +95,21 @@ def message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
     size = _lengths(body.column("key")) + _lengths(body.column("value"))
     headers = body.column("headers")
     if headers.null_count < len(headers):
-        row, flat = _flat_headers(headers)
+        row, flat = _flatten_headers(headers)
         keys, values = pc.struct_field(flat, "key"), pc.struct_field(flat, "value")
         np.add.at(size, row, _lengths(keys) + _lengths(values))
     return size
 
 
-def _keyless(headers: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    row, flat = _flat_headers(headers)
+def _rows_with_keyless_header(headers: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    row, flat = _flatten_headers(headers)
     keyless = np.zeros(len(headers), np.bool_)
     keyless[row[_numpy(pc.is_null(pc.struct_field(flat, "key")))]] = True
     return keyless
 
 
-def _flat_headers(headers: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
-    """All headers one after the other, and the row each belongs to."""
+def _flatten_headers(headers: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
+    """Return all headers one after the other, and the row of each."""
     return _numpy(pc.list_parent_indices(headers)), pc.list_flatten(headers)
 
 
@@ -129,9 +129,9 @@ def sort_by_partition(
     timestamps_us: npt.NDArray[np.int64],
     partition: npt.NDArray[np.int32],
     first_row: int,
-    due: Due | None = None,
-) -> tuple[pa.Table, tuple[Run, ...]]:
-    """The rows sorted by partition, the order within one kept, with `partition` filled in; and the runs, by row.
+    due: DueTimes | None = None,
+) -> tuple[pa.Table, tuple[RowRun, ...]]:
+    """The rows sorted by partition, the order within a partition kept. Return them with their runs.
 
     first_row: number of the first row, once it is sorted; due: where rows are delayed, which of a partition come after
     its others, by the time they are due.
@@ -139,7 +139,7 @@ def sort_by_partition(
     n = body.num_rows
     if n == 0:
         return body, ()
-    order = _order(partition, due)
+    order = _find_sort_order(partition, due)
     if order is not None:
         body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
     body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
@@ -158,11 +158,11 @@ def sort_by_partition(
     ]
     if due is not None:
         columns += [due_ms[starts], due_ms[starts + counts - 1]]
-    return body, tuple(map(Run, *(column.tolist() for column in columns)))
+    return body, tuple(map(RowRun, *(column.tolist() for column in columns)))
 
 
-def _order(partition: npt.NDArray[np.int32], due: Due | None) -> npt.NDArray[np.int64] | None:
-    """In which the rows are to stand; None: as they do."""
+def _find_sort_order(partition: npt.NDArray[np.int32], due: DueTimes | None) -> npt.NDArray[np.int64] | None:
+    """Return the order by partition and due time; None if the rows are in order."""
     if due is not None:
         return np.lexsort((due.ms, partition))
     if (partition[1:] < partition[:-1]).any():
@@ -171,13 +171,13 @@ def _order(partition: npt.NDArray[np.int32], due: Due | None) -> npt.NDArray[np.
 
 
 def _narrow(partition: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-    """The same numbers in 16 bits if they fit: numpy then sorts by radix, in a fifth of the time."""
+    """Return the numbers in 16 bits if they fit: numpy then uses radix sort, in a fifth of the time."""
     narrow = partition.astype(np.int16)
     return narrow if np.array_equal(narrow, partition) else partition
 
 
-class Placed(NamedTuple):
-    """Of each row as it was given, in one copy: its partition, and when it is due."""
+class RowPlacement(NamedTuple):
+    """Partition and due time per row in the caller's order, in one copy."""
 
     partition: npt.NDArray[np.int32]
     due_ms: npt.NDArray[np.int64]
@@ -192,79 +192,83 @@ class Arranged:
     """
 
     rows: pa.Table
-    runs: tuple[tuple[Copy, tuple[Run, ...]], ...]
+    runs: tuple[tuple[Copy, tuple[RowRun, ...]], ...]
     partition: npt.NDArray[np.int32]
     due_ms: npt.NDArray[np.int64] | None = None
-    each: tuple[Placed, ...] = ()
+    each: tuple[RowPlacement, ...] = ()
 
 
 def arrange(
     copies: Sequence[Copy],
     body: pa.Table,
-    asked: npt.NDArray[np.int64] | None,
+    requested: npt.NDArray[np.int64] | None,
     start: int,
     by_slot: bool = False,
 ) -> Arranged:
     """The body once per copy, sorted by partition.
 
-    asked: explicit partitions, -1 for none, FIRST_FAILED and below for what an expectation refuses; start: where the
+    requested: explicit partitions, -1 for none, FIRST_FAILED and below for failed expectations; start: where the
     round of keyless rows begins; by_slot: a run of delayed rows is of one due time, else of an hour.
     """
     timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
-    wanted, body = _wanted(body, timestamps_us)
+    delays, body = _read_requested_delays(body, timestamps_us)
     tables, runs, placed, dues = [], [], [], []
     for number, copy in enumerate(copies):
-        partition = _partitions(copy, body, asked, start)
+        partition = _choose_partitions(copy, body, requested, start)
         partition = refuse_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
         due = None
-        if wanted is not None:
-            partition, due = refuse_bad_delays(wanted, copy.delays, partition, by_slot)
-            body = _with_due(body, due)
-        rows, found = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
+        if delays is not None:
+            partition, due = refuse_bad_delays(delays, copy.delays, partition, by_slot)
+            body = _set_deliver_at(body, due)
+        rows, copy_runs = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
         tables.append(rows)
-        runs.append((copy, found))
+        runs.append((copy, copy_runs))
         placed.append(partition)
         dues.append(due)
-    each = tuple(Placed(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
+    each = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
     return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], each[0].due_ms if each else None, each)
 
 
-def _wanted(body: pa.Table, timestamps_us: npt.NDArray[np.int64]) -> tuple[Wanted | None, pa.Table]:
-    """What is asked of delays, None where nothing is; and the body without what only asks."""
+def _read_requested_delays(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64]
+) -> tuple[RequestedDelays | None, pa.Table]:
+    """Return the requested delays (None: no row is delayed), and the body without DUE_BY_CALL."""
     by_call = None
     if DUE_BY_CALL in body.column_names:
         by_call, body = body.column(DUE_BY_CALL), body.select(BODY_SCHEMA.names)
     column = body.column("deliver_at")
     if column.null_count == len(column):
         return None, body
-    due_us = _times(column)
-    return Wanted(timestamps_us, due_us, due_us if by_call is None else _times(by_call)), body
+    due_us = _to_due_us(column)
+    return RequestedDelays(timestamps_us, due_us, due_us if by_call is None else _to_due_us(by_call)), body
 
 
-def _times(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _to_due_us(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return _numpy(pc.fill_null(column.cast(pa.int64()), NO_DUE))
 
 
 def refuse_bad_delays(
-    wanted: Wanted, rule: DelayRule, partition: npt.NDArray[np.int32], by_slot: bool
-) -> tuple[npt.NDArray[np.int32], Due]:
+    wanted: RequestedDelays, rule: DelayRule, partition: npt.NDArray[np.int32], by_slot: bool
+) -> tuple[npt.NDArray[np.int32], DueTimes]:
     """`partition` with a negative number for every row that cannot be delayed so; and when those that can are due."""
-    due_ms = due_of(rule, wanted)
+    due_ms = compute_due_ms(rule, wanted)
     for bad, refusal in zip(BAD, _BAD_DELAYS, strict=True):
         partition = np.where((due_ms == bad) & (partition >= 0), np.int32(refusal), partition)
-    return partition, Due.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)
+    return partition, DueTimes.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)
 
 
-def _with_due(body: pa.Table, due: Due) -> pa.Table:
-    """The same with the times of delivery as they are in a copy."""
+def _set_deliver_at(body: pa.Table, due: DueTimes) -> pa.Table:
+    """Set the column deliver_at to the due times of a copy."""
     times = pa.array(due.ms * 1000, pa.int64(), mask=due.ms == NOT_DELAYED).cast(TIME)
     return body.set_column(body.column_names.index("deliver_at"), "deliver_at", times)
 
 
-def _partitions(copy: Copy, body: pa.Table, asked: npt.NDArray[np.int64] | None, start: int) -> npt.NDArray[np.int32]:
-    partition = partitions_of(body.column("key"), copy.partition_count, copy.partitioner, start)
-    if asked is None:
+def _choose_partitions(
+    copy: Copy, body: pa.Table, requested: npt.NDArray[np.int64] | None, start: int
+) -> npt.NDArray[np.int32]:
+    partition = partition_keys(body.column("key"), copy.partition_count, copy.partitioner, start)
+    if requested is None:
         return partition
-    outside = (asked < -1) | (asked >= copy.partition_count)
-    refused = np.where(asked <= FIRST_FAILED, asked, UNKNOWN)
-    return np.where(outside, refused, np.where(asked >= 0, asked, partition)).astype(np.int32)
+    outside = (requested < -1) | (requested >= copy.partition_count)
+    refused = np.where(requested <= FIRST_FAILED, requested, UNKNOWN)
+    return np.where(outside, refused, np.where(requested >= 0, requested, partition)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""A publish, whatever its rows are: where it goes, what becomes of bad rows, and by what a repeat of it is known."""
+"""A publish apart from its rows: destination, treatment of bad rows, and the identity that makes a repeat harmless."""
 
 from __future__ import annotations
 
@@ -17,8 +17,21 @@ OnRefusal = Literal["dead_letter", "fail", "leave_out"]
 ON_ERROR = ("dead_letter", "fail")
 
 
-class Sequences:
-    """A producer's next sequence per (topic_id, partition); rows that are refused have one of their own."""
+class SequenceCounters:
+    """A producer's next sequence number per (topic_id, partition). Refused rows have a counter of their own.
+
+    How sequence numbers survive a retry. An idempotent producer numbers its records per partition. The request carries
+    the first number of each partition, and the sequencer appends a request only once per number. The counters advance
+    only after a request was accepted. So a retry, also one with new metadata, carries the same numbers, and the
+    sequencer answers it with the first result.
+
+    If the outcome of a batch stays unknown, the counters cannot be used any more. Either the numbers are taken: new
+    records with them would be answered as repeats, and lost. Or they are not taken: later numbers would leave a gap. So
+    after any error of a batch, the producer drops its id (`Producer._on_send_error`). The next batch asks for a new id,
+    whose numbers begin at 0. The same happens if the sequencer has forgotten an idle producer (UnknownProducerId). The
+    batch had no effect then, and is sent again. A transactional producer gets new counters with the epoch of each
+    transaction.
+    """
 
     def __init__(self, producer_id: int, producer_epoch: int) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
@@ -26,7 +39,7 @@ class Sequences:
         self._next_refused = 0
 
     def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
-        """The sequences a request with these ranges and refused rows bears."""
+        """Return the sequence numbers for a request with these ranges and refused rows."""
         units = list(self._units(ranges))
         return ProducerSequences(
             self.producer_id,
@@ -38,7 +51,7 @@ class Sequences:
         )
 
     def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
-        """The request was accepted: the next one goes on after it."""
+        """Advance the counters after the request was accepted."""
         self._next_refused = next_sequence(self._next_refused, sum(rows.record_count for rows in refused))
         for (index, partition), count in self._units(ranges).items():
             key = (route.topics[index].topic_id, partition)
@@ -46,7 +59,7 @@ class Sequences:
 
     @staticmethod
     def _units(ranges: Ranges) -> Mapping[tuple[int, int], int]:
-        """(topic_index, partition) -> rows; those that wait count apart."""
+        """Return (topic_index, partition) -> number of rows. Delayed rows have units of their own."""
         counts: dict[tuple[int, int], int] = {}
         partitions: Iterable[int] = ranges.partition
         if ranges.first_due_ms:
@@ -59,17 +72,22 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Publication:
-    """destination: a topic, or what subscriptions match; on_error: of the rows that are refused, "leave_out" is that
-    nothing happens of them; transaction: the one it is a part of; expectations: by which rows may be refused.
+    """The parameters of a publish.
 
-    application, sequences: with either a lost answer is asked for again, and nothing is published twice.
+    Attributes:
+        destination: a topic, or a name that subscriptions match.
+        on_error: treatment of refused rows; "leave_out" drops them, because their futures have the error.
+        application: an application's version. With it or with `sequences`, a repeat publishes nothing twice.
+        transaction: the transaction that the publish belongs to.
+        sequences: counters of the producer.
+        expectations: descriptions of the expectations that rows may fail.
     """
 
     destination: str
     on_error: OnRefusal = "dead_letter"
     application: ApplicationVersion | None = None
     transaction: TransactionRef | None = None
-    sequences: Sequences | None = None
+    sequences: SequenceCounters | None = None
     expectations: Sequence[str] = ()
 
     @property

@@ -1,8 +1,9 @@
-"""A record as a caller gives it: checked in the call, so that a bad one never meets its neighbours."""
+"""Records of `send`, checked in the call, so that an invalid one does not affect others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -12,16 +13,16 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
-from ..arguments import microseconds, moment, whole_number
-from .few import FEW_BYTES, FEW_ROWS, FewBody, few_of
-from .request import body_of
+from ..arguments import parse_timestamp, parse_whole_number, to_microseconds
+from .few_rows import FEW_BYTES, FEW_ROWS, FewBody, build_few_body
+from .request import build_body
 
 Header = tuple[str, bytes | None]
 Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None, int | None]
 """Headers, partition, timestamp (us), time of delivery (us), delay and time to live (ms): most records have none."""
 
 MAX_BYTES = 2**31 - 1
-"""Of a record: what the largest max.message.bytes can be."""
+"""Most bytes of a record: the largest possible max.message.bytes."""
 
 _MIN_MS, _MAX_MS = MIN_TIMESTAMP_US // 1000, MAX_TIMESTAMP_US // 1000
 
@@ -48,10 +49,10 @@ class Records:
     def body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[pa.Table | FewBody, Any]:
         """The body, and the partitions asked for. size_bytes: of all records."""
         if len(self.values) > FEW_ROWS or size_bytes > FEW_BYTES:
-            return body_of(self._table(), destination, now_ms)
-        headers, asked, times, due, delays, ttls = (self._extra(place) for place in range(6))
-        body = few_of(destination, self.keys, self.values, headers, times, now_ms, due, delays, ttls)
-        return body, None if asked is None else [-1 if one is None else one for one in asked]
+            return build_body(self._table(), destination, now_ms)
+        headers, requested, times, due, delays, ttls = (self._extra(place) for place in range(6))
+        body = build_few_body(destination, self.keys, self.values, headers, times, now_ms, due, delays, ttls)
+        return body, None if requested is None else [-1 if partition is None else partition for partition in requested]
 
     def _extra(self, place: int) -> list[Any] | None:
         """A column of what most records do without; None where all do."""
@@ -63,7 +64,7 @@ class Records:
         return column
 
     def _table(self) -> pa.Table:
-        """The columns that `body_of` takes."""
+        """The columns that `build_body` takes."""
         columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
         extras = [("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME), ("deliver_at", TIME)]
         extras += [("delay_ms", pa.int64()), ("ttl_ms", pa.int64())]
@@ -73,7 +74,7 @@ class Records:
         return pa.table(columns)
 
 
-def checked_destination(topic: object) -> str:
+def parse_destination(topic: object) -> str:
     """Raises InvalidTopic."""
     if not isinstance(topic, str):
         raise InvalidTopic("The topic is not text.", found=type(topic).__name__, expected="a name, as text")
@@ -81,12 +82,12 @@ def checked_destination(topic: object) -> str:
     return str(topic)
 
 
-def checked_bytes(name: str, given: object) -> bytes | None:
-    """Bytes of its own, which nobody changes any more. Raises InvalidRecord, without what was given."""
+def parse_bytes(name: str, given: object) -> bytes | None:
+    """Return an immutable copy as bytes. Raises InvalidRecord, without the payload."""
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, str):
-        return _encoded(f"The {name}", given)
+        return _encode(f"The {name}", given)
     if not isinstance(given, bytes | bytearray | memoryview):
         raise InvalidRecord(
             f"The {name} is neither bytes nor text.", found=type(given).__name__, expected="bytes, str or None"
@@ -97,33 +98,39 @@ def checked_bytes(name: str, given: object) -> bytes | None:
         raise InvalidRecord(f"The {name} is a memoryview that was released.") from None
 
 
-def checked_extras(
+def parse_extras(
     headers: object, partition: object, timestamp_ms: object, deliver_at: object, delay_ms: object, ttl_ms: object
 ) -> tuple[Extras, int]:
-    """What may come with a key and a value, and the bytes of the headers. Raises InvalidRecord, InvalidTimestamp."""
-    listed, size = _headers(headers)
-    due_us, delay = checked_delay(deliver_at, delay_ms)
-    ttl = checked_ttl(ttl_ms)
-    return (listed, _partition(partition), _timestamp_us(timestamp_ms), due_us, delay, ttl), size
+    """Check the optional parts of a record; return them and the bytes of the headers."""
+    listed, size = _parse_headers(headers)
+    due_us, delay = parse_delay(deliver_at, delay_ms)
+    ttl = parse_ttl(ttl_ms)
+    return (listed, _parse_partition(partition), _parse_timestamp_us(timestamp_ms), due_us, delay, ttl), size
 
 
-def checked_ttl(ttl_ms: object) -> int | None:
+def parse_ttl(ttl_ms: object) -> int | None:
     """Raises InvalidRecord."""
-    return None if ttl_ms is None else whole_number("ttl_ms", ttl_ms, 0, MAX_TTL_MS, InvalidRecord)
+    return None if ttl_ms is None else parse_whole_number("ttl_ms", ttl_ms, 0, MAX_TTL_MS, InvalidRecord)
 
 
-def checked_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int | None]:
-    """Of a message, or of many alike: when it is to be delivered, in microseconds, or how much later, in milliseconds.
+def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int | None]:
+    """Check a delay: return the delivery time in microseconds, or the delay in milliseconds.
 
     Raises InvalidRecord, InvalidTimestamp.
     """
     if deliver_at is None:
-        delay = None if delay_ms is None else whole_number("delay_ms", delay_ms, 0, _MAX_MS, InvalidTimestamp)
+        delay = None if delay_ms is None else parse_whole_number("delay_ms", delay_ms, 0, _MAX_MS, InvalidTimestamp)
         return None, delay
     if delay_ms is not None:
         raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
-    at = moment("deliver_at", deliver_at, InvalidTimestamp)
-    at_us = microseconds(at)
+    at = parse_timestamp("deliver_at", deliver_at, InvalidTimestamp)
+    if isinstance(at, datetime) and at.utcoffset() is None:
+        raise InvalidTimestamp(
+            "The time of delivery has no time zone, so that it would mean another moment on another machine.",
+            found=str(at)[:40],
+            expected="a time with a zone, such as datetime.now(timezone.utc), or epoch milliseconds",
+        )
+    at_us = to_microseconds(at)
     if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
         raise InvalidTimestamp(
             "The time of delivery is before 1970 or after 9999.", found=str(deliver_at)[:40], expected="a time"
@@ -142,41 +149,43 @@ def check_callback(name: str, given: object) -> None:
         raise InvalidRecord(f"{name} cannot be called.", found=type(given).__name__, expected="a function")
 
 
-def _encoded(what: str, text: str) -> bytes:
+def _encode(what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        # the error as it is repeats the text
+        # Python's error repeats the text
         raise InvalidRecord(
             f"{what} cannot be written as UTF-8.", found=f"a lone surrogate at character {error.start}"
         ) from None
 
 
-def _partition(given: object) -> int | None:
-    return None if given is None else whole_number("partition", given, 0, 2**31 - 1, InvalidRecord)
+def _parse_partition(given: object) -> int | None:
+    return None if given is None else parse_whole_number("partition", given, 0, 2**31 - 1, InvalidRecord)
 
 
-def _timestamp_us(given: object) -> int | None:
-    return None if given is None else 1000 * whole_number("timestamp_ms", given, _MIN_MS, _MAX_MS, InvalidTimestamp)
+def _parse_timestamp_us(given: object) -> int | None:
+    return (
+        None if given is None else 1000 * parse_whole_number("timestamp_ms", given, _MIN_MS, _MAX_MS, InvalidTimestamp)
+    )
 
 
-def _headers(given: object) -> tuple[list[Header] | None, int]:
+def _parse_headers(given: object) -> tuple[list[Header] | None, int]:
     if given is None:
         return None, 0
     pairs: Any = given.items() if isinstance(given, Mapping) else given
     if not isinstance(given, Mapping | Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
         raise InvalidRecord(
-            "The headers are no list of pairs.", found=type(given).__name__, expected="[(text, bytes)], or a mapping"
+            "The headers are not a list of pairs.", found=type(given).__name__, expected="[(text, bytes)], or a mapping"
         )
-    listed = [_header(pair) for pair in pairs]
+    listed = [_parse_header(pair) for pair in pairs]
     return listed or None, sum(len(name.encode()) + len(value or b"") for name, value in listed)
 
 
-def _header(pair: object) -> Header:
+def _parse_header(pair: object) -> Header:
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
         raise InvalidRecord("A header is not a pair of text and bytes.", found=type(pair).__name__)
     name, value = pair
-    _encoded("The name of a header", name)
+    _encode("The name of a header", name)
     if isinstance(value, str):
         raise InvalidRecord("A header's value is not bytes.", found="str", expected="bytes or None")
-    return str(name), checked_bytes("value of a header", value)
+    return str(name), parse_bytes("value of a header", value)

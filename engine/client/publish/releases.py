@@ -1,4 +1,4 @@
-"""What is released, as the journal tells it, and what is left to be: for who waits for it."""
+"""Releases of delayed messages, read from the journal, and counts of messages not released yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.follower import Follower, LogGone
 
-from ...namespace.due_times import read_runs
+from ...namespace.due_runs import read_due_runs
 from ...namespace.namespace import Namespace
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.journal import decode_steps
@@ -19,29 +19,29 @@ from ...protocol.values.state import State
 
 @dataclass(frozen=True)
 class Release:
-    """Messages that one step has released. late_ms: for how long the first of them was due."""
+    """Messages that one step has released. late_ms: delay of the first one beyond its due time."""
 
     messages: int
     at_ms: int
     late_ms: int
 
 
-class Left(NamedTuple):
-    """Messages; unreadable: others, in files that cannot be read."""
+class UnreleasedCounts(NamedTuple):
+    """messages: due and readable; unreadable: due, in files that cannot be read."""
 
     messages: int
     unreadable: int
 
 
 class Releases:
-    """From when it is made on. Not thread-safe."""
+    """Releases since this object was created. Not thread-safe."""
 
     def __init__(self, namespace: Namespace, refresh: Callable[[], State]) -> None:
-        """refresh: the state as of the newest step, all that waits included, which goes on."""
+        """refresh: returns the state as of the newest step, with all waiting ranges; cheap to call again."""
         self._ns, self._refresh = namespace, refresh
         self._journal = self._follower()
         self._due: dict[RangeKey, int | None] = {}
-        """For the last time asked about, of ranges that are due at several times: how many rows; None: unreadable."""
+        """Ranges with several due times -> rows due by `_asked_ms`; None: the file cannot be read."""
         self._asked_ms = -1
 
     def _follower(self) -> Follower:
@@ -49,52 +49,56 @@ class Releases:
         with store_errors():
             return store.follow(store.open(JOURNAL), without=("rows",))
 
-    def new(self) -> list[Release]:
-        """Those since the last call, in order; but for what happened longer ago than the journal is kept."""
-        found: list[Release] = []
+    def read_new(self) -> list[Release]:
+        """Return the releases since the last call, in order, as far back as the journal reaches."""
+        releases: list[Release] = []
         try:
             with store_errors():
                 while (rows := self._journal.next()) is not None:
                     for step in decode_steps(rows):
-                        found += [
-                            Release(sum(one.segments.column("record_count")), step.decided_at_ms, one.record.late_ms)
-                            for one in step.entries
-                            if isinstance(one.record, DelaysReleased)
+                        releases += [
+                            Release(
+                                sum(entry.segments.column("record_count")), step.decided_at_ms, entry.record.late_ms
+                            )
+                            for entry in step.entries
+                            if isinstance(entry.record, DelaysReleased)
                         ]
         except LogGone:
             self._journal = self._follower()
-        return found
+        return releases
 
     def next_due_ms(self) -> int | None:
-        """When the next messages are due, or not long before that; None: none wait."""
+        """Return when the next messages are due, or a time shortly before; None if none waits."""
         delays = self._refresh().delays
         dues = (
-            max(one.told.first_due_ms, delays.pointer_ms) if one.released_count else one.told.first_due_ms
-            for one in delays.ranges.values()
+            max(range_.published.first_due_ms, delays.pointer_ms)
+            if range_.released_count
+            else range_.published.first_due_ms
+            for range_ in delays.ranges
         )
         return min(dues, default=None)
 
-    def left(self, until_ms: int) -> Left:
-        """What is due by then, and not released. What belongs to an open transaction does not count."""
+    def count_unreleased(self, until_ms: int) -> UnreleasedCounts:
+        """Count messages that are due by then and not released. Open transactions do not count."""
         if until_ms != self._asked_ms:
             self._due, self._asked_ms = {}, until_ms
-        ranges = self._refresh().delays.ranges.values()
-        due = [one for one in ranges if not one.is_open and one.told.first_due_ms <= until_ms]
-        self._read([one.told for one in due if one.told.first_due_ms < one.told.last_due_ms])
+        ranges = self._refresh().delays.ranges
+        due = [range_ for range_ in ranges if not range_.is_open and range_.published.first_due_ms <= until_ms]
+        self._read([range_.published for range_ in due if range_.published.first_due_ms < range_.published.last_due_ms])
         messages = unreadable = 0
-        for one in due:
-            count = self._due.get(one.told.key, one.told.record_count)
+        for range_ in due:
+            count = self._due.get(range_.published.key, range_.published.record_count)
             if count is None:
-                unreadable += one.left_count
-            elif count > one.released_count:
-                messages += one.left_count - one.left_after(count)
-        return Left(messages, unreadable)
+                unreadable += range_.waiting_count
+            elif count > range_.released_count:
+                messages += range_.waiting_count - range_.count_waiting_after(count)
+        return UnreleasedCounts(messages, unreadable)
 
     def _read(self, ranges: list[DelayedRange]) -> None:
-        """When the rows of those are due that are due at several times."""
-        unknown = [one for one in ranges if one.key not in self._due]
-        for one, runs in zip(unknown, read_runs(self._ns.files, unknown), strict=True):
+        """Read the due times of ranges that have several."""
+        unknown = [range_ for range_ in ranges if range_.key not in self._due]
+        for range_, runs in zip(unknown, read_due_runs(self._ns.files, unknown), strict=True):
             if isinstance(runs, Exception):
-                self._due[one.key] = None
+                self._due[range_.key] = None
             else:
-                self._due[one.key] = max((run.upto for run in runs if run.due_ms <= self._asked_ms), default=0)
+                self._due[range_.key] = max((run.upto for run in runs if run.due_ms <= self._asked_ms), default=0)

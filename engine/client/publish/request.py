@@ -1,4 +1,4 @@
-"""From rows in Arrow to a request: the body checked and completed, arranged per stored copy, its ranges named."""
+"""Building a produce request from rows in Arrow: the body, its ranges, and the request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
-from ...protocol.errors import ExpectationFailed, InvalidRecord, LakeMQError, Refusal, error_of
+from ...protocol.errors import ExpectationFailed, InvalidRecord, LakeMQError, Refusal, error_from_refusal
 from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
-from .delaying import DUE_BY_CALL, FAR_MS, DelayRule, Wanted, due_since, taken_from_headers
-from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REFUSALS, Copy, Run, refuse_bad_delays
+from .delay_rule import DUE_BY_CALL, FAR_MS, DelayRule, RequestedDelays, compute_requested_due_us, move_delay_headers
+from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REFUSALS, Copy, RowRun, refuse_bad_delays
 from .publication import Publication
 from .routing import Route
 
@@ -25,10 +25,10 @@ COLUMNS = ("key", "value", "headers", "timestamp", "partition", "deliver_at", "d
 """What a user gives of a message."""
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
-"""Headers that give the key where there is none, the first that has a value, as Solace's and JMS clients set them."""
+"""Headers that supply a missing key: the first with a value counts. Solace's and JMS clients set them."""
 
 
-def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, npt.NDArray[np.int64] | None]:
+def build_body(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, npt.NDArray[np.int64] | None]:
     """The user's columns as a message body, and the partitions they ask for.
 
     table: `value` (text or binary), and optionally `key` (text or binary), `headers` (list of key, value), `timestamp`,
@@ -44,34 +44,34 @@ def body_of(table: pa.Table, destination: str, now_ms: int) -> tuple[pa.Table, n
             expected="value, and optionally key, headers, timestamp, partition, deliver_at or delay_ms, ttl_ms",
         )
     n = table.num_rows
-    stamps = _column(table, "timestamp", TIME)
+    stamps = _read_column(table, "timestamp", TIME)
     if stamps.null_count:
         stamps = pc.fill_null(stamps, pa.scalar(now_ms * 1000, TIME))
-    headers = _column(table, "headers", HEADERS)
-    key = _with_key_headers(_column(table, "key", pa.binary()), headers)
-    at_us, delay_ms = _moments(table, "deliver_at"), _column(table, "delay_ms", pa.int64())
-    headers, at_us, delay_ms = taken_from_headers(headers, at_us, delay_ms)
-    due, by_call = _due(at_us, delay_ms, stamps, now_ms)
+    headers = _read_column(table, "headers", HEADERS)
+    key = _fill_key_from_headers(_read_column(table, "key", pa.binary()), headers)
+    at_us, delay_ms = _read_times(table, "deliver_at"), _read_column(table, "delay_ms", pa.int64())
+    headers, at_us, delay_ms = move_delay_headers(headers, at_us, delay_ms)
+    due, by_call = _compute_due_columns(at_us, delay_ms, stamps, now_ms)
     columns = {
         "topic": pa.repeat(destination, n),
         "partition": pa.repeat(pa.scalar(0, pa.int32()), n),
         "key": key,
-        "value": _column(table, "value", pa.binary()),
+        "value": _read_column(table, "value", pa.binary()),
         "headers": headers,
         "timestamp": stamps,
         "deliver_at": pa.nulls(n, TIME) if due is None else due.cast(TIME),
-        "ttl_ms": _column(table, "ttl_ms", pa.int64()),
+        "ttl_ms": _read_column(table, "ttl_ms", pa.int64()),
     }
     body = pa.table([columns[name] for name in BODY], schema=BODY_SCHEMA)
     if by_call is not None:
         body = body.append_column(DUE_BY_CALL, by_call.cast(TIME))
     if "partition" not in table.column_names:
         return body, None
-    asked = pc.fill_null(_column(table, "partition", pa.int64()), -1).to_numpy()
-    return body, np.maximum(asked, NO_SUCH_PARTITION)
+    requested = pc.fill_null(_read_column(table, "partition", pa.int64()), -1).to_numpy()
+    return body, np.maximum(requested, NO_SUCH_PARTITION)
 
 
-def _due(
+def _compute_due_columns(
     at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, stamps: pa.ChunkedArray, now_ms: int
 ) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
     """In microseconds when rows are due, null where they are not delayed: by their timestamps, and by the call."""
@@ -79,19 +79,21 @@ def _due(
         return None, None
     if delay_ms.null_count == len(delay_ms):
         return at_us, None
-    return due_since(at_us, delay_ms, stamps.cast(pa.int64())), due_since(at_us, delay_ms, pa.scalar(now_ms * 1000))
+    return compute_requested_due_us(at_us, delay_ms, stamps.cast(pa.int64())), compute_requested_due_us(
+        at_us, delay_ms, pa.scalar(now_ms * 1000)
+    )
 
 
-def _moments(table: pa.Table, name: str) -> pa.ChunkedArray:
+def _read_times(table: pa.Table, name: str) -> pa.ChunkedArray:
     """Times, or whole milliseconds, in microseconds; null where there is no such column."""
     if name not in table.column_names or not _is_whole(table.column(name).type):
-        return _column(table, name, TIME).cast(pa.int64())
-    ms = _column(table, name, pa.int64())
+        return _read_column(table, name, TIME).cast(pa.int64())
+    ms = _read_column(table, name, pa.int64())
     bounded = pc.max_element_wise(pc.min_element_wise(ms, FAR_MS, skip_nulls=False), -1, skip_nulls=False)
     return pc.multiply(bounded, 1000)
 
 
-def _column(table: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
+def _read_column(table: pa.Table, name: str, wanted: pa.DataType) -> pa.ChunkedArray:
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, wanted)])
     column = table.column(name)
@@ -130,7 +132,7 @@ def _is_bytes(type: pa.DataType) -> bool:
     return any(test(type) for test in tests) or pa.types.is_fixed_size_binary(type)
 
 
-def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.ChunkedArray:
+def _fill_key_from_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.ChunkedArray:
     """The key, else the value of the first of KEY_HEADERS that a row has, wherever it stands among its headers."""
     if key.null_count == 0 or headers.null_count == len(headers):
         return key
@@ -146,8 +148,8 @@ def _with_key_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.Chun
     return key
 
 
-def ranges_of(
-    route: Route, parts: Sequence[tuple[int, Copy, Sequence[Run]]], expectations: Sequence[str] = ()
+def build_produce_ranges(
+    route: Route, parts: Sequence[tuple[int, Copy, Sequence[RowRun]]], expectations: Sequence[str] = ()
 ) -> tuple[Ranges, list[RefusedRows]]:
     """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused.
 
@@ -157,7 +159,7 @@ def ranges_of(
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
-                error, reason = _refusal(run.partition, expectations)
+                error, reason = _describe_refusal(run.partition, expectations)
                 refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for index in copy.topics:
@@ -176,31 +178,34 @@ def ranges_of(
     return ranges, refused
 
 
-def _refusal(partition: int, expectations: Sequence[str]) -> tuple[str, str]:
+def _describe_refusal(partition: int, expectations: Sequence[str]) -> tuple[str, str]:
     if partition > FIRST_FAILED:
         return REFUSALS[-1 - partition]
     return ExpectationFailed.name, expectations[FIRST_FAILED - partition]
 
 
-def checked_due(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
-    """When a row with this timestamp is due, in milliseconds. Raises InvalidTimestamp, DelayTooLong."""
-    asked = np.array([due_us], np.int64)
+def round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
+    """Return the due time of a row in milliseconds, rounded by the rule. Raises InvalidTimestamp, DelayTooLong."""
+    requested = np.array([due_us], np.int64)
     partition, due = refuse_bad_delays(
-        Wanted(np.array([timestamp_us], np.int64), asked, asked), rule, np.zeros(1, np.int32), by_slot=True
+        RequestedDelays(np.array([timestamp_us], np.int64), requested, requested),
+        rule,
+        np.zeros(1, np.int32),
+        by_slot=True,
     )
     if partition[0] < 0:
-        raise error_of(Refusal(*REFUSALS[-1 - int(partition[0])]))
+        raise error_from_refusal(Refusal(*REFUSALS[-1 - int(partition[0])]))
     return int(due.ms[0])
 
 
-def refuse_all(refused: Sequence[RefusedRows]) -> LakeMQError:
+def error_of_refused_rows(refused: Sequence[RefusedRows]) -> LakeMQError:
     """The error of a publish with on_error="fail"."""
     first = refused[0]
     count = sum(r.record_count for r in refused)
-    return error_of(Refusal(first.error, f"{count} rows are refused, hence all: {first.reason}"))
+    return error_from_refusal(Refusal(first.error, f"{count} rows are refused, hence all: {first.reason}"))
 
 
-def produce_request(
+def build_produce_request(
     publication: Publication,
     route: Route,
     ranges: Ranges,

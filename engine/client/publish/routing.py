@@ -1,4 +1,4 @@
-"""Where a publish goes: the topics a destination reaches, and how their keys are placed."""
+"""Routes: the topics that a destination reaches, and how each places keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.hashing import Partitioner
-from ...protocol.names import check_destination, reached
+from ...protocol.names import check_destination, find_reached_topics
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic, TopicRef
-from .delaying import DelayRule
+from .delay_rule import DelayRule
 from .placing import Copy
 
 _Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule]
@@ -28,15 +28,15 @@ class Route:
 
 
 def find_route(state: State, destination: str) -> Route:
-    """The route of a destination. Raises InvalidTopic (not a name), UnknownTopicOrPartition (nobody receives it)."""
+    """The route of a destination. Raises InvalidTopic, UnknownTopicOrPartition (no topic receives it)."""
     check_destination(destination)
-    names = reached(destination, state.topic_ids, state.subscribers)
+    names = find_reached_topics(destination, state.topic_ids, state.subscribers)
     if not names:
         raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
     topics = [state.topic(name) for name in names]
     by_placement: dict[_Placement, list[int]] = {}
     for i, topic in enumerate(topics):
-        by_placement.setdefault(_placement(topic), []).append(i)
+        by_placement.setdefault(_placement_settings(topic), []).append(i)
     return Route(
         destination,
         tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
@@ -46,37 +46,37 @@ def find_route(state: State, destination: str) -> Route:
 
 
 class RouteCache:
-    """Routes as they were looked up last; shared by all publishers of a connection, hence thread-safe.
+    """Routes from the last look-up. All publishers of a connection share them; thread-safe.
 
-    What has become wrong about one the sequencer tells (StaleTopicMetadata), so that they may be of any age.
+    A route may be old: the sequencer refuses a stale one (StaleTopicMetadata), and the publisher looks again.
     """
 
     def __init__(self, look: Callable[[Callable[[State], Route]], Route]) -> None:
-        """look: at topics as of now."""
+        """look: calls a function with the newest state."""
         self._look = look
-        self._known: dict[str, Route] = {}
+        self._routes: dict[str, Route] = {}
 
     def find(self, destination: str) -> tuple[Route, bool]:
-        """The route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
-        known = self._known
-        if destination in known:
-            return known[destination], False
-        # kept where it was looked up: who says meanwhile that topics have changed has begun another
-        route = known[destination] = self._look(lambda state: find_route(state, destination))
+        """Return the route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
+        routes = self._routes
+        if destination in routes:
+            return routes[destination], False
+        # stored in the dict of the look-up: if `forget` runs meanwhile, it has replaced the dict, and drops the route
+        route = routes[destination] = self._look(lambda state: find_route(state, destination))
         return route, True
 
     def forget(self) -> None:
-        """Topics have changed: look at them again."""
-        self._known = {}
+        """Drop all routes, because topics have changed."""
+        self._routes = {}
 
 
-def _placement(topic: Topic) -> _Placement:
+def _placement_settings(topic: Topic) -> _Placement:
     most_bytes = topic.setting("max.message.bytes")
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, delay_rule_of(topic)
+    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic)
 
 
-def delay_rule_of(topic: Topic) -> DelayRule:
-    """How it delays, by its settings."""
+def build_delay_rule(topic: Topic) -> DelayRule:
+    """Return the delay rule of a topic, from its settings."""
     levels_ms = sorted(topic.setting("delay.levels")) if topic.setting("delay.mode") == "levels" else ()
     return DelayRule(
         topic.setting("delay.slot.ms"),

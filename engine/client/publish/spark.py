@@ -1,4 +1,4 @@
-"""Publishing a DataFrame: tasks arrange rows and write files, the driver puts one request with all ranges."""
+"""Publishing a DataFrame: tasks arrange rows and write files, the driver sends one request with all ranges."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ...protocol.names import MAX_LENGTH
 from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RefusedRows
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
-from ..attempts import NEVER_PUBLISHED, until_answered
+from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requester import Requester
-from .arrow import published
+from .arrow import wait_for_published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
 from .gate import Gate
-from .message_rows import message_rows
-from .placing import Copy, Run
+from .message_rows import select_message_rows
+from .placing import Copy, RowRun
 from .publication import Publication
-from .request import produce_request, ranges_of, refuse_all
+from .request import build_produce_ranges, build_produce_request, error_of_refused_rows
 from .routing import Route, find_route
 from .spark_gate import SparkGate
 
 _ATTEMPTS = 4
-"""How often a publish is tried that topics changed under, or, where a repeat is harmless, that nobody answered."""
+"""Attempts if topics change meanwhile, or, if a repeat is harmless, without an answer."""
 
 MAX_UNKNOWN = 1000
-"""Most names without a topic that one publish gives dead letters of their own."""
+"""Most unknown names per publish that get dead letters of their own."""
 
-_RUN_FIELDS = Run._fields
+_RUN_FIELDS = RowRun._fields
 
 Written: TypeAlias = tuple[WrittenFile, Sequence[WrittenRun]]
 """A file that a task wrote, and what it holds."""
@@ -45,9 +45,9 @@ Written: TypeAlias = tuple[WrittenFile, Sequence[WrittenRun]]
 
 @dataclass(frozen=True)
 class Routes:
-    """Where rows go by the name they bear; `unknown`: names nobody receives, and why. All routes share their topics.
+    """Routes by destination name. All routes share their topics.
 
-    source: what dead letters name for rows whose name is none of these.
+    unknown: names that no topic receives, with the error. source: source in dead letters of rows with other names.
     """
 
     routes: tuple[Route, ...]
@@ -56,29 +56,29 @@ class Routes:
 
     @property
     def destinations(self) -> tuple[Destination, ...]:
-        known = tuple(Destination(route.destination, route.copies) for route in self.routes)
-        return known + tuple(Destination(name, ()) for name, _ in self.unknown)
+        routed = tuple(Destination(route.destination, route.copies) for route in self.routes)
+        return routed + tuple(Destination(name, ()) for name, _ in self.unknown)
 
 
-def routes_by_name(state: State, names: Sequence[str], source: str) -> Routes:
-    """The routes of all names. Of names nobody receives, only so many are told apart as are worth a line each."""
-    found: list[Route] = []
+def find_routes(state: State, names: Sequence[str], source: str) -> Routes:
+    """Find the routes of all names. Unknown names are listed up to MAX_UNKNOWN."""
+    routes: list[Route] = []
     unknown: list[tuple[str, LakeMQError]] = []
     for name in names:
         try:
-            found.append(find_route(state, name))
+            routes.append(find_route(state, name))
         except (InvalidTopic, UnknownTopicOrPartition) as error:
             if len(unknown) < MAX_UNKNOWN and len(name) <= MAX_LENGTH:
                 unknown.append((name, error))
     # a topic that two names reach must stand in the request once: its offsets are given out per entry
     topics: dict[TopicRef, int] = {}
-    for route in found:
+    for route in routes:
         for topic in route.topics:
             topics.setdefault(topic, len(topics))
-    return Routes(tuple(_renumbered(route, topics) for route in found), tuple(unknown), source)
+    return Routes(tuple(_renumber_topics(route, topics) for route in routes), tuple(unknown), source)
 
 
-def _renumbered(route: Route, topics: Mapping[TopicRef, int]) -> Route:
+def _renumber_topics(route: Route, topics: Mapping[TopicRef, int]) -> Route:
     copies = tuple(copy._replace(topics=tuple(topics[route.topics[i]] for i in copy.topics)) for copy in route.copies)
     return Route(route.destination, tuple(topics), copies, route.metadata_step)
 
@@ -115,19 +115,19 @@ class SparkPublisher:
         """
         now_ms = self._clock.now_ms()
         looked_at = None if gate is None else SparkGate(gate, df)
-        rows = message_rows(df if looked_at is None else looked_at.df, columns, now_ms, order_by, looked_at)
+        rows = select_message_rows(df if looked_at is None else looked_at.df, columns, now_ms, order_by, looked_at)
 
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), publication.destination),))
 
-        return self._until_current(routes, rows, publication, now_ms, looked_at)
+        return self._publish_with_current_routes(routes, rows, publication, now_ms, looked_at)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any], gate: Gate | None = None) -> None:
         """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
         find_route(self._metadata(), destination)
         if gate is not None:
             gate.check_columns(df.columns)
-        message_rows(df, columns, self._clock.now_ms(), None)
+        select_message_rows(df, columns, self._clock.now_ms(), None)
 
     def publish_by_topic(
         self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
@@ -135,17 +135,17 @@ class SparkPublisher:
         """Publish each row to the destination in its column `topic`, all together or none.
 
         df: topic and the columns of a message; names: the destinations that occur; source: what dead letters name for
-        rows that bear none of them. Rows nobody receives become dead letters.
+        rows with other names. Rows that no topic receives become dead letters.
         """
         now_ms = self._clock.now_ms()
-        rows = message_rows(df, dict.fromkeys(df.columns), now_ms, None)
+        rows = select_message_rows(df, dict.fromkeys(df.columns), now_ms, None)
 
         def routes() -> Routes:
-            return routes_by_name(self._metadata(), names, source)
+            return find_routes(self._metadata(), names, source)
 
-        return self._until_current(routes, rows, Publication(source, application=application), now_ms)
+        return self._publish_with_current_routes(routes, rows, Publication(source, application=application), now_ms)
 
-    def _until_current(
+    def _publish_with_current_routes(
         self,
         routes: Callable[[], Routes],
         rows: DataFrame,
@@ -170,75 +170,76 @@ class SparkPublisher:
     ) -> Published:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
-        with nullcontext() if gate is None else gate.asking():
+        with nullcontext() if gate is None else gate.hide_values_in_errors():
             written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
         self._reached("publish.file_written")
         if gate is not None:
             gate.judge(written)
-        return self.publish_written(publication, routes, _by_file(written))
+        return self.publish_files(publication, routes, _group_by_file(written))
 
-    def publish_written(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
+    def publish_files(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
         """Publish what tasks wrote, in this order, together or not at all. Raises StaleTopicMetadata and others."""
-        request = _request(publication, routes, written)
+        request = _build_request(publication, routes, written)
         if request.refused and publication.on_error == "fail":
-            raise refuse_all(request.refused)
+            raise error_of_refused_rows(request.refused)
         return self._ask(request)
 
     def _ask(self, request: Produce) -> Published:
         def ask() -> Published:
-            return published(self._requester.submit(request))
+            return wait_for_published(self._requester.submit(request))
 
         if request.application is None:
             return ask()
-        # as for Arrow's: any other refusal says nothing of an attempt that was not answered
+        # as in ArrowPublisher: other refusals are not conclusive for an attempt without an answer
         patience_ms = (_ATTEMPTS - 1) * self._ns.config.ms("request.timeout.ms")
-        return until_answered(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
+        return ask_with_retries(ask, self._clock, self._clock.steady_ms() + patience_ms, NEVER_PUBLISHED)
 
 
-def _by_file(written: Sequence[Row]) -> list[Written]:
+def _group_by_file(written: Sequence[Row]) -> list[Written]:
     """written: rows of RANGES in the order of tasks and of writing."""
-    found: list[Written] = []
+    files: list[Written] = []
     for _, group in groupby(written, key=lambda row: row.file_id):
-        of_file = list(group)
-        runs = [Run(*(row[name] for name in _RUN_FIELDS)) for row in of_file]
-        told = zip(of_file, runs, strict=True)
-        placed = [WrittenRun(row.destination, row.copy, run, row.has_ttl) for row, run in told]
-        found.append((_file(of_file), placed))
-    return found
+        rows = list(group)
+        runs = [RowRun(*(row[name] for name in _RUN_FIELDS)) for row in rows]
+        placed = [WrittenRun(row.destination, row.copy, run, row.has_ttl) for row, run in zip(rows, runs, strict=True)]
+        files.append((_build_file(rows), placed))
+    return files
 
 
-def _request(publication: Publication, routes: Routes, written: Sequence[Written]) -> Produce:
+def _build_request(publication: Publication, routes: Routes, written: Sequence[Written]) -> Produce:
     files = [file for file, _ in written]
-    parts: dict[int, list[tuple[int, int, Run]]] = {}
+    parts: dict[int, list[tuple[int, int, RowRun]]] = {}
     for index, (_, runs) in enumerate(written):
         for destination, copy, run, _ in runs:
             parts.setdefault(destination, []).append((index, copy, run))
     ranges, refused = Ranges(), []
-    for destination, mine in sorted(parts.items()):
+    for destination, written_runs in sorted(parts.items()):
         if 0 <= destination < len(routes.routes):
             route = routes.routes[destination]
-            placed: list[tuple[int, Copy, Sequence[Run]]] = [(f, route.copies[c], [run]) for f, c, run in mine]
-            more, bad = ranges_of(route, placed, publication.expectations)
+            placed: list[tuple[int, Copy, Sequence[RowRun]]] = [
+                (f, route.copies[c], [run]) for f, c, run in written_runs
+            ]
+            more, bad = build_produce_ranges(route, placed, publication.expectations)
             for name in Ranges.__struct_fields__:
                 getattr(ranges, name).extend(getattr(more, name))
             refused += bad
         else:
-            refused += _nobodys(routes, destination, mine)
+            refused += _refuse_unroutable(routes, destination, written_runs)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
-    has_ttl = any(one.has_ttl for _, runs in written for one in runs)
-    return produce_request(publication, some_route, ranges, refused, files, has_ttl)
+    has_ttl = any(run.has_ttl for _, runs in written for run in runs)
+    return build_produce_request(publication, some_route, ranges, refused, files, has_ttl)
 
 
-def _nobodys(routes: Routes, destination: int, parts: Sequence[tuple[int, int, Run]]) -> list[RefusedRows]:
+def _refuse_unroutable(routes: Routes, destination: int, parts: Sequence[tuple[int, int, RowRun]]) -> list[RefusedRows]:
     source: str = routes.source
-    error: LakeMQError = InvalidTopic("The row names no topic, or none that could be one.")
+    error: LakeMQError = InvalidTopic("The row has no valid topic name.")
     if destination != ELSEWHERE:
         source, error = routes.unknown[destination - len(routes.routes)]
     reason = str(error).removeprefix(f"{error.name}: ")
     return [RefusedRows(source, f, run.first_row, run.record_count, error.name, reason) for f, _, run in parts]
 
 
-def _file(rows: list[Row]) -> WrittenFile:
+def _build_file(rows: list[Row]) -> WrittenFile:
     first = rows[0]
     return WrittenFile(
         first.file_id,

@@ -1,4 +1,4 @@
-"""Publishing what a streaming source has: every batch under its number, exactly once, whatever becomes of the job."""
+"""Publishing the rows of a streaming source: each batch exactly once under its number, also if the job is killed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ...namespace import crash
 from ...namespace.namespace import Namespace
 from ...protocol.errors import IllegalState, InvalidRequest
 from ...protocol.names import is_name
-from .progress import Progress
+from .checkpoint_copy import CheckpointCopy
 from .receipts import PublishedRows
 
 log = logging.getLogger("lakemq.stream")
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """What one run published. Batches that were published before, by a run that was killed, count as batches only."""
+class StreamReport:
+    """The result of one run. Batches that an earlier, killed run has published count in batch_count only."""
 
     batch_count: int
     record_count: int
@@ -42,37 +42,37 @@ def publish_available(
     publish: Callable[[DataFrame, int], PublishedRows],
     checkpoint: str | None = None,
     reached: crash.Reached = crash.nowhere,
-) -> Streamed:
-    """Publish all that the source of `stream` has by now; blocks until that is done.
+) -> StreamReport:
+    """Publish all rows that the source of `stream` has now. Block until that is done.
 
-    stream: a streaming DataFrame without state; query: its name for ever, under which its batches are numbered;
+    stream: a streaming DataFrame without state; query: its permanent name, under which its batches are numbered;
     publish: of a batch and its number, which must be idempotent by that number; checkpoint: where Structured Streaming
     keeps its notes (a scratch folder if not given; the namespace keeps a copy of its own).
     Raises IllegalState (its notes are gone; run twice at once), InvalidRequest, and what `publish` raises.
     """
     if not is_name(query) or query.startswith("."):
-        raise InvalidRequest("This is no name for a query.", found=query, expected="a name like a topic's")
+        raise InvalidRequest("The name of the query is not valid.", found=query, expected="a name like a topic's")
     if not stream.isStreaming:
-        raise InvalidRequest("This DataFrame is none of a stream: publish it with mq.publish.")
+        raise InvalidRequest("This DataFrame is not streaming. Publish it with mq.publish.")
     with ExitStack() as stack:
         if checkpoint is None:
             checkpoint = stack.enter_context(tempfile.TemporaryDirectory(prefix="lakemq-stream-"))
         files = open_files(checkpoint, namespace.storage_options)
-        progress = Progress(namespace.files, query, files)
+        progress = CheckpointCopy(namespace.files, query, files)
         if not progress.restore():
-            _check_never_published(namespace, query, target)
-        run = _Run(query, progress, publish, reached)
-        run.through(stream, f"file://{files.root}" if isinstance(files, LocalFiles) else files.root)
-        return Streamed(run.batch_count, run.record_count, run.refused_count)
+            _check_nothing_published(namespace, query, target)
+        run = _QueryRun(query, progress, publish, reached)
+        run.run(stream, f"file://{files.root}" if isinstance(files, LocalFiles) else files.root)
+        return StreamReport(run.batch_count, run.record_count, run.refused_count)
 
 
-class _Run:
-    """One run of a query, and the sums of its batches."""
+class _QueryRun:
+    """A run of a query, with the sums of its batches."""
 
     def __init__(
         self,
         query: str,
-        progress: Progress,
+        progress: CheckpointCopy,
         publish: Callable[[DataFrame, int], PublishedRows],
         reached: crash.Reached,
     ) -> None:
@@ -80,7 +80,7 @@ class _Run:
         self._failure: Exception | None = None
         self.batch_count = self.record_count = self.refused_count = 0
 
-    def through(self, stream: DataFrame, checkpoint_uri: str) -> None:
+    def run(self, stream: DataFrame, checkpoint_uri: str) -> None:
         writer = stream.writeStream.queryName(self._query).option("checkpointLocation", checkpoint_uri)
         try:
             writer.trigger(availableNow=True).foreachBatch(self._publish_batch).start().awaitTermination()
@@ -101,19 +101,19 @@ class _Run:
         except Exception as failure:
             self._failure = failure
             raise
-        told = {"query": self._query, "batch": batch_id, "records": done.record_count, "refused": done.refused_count}
-        log.info("batch %d of %s: %d published", batch_id, self._query, done.record_count, extra=told)
+        fields = {"query": self._query, "batch": batch_id, "records": done.record_count, "refused": done.refused_count}
+        log.info("batch %d of %s: %d published", batch_id, self._query, done.record_count, extra=fields)
         self.batch_count += 1
         self.record_count += done.record_count
         self.refused_count += done.refused_count
 
 
-def _check_never_published(namespace: Namespace, query: str, target: str) -> None:
-    known = (pc.field("txn_app_id") == query) & (pc.field("target") == target)
-    versions = namespace.store.open(APPLICATIONS).read(["version"], where=known)
+def _check_nothing_published(namespace: Namespace, query: str, target: str) -> None:
+    of_query = (pc.field("txn_app_id") == query) & (pc.field("target") == target)
+    versions = namespace.store.open(APPLICATIONS).read(["version"], where=of_query)
     if versions.num_rows:
         raise IllegalState(
-            f"The notes of stream {query} are gone, so that its batches would be numbered from 0 again and skipped:"
-            " give the query another name to publish all of its source anew.",
+            f"The checkpoint of stream {query} is lost: its batches would be numbered from 0 again and skipped."
+            " Give the query another name to publish all of its source again.",
             found=f"batch {pc.max(versions.column('version')).as_py()} published to {target}",
         )

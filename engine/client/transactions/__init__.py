@@ -1,1 +1,1 @@
-"""Transactions as a client has them: who holds a transactional id, what is open, how it ends."""
+"""Transactions in the client: who holds a transactional id, what is open, and how it ends."""

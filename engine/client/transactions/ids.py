@@ -1,4 +1,4 @@
-"""The transactional ids that a process holds by `mq.transaction`: one manager each, whoever asks for it."""
+"""The transactional ids that this process holds by `mq.transaction`: one manager per id, for all callers."""
 
 from __future__ import annotations
 
@@ -6,39 +6,45 @@ from ...namespace.clock import Clock
 from ...namespace.process import OwnLock
 from ...protocol.errors import InvalidConfig
 from ..requester import Requester
-from .manager import TransactionManager
+from .manager import CheckOffsets, TransactionManager
 
 TRANSACTION_TIMEOUT_MS = 60_000
-"""transaction.timeout.ms where nothing else is said."""
+"""The default of transaction.timeout.ms."""
 
 
 class TransactionalIds:
-    """Thread-safe. Arguments are those that were checked."""
+    """Thread-safe. Arguments are already checked."""
 
-    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int) -> None:
+    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int, check_offsets: CheckOffsets) -> None:
+        """answer_timeout_ms, check_offsets: as of `TransactionManager`."""
         self._requester, self._clock, self._answer_timeout_ms = requester, clock, answer_timeout_ms
+        self._check_offsets = check_offsets
         self._managers: dict[str, TransactionManager] = {}
         self._taking: dict[str, OwnLock] = {}
 
-    def taken_anew(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
-        """A manager of its own; whoever had the id is fenced."""
+    def acquire_new(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
+        """Return a new manager. The holder of the id before is fenced."""
         manager = TransactionManager(
-            self._requester, self._clock, transactional_id, timeout_ms, self._answer_timeout_ms
+            self._requester, self._clock, transactional_id, timeout_ms, self._answer_timeout_ms, self._check_offsets
         )
         manager.initialize()
         return manager
 
-    def taken(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
-        """The one that this process has, else a new one.
+    def acquire(self, transactional_id: str, timeout_ms: int | None) -> TransactionManager:
+        """Return the manager that this process has for the id, else a new one.
 
-        timeout_ms: None is whichever it has. Raises InvalidConfig for another than it was taken with.
+        Args:
+            timeout_ms: None: as it was acquired.
+
+        Raises:
+            InvalidConfig: the id was acquired with another timeout.
         """
-        # two threads that take an id at the same time would fence each other; other ids do not wait for them
+        # two threads that acquire one id at the same time would fence each other. Other ids need not wait for them
         with self._taking.setdefault(transactional_id, OwnLock("This connection")).own:
             manager = self._managers.get(transactional_id)
             if manager is None:
                 asked_ms = TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms
-                manager = self._managers[transactional_id] = self.taken_anew(transactional_id, asked_ms)
+                manager = self._managers[transactional_id] = self.acquire_new(transactional_id, asked_ms)
                 return manager
             if timeout_ms is not None and timeout_ms != manager.timeout_ms:
                 raise InvalidConfig(

@@ -1,10 +1,10 @@
-"""A transactional id in the hands of this process: its producer, its open transaction, and how that ends.
+"""A transactional id in this process: its producer, its open transaction, and how the transaction ends.
 
-The answer to the end decides. Whatever became of the answers before it, a commit that was accepted counted all parts;
-one that was not leaves a transaction that can be ended again, or aborted.
+The reply to the end decides. A commit that is accepted includes all parts, whatever became of their own replies. After
+a commit that is refused, the transaction is still open: it can be ended again or aborted.
 
-From the moment an end is asked for no part is taken; the parts on their way are waited for, and counted under the lock
-that closed the transaction. So nothing is part of a transaction that ended before it, or of the one after it.
+Once an end is requested, no new part is accepted. The end waits for parts in flight; they count under the lock that
+closed the transaction. So nothing becomes part of a transaction after its end, or of the next one.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from ...protocol.values.log import Produce, Published
 from ...protocol.values.offsets import CommitOffsets, OffsetCommit
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
-from ..arguments import group_name, place_offsets, text
-from ..attempts import NOT_DECIDED, until_answered
-from ..offsets import ConsumedMessages, ConsumedOffsets, offset_commits
+from ..arguments import parse_group_name, parse_partition_offsets, parse_text
+from ..attempts import NO_EFFECT, ask_with_retries
+from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requester import Requester
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
 
-Part = tuple[Produce, Rows | None]
-"""A publish that was not sent yet, with the rows that ride in it."""
+CheckOffsets = Callable[[Sequence[OffsetCommit]], object]
 
-_AT_AN_END = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
+Part = tuple[Produce, Rows | None]
+"""A publish that is not sent yet, with the rows that go in its letter."""
+
+_FENCED = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
 
 R = TypeVar("R")
 
 
 class Phase(Enum):
-    """Of a transaction, as this process knows it; what a call finds that comes at the wrong time, and what to do.
+    """Phase of a transaction in this process. The value: what a call at the wrong time finds, and what to do.
 
-    begin: NONE -> OPEN. An end: OPEN or UNANSWERED -> ENDING -> NONE; without success back to OPEN, and to UNANSWERED
+    begin: NONE -> OPEN. An end: OPEN or UNANSWERED -> ENDING -> NONE. If the end fails: back to OPEN, or to UNANSWERED
     once a commit was sent.
     """
 
@@ -67,23 +69,36 @@ class Phase(Enum):
     UNANSWERED = ("A commit was not answered.", "commit again, or abort")
 
     def refusal(self) -> IllegalState:
-        """Of a call that is not for this phase."""
-        found, expected = self.value
-        return IllegalState(found, expected=expected)
+        """Return the error of a call that does not fit this phase."""
+        text, expected = self.value
+        return IllegalState(text, expected=expected)
 
 
 class TransactionManager:
-    """One transactional id and at most one open transaction. Thread-safe; calls in the wrong order are refused.
+    """A transactional id with at most one open transaction. Thread-safe; calls in the wrong order are refused.
 
-    last_batch_id: the last micro-batch that was committed under the id, -1 before the first; lock: under which its
-    phase changes.
+    Attributes:
+        last_batch_id: the last micro-batch that was committed under the id. -1: none.
+        lock: protects changes of the phase.
     """
 
     def __init__(
-        self, requester: Requester, clock: Clock, transactional_id: str, timeout_ms: int, answer_timeout_ms: int
+        self,
+        requester: Requester,
+        clock: Clock,
+        transactional_id: str,
+        timeout_ms: int,
+        answer_timeout_ms: int,
+        check_offsets: CheckOffsets,
     ) -> None:
-        """timeout_ms: transaction.timeout.ms; answer_timeout_ms: how long an end is asked for before giving up."""
-        self._requester, self._clock = requester, clock
+        """Create the manager. `initialize` takes the id.
+
+        Args:
+            timeout_ms: transaction.timeout.ms.
+            answer_timeout_ms: how long an end is tried before giving up.
+            check_offsets: raises if the log has no such offsets at present.
+        """
+        self._requester, self._clock, self._check_offsets = requester, clock, check_offsets
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
         self._answer_timeout_ms = answer_timeout_ms
         self.lock = threading.RLock()
@@ -92,42 +107,42 @@ class TransactionManager:
         self._ref: TransactionRef | None = None
         self._phase = self._falls_back_to = Phase.NONE
         self._ender: object = None
-        """Whose block ends the transaction."""
-        self._part_count = self._parts_on_their_way = 0
+        """The block that ends the transaction."""
+        self._part_count = self._parts_in_flight = 0
         self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
         self._messages: dict[str, list[Acknowledgement]] = {}
-        """By queue group, what the commit acknowledges."""
+        """By queue group, the messages that the commit acknowledges."""
         self._members: dict[str, str | None] = {}
         self._generations: dict[str, int | None] = {}
-        """By group, who commits its offsets."""
-        self._refused: LakeMQError | None = None
-        self._over: LakeMQError | None = None
-        self._is_doubtful = False
-        """Something of the transaction was sent and not answered."""
+        """By group, the member that commits its offsets."""
+        self._failure: LakeMQError | None = None
+        self._fatal_error: LakeMQError | None = None
+        self._has_unanswered = False
+        """A request of the transaction was sent and not answered."""
         self.last_batch_id = -1
 
     # -- beginning --------------------------------------------------------------------------------------
 
     def initialize(self) -> None:
-        """Take the id: who had it is fenced, and what it left open is aborted. Raises what the request raises."""
+        """Take the id: fence its holder, and abort its open transaction. Raises what the request raises."""
         request = InitProducer(self.transactional_id, self.timeout_ms)
-        done = self._until_answered(lambda: _result(self._requester.submit(request), ProducerDone))
+        done = self._ask_until_reply(lambda: _result(self._requester.submit(request), ProducerDone))
         with self._lock.own:
             self._ref = TransactionRef(self.transactional_id, done.producer_id, done.producer_epoch)
             self.last_batch_id = done.batch_id
 
     def begin(self) -> TransactionRef:
-        """Open a transaction; nobody hears of it before its first publish. Raises IllegalState, ProducerFenced."""
+        """Open a transaction. Nothing is sent before its first publish. Raises IllegalState, ProducerFenced."""
         with self._lock.own:
-            self._raise_if_over()
+            self._raise_if_fatal()
             if self._ref is None:
                 raise IllegalState(
-                    "How the last transaction under the id ended is not known: it must be taken anew.",
-                    expected="mq.transaction(id) anew",
+                    "The outcome of the last transaction under this id is unknown. Take the id again.",
+                    expected="mq.transaction(id) again",
                 )
             if self._phase is not Phase.NONE:
                 raise self._phase.refusal()
-            self._phase, self._part_count, self._refused, self._is_doubtful = Phase.OPEN, 0, None, False
+            self._phase, self._part_count, self._failure, self._has_unanswered = Phase.OPEN, 0, None, False
             self._offsets.clear()
             self._messages.clear()
             self._members.clear()
@@ -142,89 +157,110 @@ class TransactionManager:
     def is_initialized(self) -> bool:
         return self._ref is not None
 
-    def let_go(self) -> None:
-        """How the transaction ended is not known: the id must be taken anew, which ends what is still open."""
+    def release_id(self) -> None:
+        """Give up the id: its transaction may still be open. Taking the id again ends that transaction."""
         with self._lock.own:
             self._ref, self._phase = None, Phase.NONE
 
     # -- its parts --------------------------------------------------------------------------------------
 
-    def ref(self, mine: TransactionRef | None = None) -> TransactionRef:
-        """Under which a part is taken now; `mine`: of the transaction it belongs to.
+    def ref(self, expected_ref: TransactionRef | None = None) -> TransactionRef:
+        """Return the transaction that accepts parts now.
 
-        Raises IllegalState (nothing is open, or not that one), TransactionAbortable, ProducerFenced.
+        Args:
+            expected_ref: the transaction that the part belongs to.
+
+        Raises:
+            IllegalState: no transaction is open, or another one.
+            TransactionAbortable: a part has failed.
+            ProducerFenced: another process has taken the id.
         """
         with self._lock.own:
-            self._raise_if_over()
+            self._raise_if_fatal()
             if self._phase is not Phase.OPEN or self._ref is None:
                 raise self._phase.refusal()
-            self._check_mine(mine)
-            self.raise_if_refused()
+            self._check_same_transaction(expected_ref)
+            self.check_no_failure()
             return self._ref
 
-    def _check_mine(self, mine: TransactionRef | None) -> None:
-        if mine is not None and mine != self._ref:
+    def _check_same_transaction(self, expected_ref: TransactionRef | None) -> None:
+        if expected_ref is not None and expected_ref != self._ref:
             raise IllegalState("The transaction is over, and another one is open.", expected="a new one")
 
     @contextmanager
-    def part(self, mine: TransactionRef | None = None, was_taken: bool = False) -> Iterator[TransactionRef]:
-        """While a part is sent: it counts when the block ends, and an exception refuses the transaction.
+    def add_part(self, expected_ref: TransactionRef | None = None, was_added: bool = False) -> Iterator[TransactionRef]:
+        """Send a part in this block. It counts when the block ends; an exception makes the transaction abort-only.
 
-        was_taken: before the end was asked for, which waits for it. Raises what `ref` raises.
+        Args:
+            was_added: the part was accepted before the end was requested, and the end waits for it.
+
+        Raises:
+            What `ref` raises.
         """
         with self._lock.own:
-            ref = self._ref_of_taken() if was_taken else self.ref(mine)
-            self._parts_on_their_way += 1
+            ref = self._get_ref_while_ending() if was_added else self.ref(expected_ref)
+            self._parts_in_flight += 1
         try:
             yield ref
         except BaseException as error:
-            self._part_done(error)
+            self._finish_part(error)
             raise
-        self._part_done(None)
+        self._finish_part(None)
 
-    def _ref_of_taken(self) -> TransactionRef:
-        self._raise_if_over()
-        self.raise_if_refused()
+    def _get_ref_while_ending(self) -> TransactionRef:
+        self._raise_if_fatal()
+        self.check_no_failure()
         if self._phase not in (Phase.OPEN, Phase.ENDING) or self._ref is None:
             raise self._phase.refusal()
         return self._ref
 
-    def _part_done(self, error: BaseException | None) -> None:
+    def _finish_part(self, error: BaseException | None) -> None:
         with self._lock.own:
             if error is None:
                 self._part_count += 1
             else:
-                self.refused(error)
-            self._parts_on_their_way -= 1
+                self.note_failure(error)
+            self._parts_in_flight -= 1
             self._changed.notify_all()
 
-    def refused(self, error: BaseException) -> None:
-        """A part was refused, or nobody knows what became of it: the transaction can only be aborted."""
+    def note_failure(self, error: BaseException) -> None:
+        """Make the transaction abort-only: a part was refused, or its outcome is unknown."""
         with self._lock.own:
-            if isinstance(error, _AT_AN_END):
-                self._over = self._over or error
-            self._is_doubtful |= isinstance(error, RequestTimedOut)
-            known = (
+            if isinstance(error, _FENCED):
+                self._fatal_error = self._fatal_error or error
+            self._has_unanswered |= isinstance(error, RequestTimedOut)
+            failure = (
                 error
                 if isinstance(error, LakeMQError)
                 else UnknownServerError("A part could not be sent.", found=type(error).__name__)
             )
-            self._refused = self._refused or known
+            self._failure = self._failure or failure
 
     def add_offsets(
-        self, group: str, offsets: Offsets, metadata: str | None = None, mine: TransactionRef | None = None
+        self, group: str, offsets: Offsets, metadata: str | None = None, expected_ref: TransactionRef | None = None
     ) -> None:
-        """Offsets that the commit carries, of a queue group messages; of a partition named before, these count.
+        """Add offsets for the commit; for a queue group, messages.
 
-        Raises InvalidRequest, InvalidGroupId, and what `ref` raises; InvalidRecordState: of a queue's batch nothing is
-        left to be done with.
+        For a partition that was added before, the new ones count. An offset that the log does not have is refused here,
+        and the transaction stays usable without it.
+
+        Raises:
+            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange, OffsetMetadataTooLarge: bad
+                arguments.
+            InvalidRecordState: the queue's batch has no unsettled messages left.
+            What `ref` raises.
         """
-        named, metadata = group_name(group), None if metadata is None else text("metadata", metadata)
-        places = offsets if isinstance(offsets, ConsumedOffsets) else place_offsets("offsets", offsets)
+        named, metadata = parse_group_name(group), None if metadata is None else parse_text("metadata", metadata)
+        places = offsets if isinstance(offsets, ConsumedOffsets) else parse_partition_offsets("offsets", offsets)
         if isinstance(places, ConsumedMessages):
-            places.check_open()
+            places.check_has_unacknowledged()
+        commits = build_offset_commits(places, metadata)
+        self.ref(expected_ref)
+        # not under the lock, because it reads the journal. Offsets of our own consumers are in the log
+        if not isinstance(places, ConsumedOffsets) or metadata is not None:
+            self._check_offsets(commits)
         with self._lock.own:
-            self.ref(mine)
+            self.ref(expected_ref)
             member_id = getattr(places, "member_id", None)
             if (other := self._members.setdefault(named, member_id)) != member_id:
                 raise InvalidRequest(
@@ -234,27 +270,32 @@ class TransactionManager:
             if isinstance(places, ConsumedMessages):
                 self._messages.setdefault(named, []).extend(places.messages)
                 return
-            known = self._offsets.setdefault(named, {})
-            known.update({(one.topic, one.partition): one for one in offset_commits(places, metadata)})
+            commits_by_place = self._offsets.setdefault(named, {})
+            commits_by_place.update({(commit.topic, commit.partition): commit for commit in commits})
 
     # -- ending -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def ending(self, commits: bool, mine: TransactionRef | None = None) -> Iterator[TransactionRef]:
-        """From here on no part is taken, until the block has ended the transaction, or has failed to.
+    def ending(self, commits: bool, expected_ref: TransactionRef | None = None) -> Iterator[TransactionRef]:
+        """End the transaction in this block. Meanwhile no part is accepted. If the block fails, the phase falls back.
 
-        mine: the transaction that is to be ended. Raises IllegalState (nothing is open, or it is being ended),
-        ProducerFenced; for a commit TransactionAbortable.
+        Args:
+            expected_ref: the transaction to end.
+
+        Raises:
+            IllegalState: nothing is open, or another thread is ending it.
+            ProducerFenced: another process has taken the id.
+            TransactionAbortable: a part has failed; only for a commit.
         """
         me = object()
         try:
             with self._lock.own:
-                self._raise_if_over()
+                self._raise_if_fatal()
                 if not self.is_open or self._ref is None:
                     raise self._phase.refusal()
-                self._check_mine(mine)
+                self._check_same_transaction(expected_ref)
                 if commits:
-                    self.raise_if_refused()
+                    self.check_no_failure()
                 self._falls_back_to, self._phase, self._ender = self._phase, Phase.ENDING, me
             yield self._ref
         finally:
@@ -263,122 +304,134 @@ class TransactionManager:
                     self._phase = self._falls_back_to
                 self._changed.notify_all()
 
-    def current(self) -> TransactionRef:
-        """The transaction that is being ended; inside `ending`."""
+    def get_ref(self) -> TransactionRef:
+        """Return the transaction that is being ended. Only inside `ending`."""
         assert self._ref is not None
         return self._ref
 
     @property
     def may_commit_again(self) -> bool:
-        """The commit that has failed may be sent once more; inside `ending`."""
+        """Whether the failed commit may be sent once more. Only inside `ending`."""
         return self._falls_back_to is Phase.UNANSWERED
 
     def wait_while_ending(self) -> None:
-        """Until no thread is ending the transaction."""
+        """Wait until no thread is ending the transaction."""
         with self._lock.own:
             self._changed.wait_for(lambda: self._phase is not Phase.ENDING)
 
-    def commit(self, batch_id: int | None = None, mine: TransactionRef | None = None) -> None:
-        """Commit what was published. Raises what `ending` and `send_commit` raise."""
-        with self.ending(commits=True, mine=mine):
+    def commit(self, batch_id: int | None = None, expected_ref: TransactionRef | None = None) -> None:
+        """Commit everything that was published. Raises what `ending` and `send_commit` raise."""
+        with self.ending(commits=True, expected_ref=expected_ref):
             self.send_commit((), batch_id)
 
-    def abort(self, mine: TransactionRef | None = None) -> None:
-        """Nothing of the transaction will be seen. Raises what `ending` and `send_abort` raise."""
-        with self.ending(commits=False, mine=mine):
+    def abort(self, expected_ref: TransactionRef | None = None) -> None:
+        """Abort: no part becomes visible. Raises what `ending` and `send_abort` raise."""
+        with self.ending(commits=False, expected_ref=expected_ref):
             self.send_abort()
 
     def send_commit(self, parts: Sequence[Part] = (), batch_id: int | None = None) -> list[Published | None]:
-        """Send these last parts, the offsets and the commit, in one letter where they fit; inside `ending`.
+        """Send the last parts, the offsets and the commit, in one letter if they fit. Only inside `ending`.
 
-        Returns what became of the parts, without units where that is not known any more. All is committed, unless there
-        is None for some whose topics have changed: they are to be made anew and committed by another call. Raises
-        TransactionAbortable, ProducerFenced; RequestTimedOut: the outcome is unknown, the same call may be made again.
+        Returns:
+            The results of the parts, without units where these are unknown by now. If a result is None, its topic has
+            changed and nothing is committed: build these parts again and commit them by another call.
+
+        Raises:
+            TransactionAbortable: a part has failed.
+            ProducerFenced: another process has taken the id.
+            RequestTimedOut: the outcome is unknown. The same call may be made again.
         """
         self._wait_for_parts()
         with self._lock.own:
-            self._raise_if_over()
-            self.raise_if_refused()
-        ref = self.current()
+            self._raise_if_fatal()
+            self.check_no_failure()
+        ref = self.get_ref()
         if not (parts or self._offsets or self._messages or self._part_count):
-            self._ended(ref)
+            self._reset(ref)
             return []
         offsets: list[AnyRequest] = [
-            CommitOffsets(group, list(mine.values()), ref, self._members.get(group), self._generations.get(group))
-            for group, mine in self._offsets.items()
-            if mine
+            CommitOffsets(group, list(commits.values()), ref, self._members.get(group), self._generations.get(group))
+            for group, commits in self._offsets.items()
+            if commits
         ]
         offsets += [
-            Acknowledge(group, self._members.get(group) or "", mine, ref)
-            for group, mine in self._messages.items()
-            if mine
+            Acknowledge(group, self._members.get(group) or "", messages, ref)
+            for group, messages in self._messages.items()
+            if messages
         ]
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
-        letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((one, None) for one in offsets), (end, None)]
+        letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((request, None) for request in offsets), (end, None)]
         self._falls_back_to = Phase.UNANSWERED
-        *answers, ended = self._until_answered(lambda: self._sent(letter))
+        *answers, ended = self._ask_until_reply(lambda: self._send_letter(letter))
         self._falls_back_to = Phase.OPEN
         error = ended.exception()
         if error is not None:
-            return self._after_refusal(answers, len(parts), error)
-        self._ended(_next_ref(ref, _result(ended, TransactionEnded)), batch_id)
-        # of a commit that is repeated only its end is answered again; where its parts are nobody says
+            return self._handle_refused_commit(answers, len(parts), error)
+        self._reset(_next_ref(ref, _result(ended, TransactionEnded)), batch_id)
+        # for a repeated commit, only the end gets a reply again; the places of its parts are unknown
         return [Published([]) if answer.exception() else _result(answer, Published) for answer in answers[: len(parts)]]
 
     def send_abort(self) -> None:
-        """Abort; inside `ending`.
+        """Abort the transaction. Only inside `ending`.
 
-        Raises ProducerFenced, RequestTimedOut; InvalidTxnState: a commit that was not answered has committed it.
+        Raises:
+            ProducerFenced: another process has taken the id.
+            RequestTimedOut: the outcome is unknown.
+            InvalidTxnState: an unanswered commit has committed it.
         """
         self._wait_for_parts()
-        ref = self.current()
+        ref = self.get_ref()
         end = EndTransaction(ref, False)
         try:
-            done = self._until_answered(lambda: _result(self._requester.submit(end), TransactionEnded))
-        except _AT_AN_END as error:
-            self._at_an_end(error)
+            done = self._ask_until_reply(lambda: _result(self._requester.submit(end), TransactionEnded))
+        except _FENCED as error:
+            self._end_for_good(error)
             raise
         except InvalidTxnState:
             raise
         except BaseException:
-            self.refused(TransactionAbortable("An abort was not answered: abort again."))
+            self.note_failure(TransactionAbortable("The abort was not answered. Abort again."))
             raise
         following = _next_ref(ref, done)
-        if self._is_doubtful and following == ref:
+        if self._has_unanswered and following == ref:
             self.initialize()  # nothing had come: should it come yet, it must not find the transaction that follows
             assert self._ref is not None
             following = self._ref
-        self._ended(following)
+        self._reset(following)
 
     def _wait_for_parts(self) -> None:
-        """Each ends with its request."""
+        """Wait for parts in flight. Each ends with its request."""
         with self._lock.own:
-            self._changed.wait_for(lambda: self._parts_on_their_way == 0)
+            self._changed.wait_for(lambda: self._parts_in_flight == 0)
 
-    def _sent(self, letter: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
+    def _send_letter(self, letter: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
         futures = self._requester.submit_all(letter)
-        # an unknown outcome is of the letter as a whole, and so is that it was not sent
-        if isinstance(error := futures[-1].exception(), (RequestTimedOut, *NOT_DECIDED)):
+        # a timeout and "not sent" hold for the letter as a whole
+        if isinstance(error := futures[-1].exception(), (RequestTimedOut, *NO_EFFECT)):
             raise error
         return futures
 
-    def _after_refusal(
+    def _handle_refused_commit(
         self, answers: Sequence[Future[AnyResult]], part_count: int, error: BaseException
     ) -> list[Published | None]:
-        """What a commit that was refused means for the parts that came with it."""
+        """Return what a refused commit means for the parts that came with it."""
         errors = [answer.exception() for answer in answers]
-        if isinstance(error, _AT_AN_END):
-            self._at_an_end(error)
+        if isinstance(error, _FENCED):
+            self._end_for_good(error)
             raise error
-        may_be_made_anew = [isinstance(one, StaleTopicMetadata) and i < part_count for i, one in enumerate(errors)]
-        cause = next((one for one, anew in zip(errors, may_be_made_anew, strict=True) if one and not anew), None)
+        may_be_made_anew = [
+            isinstance(failure, StaleTopicMetadata) and i < part_count for i, failure in enumerate(errors)
+        ]
+        cause = next(
+            (failure for failure, anew in zip(errors, may_be_made_anew, strict=True) if failure and not anew), None
+        )
         if cause is not None or not any(errors):
-            self.refused(cause or error)
-            self.raise_if_refused()
+            self.note_failure(cause or error)
+            self.check_no_failure()
         with self._lock.own:
-            # the sequencer has the offsets now, as often as they are sent
-            self._part_count += sum(one is None for one in errors)
+            # the sequencer has the offsets now; sending them again changes nothing
+            self._part_count += sum(failure is None for failure in errors)
             self._offsets.clear()
             self._messages.clear()
         return [
@@ -386,13 +439,13 @@ class TransactionManager:
             for answer, failed in zip(answers[:part_count], errors, strict=False)
         ]
 
-    def _at_an_end(self, error: LakeMQError) -> None:
+    def _end_for_good(self, error: LakeMQError) -> None:
         with self._lock.own:
-            self._over, self._phase = error, Phase.NONE
+            self._fatal_error, self._phase = error, Phase.NONE
 
-    def _ended(self, following: TransactionRef, batch_id: int | None = None) -> None:
+    def _reset(self, following: TransactionRef, batch_id: int | None = None) -> None:
         with self._lock.own:
-            self._ref, self._phase, self._refused = following, Phase.NONE, None
+            self._ref, self._phase, self._failure = following, Phase.NONE, None
             self._part_count = 0
             self._offsets.clear()
             self._messages.clear()
@@ -401,29 +454,29 @@ class TransactionManager:
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)
 
-    def _until_answered(self, ask: Callable[[], R]) -> R:
-        """Ask again when nobody answered: an init or an end that was decided already is answered the same."""
+    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
+        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
 
         def noting() -> R:
             try:
                 return ask()
             except LakeMQError as error:
-                self._is_doubtful |= isinstance(error, RequestTimedOut)
+                self._has_unanswered |= isinstance(error, RequestTimedOut)
                 raise
             except BaseException:
-                self._is_doubtful = True
+                self._has_unanswered = True
                 raise
 
-        return until_answered(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
+        return ask_with_retries(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
 
-    def _raise_if_over(self) -> None:
-        if self._over is not None:
-            raise ProducerFenced(found=f"{self._over.name}: {self._over.detail}") from self._over
+    def _raise_if_fatal(self) -> None:
+        if self._fatal_error is not None:
+            raise ProducerFenced(found=f"{self._fatal_error.name}: {self._fatal_error.detail}") from self._fatal_error
 
-    def raise_if_refused(self) -> None:
-        """Raises TransactionAbortable."""
-        if self._refused is not None:
-            raise TransactionAbortable(found=str(self._refused)) from self._refused
+    def check_no_failure(self) -> None:
+        """Raise TransactionAbortable if a part has failed."""
+        if self._failure is not None:
+            raise TransactionAbortable(found=str(self._failure)) from self._failure
 
 
 def _result(future: Future[AnyResult], kind: type[R]) -> R:

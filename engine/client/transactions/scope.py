@@ -1,4 +1,4 @@
-"""`with mq.transaction("etl") as txn`: publishes and offsets that are seen together, or not at all."""
+"""`with mq.transaction("etl") as txn`: publishes and offsets that become visible together, or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = TypeVar("P")
 
 
 class Consumed(Protocol):
-    """What a consumer polled: where its group goes on when it has been dealt with."""
+    """A polled batch, with the offsets at which its group goes on after processing it."""
 
     @property
     def group(self) -> str: ...
@@ -25,51 +25,65 @@ class Consumed(Protocol):
 
 
 class TransactionScope(Generic[P]):
-    """One transaction. Leaving the block commits it, an exception aborts it and goes on.
+    """A transaction as a context manager. Leaving the block commits it; an exception aborts it and propagates.
 
-    Thread-safe inside the block: leaving it waits for what other threads are publishing; what comes later is refused.
-    replayed: its micro-batch was committed before: publishes and offsets are passed over, nothing happens twice.
+    Other threads may use it inside the block. Leaving the block waits for their publishes; later ones are refused.
+
+    Attributes:
+        replayed: the micro-batch was committed before. Publishes and offsets are skipped, so nothing happens twice.
     """
 
     def __init__(
         self,
         manager: TransactionManager,
         publish: Callable[[str, Any, TransactionRef, Mapping[str, Any]], P],
-        nothing: P,
+        empty_result: P,
         batch_id: int | None = None,
     ) -> None:
-        """publish: topic, data, under which transaction, and the columns as in `mq.publish`; nothing: its result where
-        nothing is to be published again.
+        """Create the scope.
+
+        Args:
+            publish: takes the topic, the data, the transaction and the columns as in `mq.publish`.
+            empty_result: the result of `publish` in a replayed micro-batch.
         """
-        self._manager, self._publish, self._nothing, self._batch_id = manager, publish, nothing, batch_id
+        self._manager, self._publish, self._nothing, self._batch_id = manager, publish, empty_result, batch_id
         self._ref: TransactionRef | None = None
         self.replayed = batch_id is not None and batch_id <= manager.last_batch_id
 
     def publish(self, topic: str, data: Any, **columns: Any) -> P:
-        """Publish a DataFrame or Arrow table as a part of the transaction; as `mq.publish`, and all rows or none.
+        """Publish a DataFrame or Arrow table in the transaction: all rows or none. Arguments as in `mq.publish`.
 
-        Raises what refuses it; the transaction can only be aborted then. ProducerFenced, TransactionAbortable.
+        Raises:
+            ProducerFenced: another process has taken the id.
+            TransactionAbortable: a part has failed before.
+            Errors of `mq.publish`. After these the transaction can only be aborted.
         """
         if self.replayed:
             return self._nothing
-        with self._manager.part(self._entered()) as ref:
+        with self._manager.add_part(self._require_ref()) as ref:
             return self._publish(topic, data, ref, columns)
 
     def send_offsets(self, consumed: Consumed | Offsets, group: str | None = None, metadata: str | None = None) -> None:
-        """What a consumer polled, or (topic, partition) -> next offset with a group: committed with the transaction."""
+        """Commit offsets with the transaction.
+
+        Args:
+            consumed: a polled batch, or (topic, partition) -> next offset together with a group.
+            group: the consumer group; by default that of the batch.
+            metadata: text that is stored with the offsets.
+        """
         offsets: Any = getattr(consumed, "offsets", consumed)
         named = group if group is not None else getattr(consumed, "group", None)
         if named is None:
             raise InvalidRequest("Offsets without a group.", expected="group=...")
         if not self.replayed:
-            self._manager.add_offsets(named, offsets, metadata, self._entered())
+            self._manager.add_offsets(named, offsets, metadata, self._require_ref())
 
     def __enter__(self) -> TransactionScope:
         if not self.replayed:
             self._ref = self._manager.begin()
         return self
 
-    def _entered(self) -> TransactionRef:
+    def _require_ref(self) -> TransactionRef:
         if self._ref is None:
             raise IllegalState("The transaction was not begun.", expected="with mq.transaction(...) as txn")
         return self._ref
@@ -89,10 +103,10 @@ class TransactionScope(Generic[P]):
         self._abort_quietly()
 
     def _abort_quietly(self) -> None:
-        """What went wrong matters more than what the abort says; a transaction nobody ends times out."""
+        """Abort, but let the first error win. If the abort fails too, the transaction ends by its timeout."""
         try:
             if self._manager.is_open:
                 self._manager.abort(self._ref)
         except LakeMQError:
-            with suppress(IllegalState):  # a forked process lets nothing go
-                self._manager.let_go()
+            with suppress(IllegalState):  # a forked process does not hold the id
+                self._manager.release_id()

@@ -1,1 +1,1 @@
-"""Who of a group gets which partition: a module per assignor. Pure and deterministic."""
+"""Assignors: which member of a group gets which partition, one module per assignor. Pure and deterministic."""

@@ -1,7 +1,7 @@
-"""What an assignor is given and gives, and whether what it gave is an assignment at all.
+"""The interface of assignors, and the check of what an assignor returns.
 
-An assignor is a function `(partition_counts, members) -> assignment`: topic -> number of partitions, and member id ->
-`Member`, in; member id -> the partitions it is to have, out. The same is given whatever order the mappings are in.
+An assignor is a function `(partition_counts, members) -> assignment`. It gets topic -> number of partitions, and member
+id -> `Member`, and returns member id -> partitions. The result must not depend on the order of the mappings.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TypeAlias
 
 TopicPartition: TypeAlias = tuple[str, int]
 
-_MOST_NAMED = 5
-_MOST_SHOWN = 100
+_MAX_NAMED = 5
+_MAX_SHOWN = 100
 
 
 @dataclass(frozen=True)
 class Member:
     """A member of a group, as an assignor sees it.
 
-    topics: what it subscribes, topics that do not exist among them, perhaps. owned: the (topic, partition) it says it
-    has now; others may say the same, and what it owns may be gone. instance_id: of a static member.
+    topics: its subscriptions, which may include topics that do not exist. owned: the (topic, partition) that it says it
+    has; other members may say the same, and the partition may be gone. instance_id: of a static member.
     """
 
     topics: tuple[str, ...]
@@ -33,8 +33,8 @@ class Member:
 Assignor: TypeAlias = Callable[[Mapping[str, int], Mapping[str, Member]], Mapping[str, Sequence[TopicPartition]]]
 
 
-def in_order(members: Mapping[str, Member]) -> list[str]:
-    """Member ids in the order in which they are served: static members first, by instance id, then by member id."""
+def order_members(members: Mapping[str, Member]) -> list[str]:
+    """Return member ids in the order in which they are served: static members by instance id, then the others by id."""
 
     def place(member_id: str) -> tuple[bool, str, str]:
         instance_id = members[member_id].instance_id
@@ -43,12 +43,12 @@ def in_order(members: Mapping[str, Member]) -> list[str]:
     return sorted(members, key=place)
 
 
-def subscribers(partition_counts: Mapping[str, int], members: Mapping[str, Member]) -> dict[str, tuple[str, ...]]:
-    """Topics in order, each with the members that subscribe it, in order; topics that nobody subscribes are left out.
+def find_subscribers(partition_counts: Mapping[str, int], members: Mapping[str, Member]) -> dict[str, tuple[str, ...]]:
+    """Return topics in order, each with its subscribers in order. Topics without subscribers are left out.
 
-    Topics with the same subscribers share one tuple: 10,000 topics of 500 members are not 5,000,000 entries.
+    Topics with the same subscribers share one tuple: 10,000 topics of 500 members do not need 5,000,000 entries.
     """
-    places = {member_id: place for place, member_id in enumerate(in_order(members))}
+    places = {member_id: place for place, member_id in enumerate(order_members(members))}
     alike: dict[tuple[str, ...], list[str]] = {}
     for member_id in places:
         alike.setdefault(members[member_id].topics, []).append(member_id)
@@ -58,65 +58,73 @@ def subscribers(partition_counts: Mapping[str, int], members: Mapping[str, Membe
             subscriptions[topic].append(number)
     same = list(alike.values())
     merged: dict[tuple[int, ...], tuple[str, ...]] = {(): ()}
-    found = {}
+    members_by_topic = {}
     for topic, numbers in subscriptions.items():
         key = tuple(numbers)
         if key not in merged:
-            merged[key] = tuple(sorted((one for number in key for one in same[number]), key=places.__getitem__))
+            merged[key] = tuple(
+                sorted((member_id for number in key for member_id in same[number]), key=places.__getitem__)
+            )
         if key:
-            found[topic] = merged[key]
-    return found
+            members_by_topic[topic] = merged[key]
+    return members_by_topic
 
 
-# -- whether it is one ----------------------------------------------------------------------------------
+# -- checking -------------------------------------------------------------------------------------------
 
 
-class _Nonsense(Exception):
-    """With what is wrong, in one line."""
+class _InvalidAssignment(Exception):
+    """The assignment is invalid, for a reason that fits in one line."""
 
 
-def check(
+def check_assignment(
     assignment: object, partition_counts: Mapping[str, int], members: Mapping[str, Member]
 ) -> dict[str, list[TopicPartition]]:
-    """The assignment with every member in it, sorted, of plain text and numbers.
+    """Return the assignment with all members, sorted, as plain text and numbers.
 
-    Each partition of a topic that somebody subscribes has one member, and that one subscribes the topic. Raises
-    ValueError, which says in one line what is wrong, and nothing else, whatever the object does when it is looked at;
-    one that never comes back is the caller's to wait for.
+    Each partition of a subscribed topic must have one member, which subscribes to the topic. Raises ValueError with the
+    reason in one line, and nothing else, even if the object raises when it is read. If reading never ends, the caller
+    must stop it.
     """
     try:
-        return _read(assignment, partition_counts, members)
-    except _Nonsense as nonsense:
+        return _read_assignment(assignment, partition_counts, members)
+    except _InvalidAssignment as nonsense:
         wrong = str(nonsense)
-    except BaseException as error:  # SystemExit, too: it is the object's own code that runs here
+    except BaseException as error:  # even SystemExit: the object's own code runs here
         wrong = f"it cannot be read: {_type_name(error)}"
     raise ValueError(wrong)
 
 
-def _read(
+def _read_assignment(
     assignment: object, partition_counts: Mapping[str, int], members: Mapping[str, Member]
 ) -> dict[str, list[TopicPartition]]:
     if not isinstance(assignment, Mapping):
-        raise _Nonsense(f"it is no mapping, but of type {_type_name(assignment)}")
+        raise _InvalidAssignment(f"it is no mapping, but of type {_type_name(assignment)}")
     topic_sets = {topics: frozenset(topics) for topics in {member.topics for member in members.values()}}
     read: dict[str, list[TopicPartition]] = {}
     takers: dict[TopicPartition, str] = {}
-    for key, given in assignment.items():  # may be endless, as may what is in it: nothing is taken twice
-        member_id = _text(key, "a member id")
+    for key, entries in assignment.items():  # may be endless, and so may be its values: refuse the first repeat
+        member_id = _read_text(key, "a member id")
         if member_id not in members or member_id in read:
-            raise _Nonsense(f"{_shown(member_id)} {'is there twice' if member_id in read else 'is no member'}")
-        if not isinstance(given, Iterable):
-            raise _Nonsense(f"{_shown(member_id)} gets no partitions, but an object of type {_type_name(given)}")
-        read[member_id] = mine = []
+            raise _InvalidAssignment(f"{_quote(member_id)} {'is there twice' if member_id in read else 'is no member'}")
+        if not isinstance(entries, Iterable):
+            raise _InvalidAssignment(
+                f"{_quote(member_id)} gets no partitions, but an object of type {_type_name(entries)}"
+            )
+        read[member_id] = partitions = []
         subscribed = topic_sets[members[member_id].topics]
-        for entry in given:
-            partition = _partition(entry, partition_counts)
+        for entry in entries:
+            partition = _read_partition(entry, partition_counts)
             if partition in takers:
-                raise _Nonsense(f"{_named(partition)} goes to {_shown(takers[partition])} and {_shown(member_id)}")
+                raise _InvalidAssignment(
+                    f"{_format_partition(partition)} goes to {_quote(takers[partition])} and {_quote(member_id)}"
+                )
             if partition[0] not in subscribed:
-                raise _Nonsense(f"{_shown(member_id)} gets {_named(partition)}, and has not subscribed the topic")
+                raise _InvalidAssignment(
+                    f"{_quote(member_id)} gets {_format_partition(partition)}, and has not subscribed the topic"
+                )
             takers[partition] = member_id
-            mine.append(partition)
+            partitions.append(partition)
     _refuse_missing(takers, partition_counts, frozenset().union(*topic_sets.values()))
     return {member_id: sorted(read.get(member_id, ())) for member_id in sorted(members)}
 
@@ -124,42 +132,46 @@ def _read(
 def _refuse_missing(
     takers: Mapping[TopicPartition, str], partition_counts: Mapping[str, int], subscribed: frozenset[str]
 ) -> None:
-    wanted = ((topic, partition) for topic in sorted(subscribed) for partition in range(partition_counts.get(topic, 0)))
-    missing = [partition for partition in wanted if partition not in takers]
+    expected = (
+        (topic, partition) for topic in sorted(subscribed) for partition in range(partition_counts.get(topic, 0))
+    )
+    missing = [partition for partition in expected if partition not in takers]
     if missing:
-        named = ", ".join(map(_named, missing[:_MOST_NAMED]))
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        raise _Nonsense(f"nobody gets {named}{more}, though there are subscribers")
+        named = ", ".join(map(_format_partition, missing[:_MAX_NAMED]))
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        raise _InvalidAssignment(f"nobody gets {named}{more}, though there are subscribers")
 
 
-def _partition(entry: object, partition_counts: Mapping[str, int]) -> TopicPartition:
-    """A partition that is there, of a plain str and a plain int."""
+def _read_partition(entry: object, partition_counts: Mapping[str, int]) -> TopicPartition:
+    """Return an existing partition as a plain str and a plain int."""
     if not isinstance(entry, tuple | list) or len(entry) != 2:
-        raise _Nonsense(f"an object of type {_type_name(entry)} is no pair of a topic and a partition")
-    topic, number = _text(entry[0], "a topic"), entry[1]
+        raise _InvalidAssignment(f"an object of type {_type_name(entry)} is no pair of a topic and a partition")
+    topic, number = _read_text(entry[0], "a topic"), entry[1]
     if isinstance(number, bool) or not hasattr(number, "__index__"):  # numpy's numbers have one
-        raise _Nonsense(f"an object of type {_type_name(number)} is no number of a partition of {_shown(topic)}")
+        raise _InvalidAssignment(
+            f"an object of type {_type_name(number)} is no number of a partition of {_quote(topic)}"
+        )
     partition = index(number)
     if not 0 <= partition < partition_counts.get(topic, 0):
-        raise _Nonsense(f"there is no partition {_named((topic, partition))}")
+        raise _InvalidAssignment(f"there is no partition {_format_partition((topic, partition))}")
     return topic, partition
 
 
-def _text(value: object, what: str) -> str:
+def _read_text(value: object, expected: str) -> str:
     if not isinstance(value, str):
-        raise _Nonsense(f"an object of type {_type_name(value)} stands where {what} should")
-    return str.__str__(value)  # of somebody's own class: compared and hashed as they please
+        raise _InvalidAssignment(f"an object of type {_type_name(value)} stands where {expected} should")
+    return str.__str__(value)  # a subclass may compare and hash in its own way
 
 
-def _named(partition: TopicPartition) -> str:
-    return f"{_shown(partition[0])[1:-1]}-{partition[1]}"
+def _format_partition(partition: TopicPartition) -> str:
+    return f"{_quote(partition[0])[1:-1]}-{partition[1]}"
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
 
 
 def _type_name(value: object) -> str:
-    """Of an object whose class may answer with what it likes."""
+    """Return the name of the object's class, even if the class overrides how it answers."""
     name: str = type.__dict__["__name__"].__get__(type(value))
-    return name[:_MOST_SHOWN]
+    return name[:_MAX_SHOWN]

@@ -1,4 +1,4 @@
-"""The assignors that are always there, by the names that Kafka's users know."""
+"""The built-in assignors, by the names that Kafka users know."""
 
 from __future__ import annotations
 

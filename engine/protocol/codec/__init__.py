@@ -1,8 +1,10 @@
-"""How values become bytes and rows, and values again.
+"""Values as bytes and rows, and back.
 
-request       one request: JSON, found right in the call that makes it
-letter        a letter, which is a head of such requests and their rows; and the answer to it
-letter_rows   the rows in a letter: an Arrow stream of message bodies
-results       the results that are kept of a letter: JSON
-journal       a step: rows of the journal, JSON but for the segments
+- `request`: one request, as JSON, checked in the call that makes it
+- `letter`: a letter: a head with such requests, and their rows; also the answer to a letter
+- `letter_rows`: the rows of a letter, as an Arrow stream of message bodies
+- `few_rows`: a few rows of a letter, as columns in msgpack
+- `results`: the results of a letter that the state keeps, as JSON
+- `journal`: a step, as rows of the journal; JSON except for the segments
+- `beat`: the beat of a process with members of groups
 """

@@ -1,25 +1,31 @@
-"""A beat: which members of which groups live in a process, and how often each has polled."""
+"""A heartbeat: the members of groups in a process, and how often each has polled."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Beating(msgspec.Struct, frozen=True, array_like=True):
-    """A member. polls: how often it has polled so far."""
+class MemberBeat(msgspec.Struct, frozen=True, array_like=True):
+    """The heartbeat of a member.
+
+    polls: how often it has polled so far. interval_ms: the time between heartbeats; 0: not known. process: the process
+    that it lives in (`namespace.process_identity`); empty: not known.
+    """
 
     group: str
     member_id: str
     polls: int
+    interval_ms: int = 0
+    process: str = ""
 
 
-_decoder = msgspec.msgpack.Decoder(list[Beating])
+_decoder = msgspec.msgpack.Decoder(list[MemberBeat])
 
 
-def encode_beat(members: list[Beating]) -> bytes:
+def encode_beat(members: list[MemberBeat]) -> bytes:
     return msgspec.msgpack.encode(members)
 
 
-def decode_beat(body: bytes) -> list[Beating]:
-    """Raises ValueError: it is none."""
+def decode_beat(body: bytes) -> list[MemberBeat]:
+    """Return the members of a heartbeat. Raises ValueError for other bytes."""
     return _decoder.decode(body)

@@ -1,7 +1,7 @@
-"""A few rows in a letter: columns as msgpack, since Arrow takes longer to begin than they take as a whole.
+"""Few rows of a letter: columns as msgpack, because for few rows just starting Arrow takes longer.
 
-Invariant: columns of equal length, of the types and bounds that a message body has. Anybody may have written them, and
-a byte of msgpack may become seventy in memory: so there are few bytes, too.
+Invariant: columns of equal length, with the types and bounds of a message body. Anybody may have written the bytes, and
+one byte of msgpack may become seventy in memory, so their number is limited.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pyarrow as pa
 from lakemq.tables.specs.messages import BODY_SCHEMA
 
 MAX_FEW_BYTES = 1 << 20
-"""Of a letter's rows as msgpack; more of them travel as Arrow."""
+"""Bytes of a letter's rows as msgpack. Larger ones travel as Arrow."""
 
 _ROW_BYTES, _HEADER_BYTES, _TIME_BYTES = 40, 16, 9
-"""What msgpack puts around a row, and around a header, at most; and what a time takes."""
+"""The most bytes that msgpack adds to a row and to a header, and the bytes of a time."""
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -27,7 +27,7 @@ Header: TypeAlias = tuple[str | None, bytes | None]
 
 
 class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Message bodies as columns; times in microseconds. headers, deliver_at_us, ttl_ms: None where no row has any."""
+    """Message bodies as columns, with times in microseconds. headers, deliver_at_us, ttl_ms: None if no row has any."""
 
     topic: list[str]
     partition: list[_Int32]
@@ -44,29 +44,33 @@ class FewRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def nbytes(self) -> int:
-        """No fewer than it has in a letter, but for a few."""
+        """Estimated bytes in a letter, rarely too low."""
         times = (self.deliver_at_us is not None) + (self.ttl_ms is not None)
         row_bytes = _ROW_BYTES + times * _TIME_BYTES
-        plain = row_bytes * len(self.topic) + sum(map(len, self.topic)) + lengths(self.key) + lengths(self.value)
+        plain = (
+            row_bytes * len(self.topic) + sum(map(len, self.topic)) + count_bytes(self.key) + count_bytes(self.value)
+        )
         if self.headers is None:
             return plain
-        return plain + sum(headers_bytes(one) + _HEADER_BYTES * len(one) for one in self.headers if one)
+        return plain + sum(
+            count_header_bytes(headers) + _HEADER_BYTES * len(headers) for headers in self.headers if headers
+        )
 
 
 Rows: TypeAlias = pa.Table | FewRows
-"""Message bodies that ride in a letter."""
+"""Message bodies that travel in a letter."""
 
 _msgpack = msgspec.msgpack.Encoder()
 _few_rows = msgspec.msgpack.Decoder(FewRows)
 
 
-def lengths(column: Iterable[bytes | None]) -> int:
-    """Bytes of a column."""
-    return sum(len(one) for one in column if one is not None)
+def count_bytes(column: Iterable[bytes | None]) -> int:
+    """Return the bytes of a column."""
+    return sum(len(value) for value in column if value is not None)
 
 
-def headers_bytes(headers: Iterable[Header] | None) -> int:
-    """Bytes of the headers of one row."""
+def count_header_bytes(headers: Iterable[Header] | None) -> int:
+    """Return the bytes of the headers of one row."""
     return sum(len((name or "").encode()) + len(value or b"") for name, value in headers or ())
 
 
@@ -75,7 +79,7 @@ def encode_few_rows(rows: FewRows) -> bytes:
 
 
 def decode_few_rows(text: memoryview) -> FewRows:
-    """Raises ValueError for anything that is not a few message bodies."""
+    """Return the rows. Raises ValueError for bytes that are not a few message bodies."""
     if len(text) > MAX_FEW_BYTES:
         raise ValueError(f"rows as msgpack: found {len(text)} bytes, expected at most {MAX_FEW_BYTES}")
     try:
@@ -89,17 +93,17 @@ def decode_few_rows(text: memoryview) -> FewRows:
     return rows
 
 
-def joined(parts: Sequence[Rows]) -> Rows | None:
-    """All rows one after the other, as they ride in a letter; None: there are none."""
+def concatenate_rows(parts: Sequence[Rows]) -> Rows | None:
+    """Return all rows, one after another, in the form in which they travel in a letter; None without rows."""
     if not parts:
         return None
     few = [part for part in parts if isinstance(part, FewRows)]
     if len(few) == len(parts) and sum(part.nbytes for part in few) <= MAX_FEW_BYTES // 2:
-        return few[0] if len(few) == 1 else _joined(few)
-    return table_of(parts)
+        return few[0] if len(few) == 1 else _concatenate_few(few)
+    return rows_to_table(parts)
 
 
-def _joined(parts: Sequence[FewRows]) -> FewRows:
+def _concatenate_few(parts: Sequence[FewRows]) -> FewRows:
     def column(of: Callable[[FewRows], list[Any]]) -> list[Any]:
         return list(chain.from_iterable(map(of, parts)))
 
@@ -118,25 +122,25 @@ def _joined(parts: Sequence[FewRows]) -> FewRows:
     )
 
 
-def table_of(parts: Sequence[Rows]) -> pa.Table:
-    """All rows one after the other, as BODY_SCHEMA: those that come as few become one table where they meet."""
+def rows_to_table(parts: Sequence[Rows]) -> pa.Table:
+    """Return all rows, one after another, as BODY_SCHEMA. Neighbouring few rows become one table."""
     tables: list[pa.Table] = []
     few: list[FewRows] = []
     for part in parts:
         if isinstance(part, FewRows):
             few.append(part)
         else:
-            tables += [*_tables(few), part]
+            tables += [*_few_to_tables(few), part]
             few = []
-    tables += _tables(few)
+    tables += _few_to_tables(few)
     return tables[0] if len(tables) == 1 else pa.concat_tables([BODY_SCHEMA.empty_table(), *tables])
 
 
-def _tables(parts: Sequence[FewRows]) -> list[pa.Table]:
-    """One table of them, if there are any."""
+def _few_to_tables(parts: Sequence[FewRows]) -> list[pa.Table]:
+    """Return a list with one table of all these rows; an empty list without rows."""
     if not parts:
         return []
-    rows = parts[0] if len(parts) == 1 else _joined(parts)
+    rows = parts[0] if len(parts) == 1 else _concatenate_few(parts)
     columns: dict[str, Any] = {
         "topic": rows.topic,
         "partition": rows.partition,
@@ -147,6 +151,9 @@ def _tables(parts: Sequence[FewRows]) -> list[pa.Table]:
         "deliver_at": rows.deliver_at_us,
         "ttl_ms": rows.ttl_ms,
     }
-    given = [(columns.get(field.name), field.type) for field in BODY_SCHEMA]
-    arrays = [pa.nulls(rows.num_rows, kind) if column is None else pa.array(column, kind) for column, kind in given]
+    columns_and_types = [(columns.get(field.name), field.type) for field in BODY_SCHEMA]
+    arrays = [
+        pa.nulls(rows.num_rows, kind) if column is None else pa.array(column, kind)
+        for column, kind in columns_and_types
+    ]
     return [pa.Table.from_arrays(arrays, schema=BODY_SCHEMA)]

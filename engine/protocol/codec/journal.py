@@ -1,4 +1,4 @@
-"""A step as rows of the journal: one row per entry, JSON but for the segments, which stay columns."""
+"""A step as rows of the journal: one row per entry, JSON except for the segments, which stay columns."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from ..values.base import Record
 from ..values.clients import Answered
 from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
 from ..values.log import RowsJournaled
-from ..values.segments import NO_SEGMENTS, Segments, table_of
-from .results import check_answered
+from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
+from .results import check_answer
 
 _json = msgspec.json.Encoder()
 _records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _ANSWERED = str(Answered.__struct_config__.tag)
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW = 1000
-"""Segments up to which rows make Arrow sooner than columns do: a tenth of the time for one, two thirds for so many. And
-up to which they are sooner made of it."""
+"""Up to this number of segments, rows make Arrow faster than columns do, and are made from it faster. For one segment
+it takes a tenth of the time, for this many two thirds.
+"""
 
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
 
-class _Tag(msgspec.Struct):
+class _RecordTag(msgspec.Struct):
     record: str
 
 
-_tags = msgspec.json.Decoder(_Tag)
+_tags = msgspec.json.Decoder(_RecordTag)
 
 
 def encode_step(step: Step) -> pa.Table:
-    """The step as rows of the journal, in order of position."""
+    """Return the step as rows of the journal, in order of position."""
     n = len(step.entries)
-    records = [one.record for one in step.entries]
+    records = [entry.record for entry in step.entries]
     columns: dict[str, list[Any]] = {
         "step": [step.step] * n,
         "position": list(range(n)),
@@ -55,18 +56,18 @@ def encode_step(step: Step) -> pa.Table:
         "leader_epoch": [step.leader_epoch] * n,
         "format_version": [FORMAT_VERSION] * n,
     }
-    segments = _segment_lists([d.segments for d in step.entries])
+    segments = _build_segment_lists([d.segments for d in step.entries])
     schema = JOURNAL.stored_schema
-    # a table of a dictionary takes three times as long to make
+    # pa.table(dictionary) takes three times as long
     arrays = [segments if f.name == "segments" else pa.array(columns[f.name], f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _segment_lists(parts: list[Segments]) -> pa.Array:
-    """One list of segment structs per entry, null where it has none."""
+def _build_segment_lists(parts: list[Segments]) -> pa.Array:
+    """Return one list of segment structs per entry, null for entries without segments."""
     if sum(map(len, parts)) <= _FEW:
         return pa.array([part.rows() or None for part in parts], _SEGMENT_LIST)
-    table = table_of(parts).combine_chunks()
+    table = segments_to_table(parts).combine_chunks()
     columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
     counts = np.array([len(part) for part in parts])
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
@@ -75,14 +76,14 @@ def _segment_lists(parts: list[Segments]) -> pa.Array:
 
 
 def decode_steps(rows: pa.Table) -> list[Step]:
-    """Rows of the journal, in any order, as steps in theirs. Raises NewerFormat; ValueError: no rows of a journal."""
+    """Return rows of the journal, in any order, as steps in order. Raises NewerFormat; ValueError for other rows."""
     if rows.num_rows == 0:
         return []
-    rows = _ordered(JOURNAL.checked(rows))
+    rows = _sort_rows(JOURNAL.validate(rows))
     newest = max(rows.column("format_version").to_pylist())
     if newest > FORMAT_VERSION:
         raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
-    segments = _segments_of(rows.column("segments"))
+    segments = _decode_segments(rows.column("segments"))
     heads = zip(
         rows.column("step").to_pylist(),
         rows.column("decision").to_pylist(),
@@ -102,10 +103,10 @@ def decode_steps(rows: pa.Table) -> list[Step]:
     return steps
 
 
-def _ordered(rows: pa.Table) -> pa.Table:
-    """By step and position. Rows of one commit are so already, and to sort them costs a tenth of decoding them."""
+def _sort_rows(rows: pa.Table) -> pa.Table:
+    """Return the rows by step and position. Rows of one commit are sorted already; checking is faster than sorting."""
     places = list(zip(rows.column("step").to_pylist(), rows.column("position").to_pylist(), strict=True))
-    if all(one < other for one, other in pairwise(places)):
+    if all(place < next_place for place, next_place in pairwise(places)):
         return rows
     return rows.sort_by([("step", "ascending"), ("position", "ascending")])
 
@@ -116,23 +117,23 @@ def _decode_record(text: str) -> Record:
     except msgspec.ValidationError:
         kind = _tags.decode(text).record
         if kind == _ANSWERED:
-            check_answered(text)
+            check_answer(text)
         if kind in _KINDS:
             raise
         raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
 
 
-def steps_after(rows: pa.Table, step: int) -> list[Step] | None:
-    """The same, None unless they are the steps that follow `step`, without a gap."""
+def decode_steps_after(rows: pa.Table, step: int) -> list[Step] | None:
+    """Return the steps; None unless they follow `step` without a gap."""
     steps = decode_steps(rows)
     expected = range(step + 1, step + 1 + len(steps))
-    return steps if [one.step for one in steps] == list(expected) else None
+    return steps if [decoded.step for decoded in steps] == list(expected) else None
 
 
-def _segments_of(column: pa.ChunkedArray) -> list[Segments]:
-    """The segments of each entry: as lists where they are few; else slices of one buffer, nothing is copied per row."""
+def _decode_segments(column: pa.ChunkedArray) -> list[Segments]:
+    """Return the segments of each entry: few as lists, many as slices of one buffer without copying rows."""
     if (pc.sum(pc.list_value_length(column)).as_py() or 0) <= _FEW:
-        return [_few_segments(part) if part else NO_SEGMENTS for part in column.to_pylist()]
+        return [_rows_to_segments(part) if part else NO_SEGMENTS for part in column.to_pylist()]
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], lists.type)
@@ -146,5 +147,5 @@ def _segments_of(column: pa.ChunkedArray) -> list[Segments]:
     ]
 
 
-def _few_segments(rows: list[dict[str, Any]]) -> Segments:
+def _rows_to_segments(rows: list[dict[str, Any]]) -> Segments:
     return Segments([[row[name] for row in rows] for name in SEGMENT_SCHEMA.names])

@@ -1,8 +1,8 @@
 """A letter and its answer as bytes.
 
-A letter is a JSON head and, after it, the rows that ride with it: as Arrow (`letter_rows`) or, where they are few, as
-msgpack (`few_rows`), which its first bytes tell. In its head each request stands on its own: it was encoded, and found
-right, before it met the others (`request`).
+A letter is a JSON head, followed by the rows that travel with it: as Arrow (`letter_rows`) or, if they are few, as
+msgpack (`few_rows`). Its first bytes say which. Each request in the head was encoded and checked on its own
+(`request`), so a bad one cannot spoil its neighbours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .few_rows import FewRows, Rows, decode_few_rows, encode_few_rows
 from .letter_rows import decode_rows, encode_rows
 
 MAX_REQUESTS = 5000
-"""Of a letter: each takes a hundred times its bytes, once it is decided and answered."""
+"""Requests in a letter. Each takes a hundred times its bytes while it is decided and answered."""
 
 _MOST = msgspec.Meta(max_length=MAX_REQUESTS)
 _HEAD = struct.Struct("<4sI")
@@ -34,7 +34,7 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Requests: for each the row of the letter at which its own begin, and its JSON."""
+    """A head with the requests as JSON texts, each with the row of the letter at which its own rows start."""
 
     client_id: str
     number: int
@@ -44,7 +44,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _ReadHead(msgspec.Struct, frozen=True):
-    """The same, where every request is one we know."""
+    """A head whose requests are all of known kinds."""
 
     client_id: str
     number: int
@@ -65,7 +65,10 @@ def encode_letter(
     rows: Rows | None = None,
     namespace_id: str = "",
 ) -> bytes:
-    """A letter. requests: the row of `rows` at which a request's own begin, and what `encode_request` made of it."""
+    """Return the bytes of a letter.
+
+    requests: for each the row of `rows` at which its own rows start, and the bytes from `encode_request`.
+    """
     texts = [(row, msgspec.Raw(text)) for row, text in requests]
     head = _json.encode(_Head(client_id, number, texts, sent_at_ms, namespace_id))
     if isinstance(rows, FewRows):
@@ -74,7 +77,7 @@ def encode_letter(
 
 
 def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
-    """The letter and its rows, which are message bodies. Raises ValueError for anything that is not a letter."""
+    """Return the letter and its rows, which are message bodies. Raises ValueError for other bytes."""
     magic, length = _HEAD.unpack_from(body) if len(body) >= _HEAD.size else (b"", 0)
     if magic not in (_MAGIC, _MAGIC_FEW):
         raise ValueError("not a letter: it does not begin as one")
@@ -91,23 +94,29 @@ def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
 def _decode_head(head: bytes) -> Letter:
     try:
         read = _read_heads.decode(head)
-    except (msgspec.ValidationError, RecursionError):  # one by one, so that those we know are decided
-        found = _heads.decode(head)
-        requests = [_decode_request(row, text) for row, text in found.requests]
-        return Letter(found.client_id, found.number, requests, found.sent_at_ms, found.namespace_id)
-    placed: list[AnyRequest | Unreadable] = [_placed(*one) for one in read.requests]
+    except (msgspec.ValidationError, RecursionError):  # decode them one by one, so that the known ones are decided
+        head_of_texts = _heads.decode(head)
+        requests = [_decode_request(row, text) for row, text in head_of_texts.requests]
+        return Letter(
+            head_of_texts.client_id,
+            head_of_texts.number,
+            requests,
+            head_of_texts.sent_at_ms,
+            head_of_texts.namespace_id,
+        )
+    placed: list[AnyRequest | Unreadable] = [_set_first_row(*request) for request in read.requests]
     return Letter(read.client_id, read.number, placed, read.sent_at_ms, read.namespace_id)
 
 
 def _decode_request(first_row: int, text: msgspec.Raw) -> AnyRequest | Unreadable:
     try:
-        return _placed(first_row, _requests.decode(text))
+        return _set_first_row(first_row, _requests.decode(text))
     except (ValueError, RecursionError) as error:
         return Unreadable(InvalidRequest(f"The request cannot be read: {error}").refusal())
 
 
-def _placed(first_row: int, request: AnyRequest) -> AnyRequest:
-    """Where its rows begin is the letter's to say."""
+def _set_first_row(first_row: int, request: AnyRequest) -> AnyRequest:
+    """Return the request with the start of its rows, which only the letter knows."""
     if isinstance(request, Produce) and request.first_row != first_row:
         return msgspec.structs.replace(request, first_row=first_row)
     return request

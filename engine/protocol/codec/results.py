@@ -1,4 +1,4 @@
-"""Results as the journal and `clients` keep them: JSON. A kind that this version does not know is a newer one's."""
+"""Results as the journal and `clients` store them: JSON. An unknown kind of result means a newer version."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from ..errors import NewerFormat
 from ..values.kinds import OUTCOMES, AnyResult
 
 
-class _Tag(msgspec.Struct):
+class _OutcomeTag(msgspec.Struct):
     outcome: str
 
 
-class _Tags(msgspec.Struct):
-    results: list[_Tag]
+class _AnsweredTags(msgspec.Struct):
+    results: list[_OutcomeTag]
 
 
 _results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
-_tags = msgspec.json.Decoder(list[_Tag])
-_tags_of_answered = msgspec.json.Decoder(_Tags)
+_tags = msgspec.json.Decoder(list[_OutcomeTag])
+_tags_of_answered = msgspec.json.Decoder(_AnsweredTags)
 
 
 def decode_results(text: str) -> list[AnyResult]:
-    """Raises NewerFormat; ValidationError: no results."""
+    """Return the results. Raises NewerFormat; ValidationError for other text."""
     try:
         return _results.decode(text)
     except msgspec.ValidationError:
-        _check_known(_tags.decode(text))
+        _check_outcomes(_tags.decode(text))
         raise
 
 
-def check_answered(text: str) -> None:
-    """Raises NewerFormat where this JSON of an `answered` has a result that a newer version knows."""
-    _check_known(_tags_of_answered.decode(text).results)
+def check_answer(text: str) -> None:
+    """Raise NewerFormat if this JSON of an `answered` record has a kind of result that only a newer version knows."""
+    _check_outcomes(_tags_of_answered.decode(text).results)
 
 
-def _check_known(tags: list[_Tag]) -> None:
+def _check_outcomes(tags: list[_OutcomeTag]) -> None:
     for tag in tags:
         if tag.outcome not in OUTCOMES:
             raise NewerFormat(found=f"a result {tag.outcome}", expected="one that this version knows") from None

@@ -1,11 +1,14 @@
-"""`delayed`."""
+"""The table `delayed`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 
@@ -22,91 +25,97 @@ from ..values.delays import (
     RangeEnd,
     RangeKey,
     WaitingRange,
-    keys_of,
-    outcome_of,
-    ranges_of,
+    columns_to_keys,
+    columns_to_ranges,
+    find_outcome,
 )
+from ..values.packed import COLUMNS, NULL, RESTORED_RANGES, Block, Numbers, reorder_columns, sort_by_publishing
 from ..values.state import State
 from .steps import Project, Restore, Steps
 
 
 @dataclass(frozen=True)
-class RangeEnded:
-    """How a range ended, what its last rows were, when, and by which request, if by any."""
+class EndedRange:
+    """How a range ended: the state of its last rows, when it ended, and the request that ended it, if any."""
 
     end: RangeEnd
     status: DelayStatus
     at_ms: int
-    by: str | None
+    changed_by: str | None
 
-    def outcome_of(self, index: int) -> CancelOutcome:
-        """What became of a row."""
-        told, released_count, cancelled, rescheduled = self.end
-        if self.status is DelayStatus.ABORTED or index >= told.record_count:
+    def find_outcome(self, index: int) -> CancelOutcome:
+        """Return the outcome for a row."""
+        published, released_count, cancelled, rescheduled = self.end
+        if self.status is DelayStatus.ABORTED or index >= published.record_count:
             return CancelOutcome.NOT_FOUND
-        outcome = outcome_of(index, released_count, cancelled, rescheduled)
-        # with its topic
+        outcome = find_outcome(index, released_count, cancelled, rescheduled)
+        # a row that still waited was dropped together with its topic
         return CancelOutcome.CANCELLED if outcome is CancelOutcome.WAITING else outcome
 
 
-def ended_ranges(steps: Steps) -> Iterator[RangeEnded]:
-    """The ranges that these steps have ended."""
+def find_ended_ranges(steps: Steps) -> Iterator[EndedRange]:
+    """Yield the ranges that these steps have ended."""
     for step in steps:
-        for one in step.entries:
-            for end, status in _ends(one.record):
-                yield RangeEnded(end, status, step.decided_at_ms, one.request_id)
+        for entry in step.entries:
+            for end, status in _find_ends(entry.record):
+                yield EndedRange(end, status, step.decided_at_ms, entry.request_id)
 
 
-def _ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
+def _find_ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
     if isinstance(record, DelaysReleased):
-        yield from ((end, DelayStatus.RELEASED) for end in record.done.ends())
+        yield from ((end, DelayStatus.RELEASED) for end in record.done.to_ends())
     elif isinstance(record, DelaysCancelled):
         status = DelayStatus.RESCHEDULED if record.producer_id else DelayStatus.CANCELLED
-        yield from ((end, status) for end in record.done.ends())
+        yield from ((end, status) for end in record.done.to_ends())
     elif isinstance(record, DelaysDropped):
-        yield from ((end, DelayStatus.CANCELLED) for end in record.ranges.ends())
+        yield from ((end, DelayStatus.CANCELLED) for end in record.ranges.to_ends())
     elif isinstance(record, DelaysSettled):
-        yield from ((RangeEnd(told, 0, [], []), DelayStatus.ABORTED) for told in record.aborted.rows())
+        yield from ((RangeEnd(range_, 0, [], []), DelayStatus.ABORTED) for range_ in record.aborted.to_ranges())
 
 
-def _delayed(state: State, steps: Steps) -> pa.Table:
+def _project_delays(state: State, steps: Steps) -> pa.Table:
     changed: dict[RangeKey, tuple[int, str | None]] = {}
     for step in steps:
-        for one in step.entries:
-            changed |= dict.fromkeys(_touched(one.record), (step.decided_at_ms, one.request_id))
-    ended = {one.end.told.key: one for one in ended_ranges(steps)}
-    changed |= {key: (one.at_ms, one.by) for key, one in ended.items() if key not in state.delays.ranges}
-    return DELAYED.table(_row(state, key, *changed[key], ended) for key in sorted(changed))
+        for entry in step.entries:
+            changed |= dict.fromkeys(_find_changed_keys(entry.record), (step.decided_at_ms, entry.request_id))
+    ended = {end.end.published.key: end for end in find_ended_ranges(steps)}
+    state.delays.ranges.unpack([*changed, *ended])
+    changed |= {
+        key: (end.at_ms, end.changed_by) for key, end in ended.items() if key not in state.delays.ranges.unpacked
+    }
+    return DELAYED.table(_build_row(state, key, *changed[key], ended) for key in sorted(changed))
 
 
-def _touched(record: Record) -> Iterator[RangeKey]:
+def _find_changed_keys(record: Record) -> Iterator[RangeKey]:
     if isinstance(record, Delayed):
-        yield from (told.key for told in record.ranges.rows())
+        yield from (range_.key for range_ in record.ranges.to_ranges())
     elif isinstance(record, DelaysCancelled | DelaysReleased | DelaysSettled):
-        yield from keys_of(record.topic_id, record.file_id, record.first_row)
+        yield from columns_to_keys(record.topic_id, record.file_id, record.first_row)
     if isinstance(record, DelaysCancelled):
-        yield from (told.key for told in record.instead.rows())
+        yield from (range_.key for range_ in record.instead.to_ranges())
 
 
-def _row(state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[RangeKey, RangeEnded]) -> DelayedRow:
-    live = state.delays.ranges.get(key)
+def _build_row(
+    state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[RangeKey, EndedRange]
+) -> DelayedRow:
+    live = state.delays.ranges.unpacked.get(key)
     cancelled: Sequence[int]
     rescheduled: Sequence[int]
     if live is None:
-        (told, released_count, cancelled, rescheduled), status = ended[key].end, ended[key].status
+        (published, released_count, cancelled, rescheduled), status = ended[key].end, ended[key].status
     else:
-        told, status = live.told, DelayStatus.OPEN if live.is_open else DelayStatus.WAITING
+        published, status = live.published, DelayStatus.OPEN if live.is_open else DelayStatus.WAITING
         released_count, cancelled, rescheduled = live.released_count, live.cancelled, live.rescheduled
     return DelayedRow(
         step=state.step,
-        **told._asdict(),
-        due_hour=told.first_due_ms // HOUR_MS,
+        **published._asdict(),
+        due_hour=published.first_due_ms // HOUR_MS,
         producer_id=live.producer_id if live else None,
         producer_epoch=live.producer_epoch if live else None,
         transactional_id=live.transactional_id if live else None,
         scheduled_step=live.step if live else None,
         position=live.position if live else None,
-        waiting_count=live.left_count if live else 0,
+        waiting_count=live.waiting_count if live else 0,
         released_count=released_count,
         cancelled_rows=list(cancelled) or None,
         rescheduled_rows=list(rescheduled) or None,
@@ -117,14 +126,14 @@ def _row(state: State, key: RangeKey, at_ms: int, by: str | None, ended: dict[Ra
     )
 
 
-def ended_row(row: DelayedRow) -> RangeEnded:
-    """What a row tells of a range that has ended."""
-    told = DelayedRange(*(getattr(row, name) for name in DelayedRange._fields))
-    end = RangeEnd(told, row.released_count, list(row.cancelled_rows or ()), list(row.rescheduled_rows or ()))
-    return RangeEnded(end, DelayStatus(row.state), row.changed_at_ms, row.changed_by)
+def read_ended_range(row: DelayedRow) -> EndedRange:
+    """Return the ended range that a row of the table describes."""
+    published = DelayedRange(*(getattr(row, name) for name in DelayedRange._fields))
+    end = RangeEnd(published, row.released_count, list(row.cancelled_rows or ()), list(row.rescheduled_rows or ()))
+    return EndedRange(end, DelayStatus(row.state), row.changed_at_ms, row.changed_by)
 
 
-_LIVE = (
+_LIVE_COLUMNS = (
     "scheduled_step",
     "position",
     "producer_id",
@@ -136,24 +145,95 @@ _LIVE = (
     "rescheduled_rows",
 )
 _PIECE_ROWS = 1 << 16
+RESTORED_COLUMNS = (*DelayedRange._fields, *_LIVE_COLUMNS)
+"""Columns of `delayed` from which the state is restored."""
+
+NEAR_MS = 3_600_000
+"""Ranges that are due later than this are packed when the state is restored."""
 
 
 def _restore(state: State, rows: pa.Table) -> None:
-    """There may be a million: column by column, and piece by piece, as that is all that is held besides the state."""
-    told, is_open_as = DelayedRange._fields, DelayStatus.OPEN.value
-    rows = rows.sort_by([("scheduled_step", "ascending"), ("position", "ascending")]).select([*told, *_LIVE])
+    restore_pieces(state, [rows])
+
+
+def restore_pieces(state: State, pieces: Iterable[pa.Table]) -> None:
+    """Restore everything that waits.
+
+    There may be millions of ranges, so those that are due much later never become objects.
+
+    pieces: tables of rows of `delayed`, with the newest row of each range that still has waiting rows.
+    """
+    near, later, count = list[pa.Table](), list[pa.Table](), 0
+    for piece in pieces:
+        is_later = _is_later(piece, state.now_ms + NEAR_MS)
+        if is_later.all():
+            later.append(piece)
+        else:
+            near.append(piece.filter(pa.array(~is_later)))
+            later.append(piece.filter(pa.array(is_later)))
+        count += later[-1].num_rows
+        if count >= RESTORED_RANGES:
+            _restore_block(state, pa.concat_tables(later))
+            later, count = [], 0
+    if count:
+        _restore_block(state, pa.concat_tables(later))
+    if near:
+        _restore_objects(state, pa.concat_tables(near))
+
+
+def _is_later(rows: pa.Table, near_ms: int) -> npt.NDArray[np.bool_]:
+    """Return which ranges are due later than that and can be packed."""
+    released, count = _to_numbers(rows.column("released_count")), _to_numbers(rows.column("record_count"))
+    is_later: npt.NDArray[np.bool_] = _to_numbers(rows.column("first_due_ms")) >= near_ms
+    is_later &= (released >= 0) & (released < count)
+    for name in ("scheduled_step", "position"):
+        is_later &= rows.column(name).is_valid().to_numpy()
+    is_later &= rows.column("cancelled_rows").is_null().to_numpy()
+    is_later &= pc.equal(rows.column("state"), DelayStatus.WAITING.value).to_numpy()
+    return is_later
+
+
+def _restore_block(state: State, rows: pa.Table) -> None:
+    """Pack ranges as one block."""
+    columns = {
+        name: _to_numbers(rows.column(_STORED_AS.get(name, name))) for name in COLUMNS if name != "has_footer_hash"
+    }
+    columns["has_footer_hash"] = rows.column("footer_hash").is_valid().to_numpy().astype(np.int64)
+    order = sort_by_publishing(columns)
+    topic_ids, firsts, numbers = np.unique(columns["topic_id"], return_index=True, return_inverse=True)
+    names = rows.column("topic").take(pa.array(firsts)).to_pylist()
+    counts = np.bincount(numbers, columns["record_count"] - columns["released_count"]).astype(np.int64)
+    topics = dict(zip(topic_ids.tolist(), names, strict=True))
+    block = Block(reorder_columns(columns, order), topics, {})
+    state.delays.add_block(block, dict(zip(topics, counts.tolist(), strict=True)))
+
+
+_STORED_AS = {"step": "scheduled_step"}
+
+
+def _to_numbers(column: pa.ChunkedArray) -> Numbers:
+    if column.null_count:
+        column = column.fill_null(NULL)
+    numbers: Numbers = column.to_numpy().astype(np.int64, copy=False)
+    return numbers
+
+
+def _restore_objects(state: State, rows: pa.Table) -> None:
+    """Restore ranges as objects, column by column and in pieces, so that little memory is needed besides the state."""
+    names, is_open_as = DelayedRange._fields, DelayStatus.OPEN.value
+    rows = rows.sort_by([("scheduled_step", "ascending"), ("position", "ascending")]).select([*names, *_LIVE_COLUMNS])
     for piece in rows.to_batches(max_chunksize=_PIECE_ROWS):
         columns = [column.to_pylist() for column in piece.columns]
-        ranges = ranges_of(columns[: len(told)])
-        for one, *live in zip(ranges, *columns[len(told) :], strict=True):
+        ranges = columns_to_ranges(columns[: len(names)])
+        for range_, *live in zip(ranges, *columns[len(names) :], strict=True):
             step, position, producer_id, producer_epoch, transactional_id, status, released, cancelled, moved = live
-            if not 0 <= released < one.record_count or step is None or position is None:
-                raise ValueError(f"{DELAYED.name} has a range of {one.topic} that is not as it was written")
+            if not 0 <= released < range_.record_count or step is None or position is None:
+                raise ValueError(f"{DELAYED.name} has a range of {range_.topic} that is not as it was written")
             author = producer_id, producer_epoch, transactional_id
             is_open = status == is_open_as
-            waiting = WaitingRange(one, step, position, *author, is_open, released, cancelled or (), moved or ())
+            waiting = WaitingRange(range_, step, position, *author, is_open, released, cancelled or (), moved or ())
             state.delays.add(waiting)
 
 
-PROJECT: Project = {DELAYED.name: _delayed}
+PROJECT: Project = {DELAYED.name: _project_delays}
 RESTORE: Restore = {DELAYED.name: _restore}

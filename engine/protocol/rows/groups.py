@@ -1,4 +1,4 @@
-"""`groups`, `members`, `assignments` and `assignment_moves`."""
+"""The tables `groups`, `members`, `assignments` and `assignment_moves`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from lakemq.tables.specs.groups import (
     MemberRow,
 )
 
-from ..hashing import shard
-from ..values.assignments import Assignment, Group, GroupStatus, Member, PartitionStatus, Place
+from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
 from ..values.base import Record
 from ..values.deliveries import DeliveryStatus, MessagesSettled
 from ..values.groups import (
@@ -36,25 +35,25 @@ from ..values.journal import Step
 from ..values.offsets import OffsetsRemoved
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps, iterate_records
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
-def _groups(state: State, steps: Steps) -> pa.Table:
-    changed = {record.subject for _, record in records(steps) if isinstance(record, RECORDS)}
-    return GROUPS.table(_group_row(state, name) for name in sorted(changed))
+def _project_groups(state: State, steps: Steps) -> pa.Table:
+    changed = {record.subject for _, record in iterate_records(steps) if isinstance(record, RECORDS)}
+    return GROUPS.table(_build_group_row(state, name) for name in sorted(changed))
 
 
-def _group_row(state: State, name: str) -> GroupRow:
-    known = state.groups.get(name)
-    group = known or Group(name)
+def _build_group_row(state: State, name: str) -> GroupRow:
+    existing = state.groups.get(name)
+    group = existing or Group(name)
     return GroupRow(
         step=state.step,
         group=group.group,
-        shard=shard(group.group),
+        shard=state.shards.of_group(group.group),
         protocol=group.setting("group.protocol"),
-        state=(group.status if known else GroupStatus.DEAD).value,
+        state=(group.status if existing else GroupStatus.DEAD).value,
         generation=group.generation,
         leader=group.leader.member_id if group.leader else None,
         assignor=group.assignor,
@@ -66,43 +65,49 @@ def _group_row(state: State, name: str) -> GroupRow:
         not_before_ms=group.not_before_ms,
         configured=group.is_configured,
         empty_since_ms=group.empty_since_ms,
-        removed=known is None,
+        removed=existing is None,
     )
 
 
-def _members(state: State, steps: Steps) -> pa.Table:
+def _project_members(state: State, steps: Steps) -> pa.Table:
     changed: dict[tuple[str, str], None] = {}
-    for _, record in records(steps):
+    for _, record in iterate_records(steps):
         if isinstance(record, MemberJoined | MemberLeft | MemberMissed):
             changed[record.group, record.member_id] = None
         if isinstance(record, MemberJoined) and record.replaces is not None:
             changed[record.group, record.replaces] = None
-    return MEMBERS.table(_member_row(state, *key) for key in sorted(changed))
+    return MEMBERS.table(_build_member_row(state, *key) for key in sorted(changed))
 
 
-def _member_row(state: State, group: str, member_id: str) -> MemberRow:
-    known = state.groups.get(group, Group(group)).members.get(member_id)
+def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
+    member = state.groups.get(group, Group(group)).members.get(member_id)
     return MemberRow(
         step=state.step,
         group=group,
         member_id=member_id,
-        number=known.number if known else 0,
-        instance_id=known.instance_id if known else None,
-        topics=list(known.topics) if known else [],
-        pattern=known.pattern if known else None,
-        session_timeout_ms=known.session_timeout_ms if known else 0,
-        max_poll_interval_ms=known.max_poll_interval_ms if known else 0,
-        auto_offset_reset=known.auto_offset_reset if known else "",
-        joined_at_ms=known.joined_at_ms if known else 0,
-        removed=known is None,
+        number=member.number if member else 0,
+        instance_id=member.instance_id if member else None,
+        topics=list(member.topics) if member else [],
+        pattern=member.pattern if member else None,
+        session_timeout_ms=member.session_timeout_ms if member else 0,
+        max_poll_interval_ms=member.max_poll_interval_ms if member else 0,
+        auto_offset_reset=member.auto_offset_reset if member else "",
+        joined_at_ms=member.joined_at_ms if member else 0,
+        client_id=member.client_id if member else None,
+        host=member.host if member else None,
+        process_id=member.process_id if member else None,
+        assignors=list(member.assignors) if member else [],
+        removed=member is None,
     )
 
 
-def _assignments(state: State, steps: Steps) -> pa.Table:
+def _project_assignments(state: State, steps: Steps) -> pa.Table:
     changed: dict[str, dict[Place, str]] = {}
-    for _, record in records(steps):
+    for _, record in iterate_records(steps):
         if isinstance(record, PartitionsGone):
-            changed.setdefault(record.group, {}).update({(record.topic_id, p): record.topic for p in _gone(record)})
+            changed.setdefault(record.group, {}).update(
+                {(record.topic_id, p): record.topic for p in _list_removed_partitions(record)}
+            )
         elif isinstance(record, RecordsDeleted):
             deleted = {(record.topic_id, partition) for partition in record.log_starts}
             for name, group in state.groups.items():
@@ -110,75 +115,80 @@ def _assignments(state: State, steps: Steps) -> pa.Table:
                     place for place in deleted & group.assignments.keys() if group.assignments[place].deleted_count
                 )
                 changed.setdefault(name, {}).update(dict.fromkeys(there, ""))
-        elif (places := _changed(state, record)) is not None:
+        elif (places := _find_changed_places(state, record)) is not None:
             changed.setdefault(record.subject, {}).update(dict.fromkeys(places, ""))
-    return _assignment_rows(state, changed)
+    return _build_assignment_rows(state, changed)
 
 
-def _changed(state: State, record: Record) -> Iterable[Place] | None:
-    """Partitions of the record's group whose rows it changes; None: of none."""
+def _find_changed_places(state: State, record: Record) -> Iterable[Place] | None:
+    """Return the partitions of the record's group whose rows it changes; None if it changes none."""
     if isinstance(record, PartitionsMoved):
         return [(move.topic_id, move.partition) for move in record.moves]
-    known = _places_of(state, record.subject)
+    assignments = _find_assignments(state, record.subject)
     if isinstance(record, TargetSet):
         targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
-        return [place for place in targets if place in known]
+        return [place for place in targets if place in assignments]
     if isinstance(record, OffsetsRemoved):
-        return [place for partition in record.partitions if (place := (record.topic_id, partition)) in known]
+        return [place for partition in record.partitions if (place := (record.topic_id, partition)) in assignments]
     if isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None):
-        return list(known)  # some are new, or have another target
+        return list(assignments)  # some are new, or have another target
     return None
 
 
-def _gone(record: PartitionsGone) -> range:
+def _list_removed_partitions(record: PartitionsGone) -> range:
     return range(record.first, record.partitions)
 
 
-def _places_of(state: State, group: str) -> Mapping[Place, Assignment]:
-    known = state.groups.get(group)
-    return known.assignments if known else {}
+def _find_assignments(state: State, group: str) -> Mapping[Place, Assignment]:
+    existing = state.groups.get(group)
+    return existing.assignments if existing else {}
 
 
-def _assignment_rows(state: State, changed: Mapping[str, Mapping[Place, str]]) -> pa.Table:
-    """changed: group -> place -> the topic's name, where that is the group's no more. Many, in the step's thread."""
+def _build_assignment_rows(state: State, changed: Mapping[str, Mapping[Place, str]]) -> pa.Table:
+    """Return the rows of changed assignments. They may be many, and are built in the step's thread, hence as columns.
+
+    changed: group -> place -> the topic's name, for partitions that the group no longer has.
+    """
     groups: list[str] = []
     places: list[Place] = []
-    known: list[Assignment | None] = []
-    shown: list[Assignment] = []
+    existing: list[Assignment | None] = []
+    assignments: list[Assignment] = []
     for group, topics in sorted(changed.items()):
-        mine, there = sorted(topics), _places_of(state, group)
-        found = [there.get(place) for place in mine]
-        groups += [group] * len(mine)
-        places += mine
-        known += found
-        shown += [one or Assignment(topics[place], None) for one, place in zip(found, mine, strict=True)]
-    return ASSIGNMENTS.of_columns(
+        changed_places, current = sorted(topics), _find_assignments(state, group)
+        own = [current.get(place) for place in changed_places]
+        groups += [group] * len(changed_places)
+        places += changed_places
+        existing += own
+        assignments += [
+            assignment or Assignment(topics[place], None) for assignment, place in zip(own, changed_places, strict=True)
+        ]
+    return ASSIGNMENTS.to_table_from_columns(
         step=[state.step] * len(places),
         group=groups,
         topic_id=[topic_id for topic_id, _ in places],
-        topic=[one.topic for one in shown],
+        topic=[assignment.topic for assignment in assignments],
         partition=[partition for _, partition in places],
-        state=[one.status for one in shown],
-        owner=[one.owner for one in shown],
-        target=[one.target for one in shown],
-        epoch=[one.epoch for one in shown],
-        start_offset=[one.start_offset for one in shown],
-        since_ms=[one.since_ms for one in shown],
-        reason=[one.reason for one in shown],
-        lost_by=[one.lost_by for one in shown],
-        deleted_count=[one.deleted_count for one in shown],
-        removed=[one is None for one in known],
+        state=[assignment.status for assignment in assignments],
+        owner=[assignment.owner for assignment in assignments],
+        target=[assignment.target for assignment in assignments],
+        epoch=[assignment.epoch for assignment in assignments],
+        start_offset=[assignment.start_offset for assignment in assignments],
+        since_ms=[assignment.since_ms for assignment in assignments],
+        reason=[assignment.reason for assignment in assignments],
+        lost_by=[assignment.lost_by for assignment in assignments],
+        deleted_count=[assignment.deleted_count for assignment in assignments],
+        removed=[assignment is None for assignment in existing],
     )
 
 
-# -- what has moved -------------------------------------------------------------------------------------
+# -- moves ----------------------------------------------------------------------------------------------
 
 
-def _assignment_moves(state: State, steps: Steps) -> pa.Table:
-    gone = {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
+def _project_moves(state: State, steps: Steps) -> pa.Table:
+    gone = {record.topic_id: record.topic for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)}
     columns: dict[str, list[Any]] = {name: [] for name in ASSIGNMENT_MOVES.stored_schema.names}
     for step in steps:
-        for moved in _moves_of(step):
+        for moved in _find_moves(step):
             count = len(moved.moves)
             columns["step"] += [step.step] * count
             columns["position"] += [moved.position] * count
@@ -190,17 +200,24 @@ def _assignment_moves(state: State, steps: Steps) -> pa.Table:
             columns["epoch"] += [
                 (move.epoch or step.step) if move.status is PartitionStatus.READY else None for move in moved.moves
             ]
+            ready = [move if move.status is PartitionStatus.READY else None for move in moved.moves]
+            columns["start_offset"] += [move and move.start_offset for move in ready]
+            columns["acknowledged_ahead"] += [
+                None if move is None else msgspec.json.encode(move.acknowledged).decode() for move in ready
+            ]
             columns["reason"] += [moved.reason] * count
             columns["redelivered_count"] += moved.redelivered_counts
             columns["moved_at_ms"] += [step.decided_at_ms] * count
     names = {topic_id: gone.get(topic_id) or state.topics[topic_id].topic for topic_id in set(columns["topic_id"])}
     columns["topic"] = [names[topic_id] for topic_id in columns["topic_id"]]
-    return ASSIGNMENT_MOVES.of_columns(**columns)
+    return ASSIGNMENT_MOVES.to_table_from_columns(**columns)
 
 
-class _Moved(NamedTuple):
-    """What a record moves. position: of the record in its step; states: that each move leads to; redelivered_counts:
-    messages that are delivered again for it.
+class _RecordMoves(NamedTuple):
+    """The moves of one record.
+
+    position: of the record in its step. states: the new state of each partition. redelivered_counts: messages that are
+    delivered again because of each move.
     """
 
     position: int
@@ -211,26 +228,31 @@ class _Moved(NamedTuple):
     redelivered_counts: Sequence[int]
 
 
-def _moves_of(step: Step) -> Iterator[_Moved]:
-    told = ((position, one.record) for position, one in enumerate(step.entries))
-    moved = [(position, record) for position, record in told if isinstance(record, PartitionsMoved | PartitionsGone)]
-    redelivered = _redelivered(step) if moved else {}
+def _find_moves(step: Step) -> Iterator[_RecordMoves]:
+    positioned = ((position, entry.record) for position, entry in enumerate(step.entries))
+    moved = [
+        (position, record) for position, record in positioned if isinstance(record, PartitionsMoved | PartitionsGone)
+    ]
+    redelivered = _count_redeliveries(step) if moved else {}
     for position, record in moved:
         if isinstance(record, PartitionsMoved):
-            # told once, of the first move that the step makes of it
+            # count each redelivery once, at the first move of the partition in this step
             counts = [redelivered.pop((record.group, move.place), 0) if redelivered else 0 for move in record.moves]
             states = [move.status for move in record.moves]
-            yield _Moved(position, record.group, record.moves, states, record.reason, counts)
+            yield _RecordMoves(position, record.group, record.moves, states, record.reason, counts)
         else:
-            none = [Move(record.topic_id, partition, PartitionStatus.UNASSIGNED) for partition in _gone(record)]
-            yield _Moved(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))
+            none = [
+                Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
+                for partition in _list_removed_partitions(record)
+            ]
+            yield _RecordMoves(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))
 
 
-def _redelivered(step: Step) -> dict[tuple[str, Place], int]:
-    """Messages that an owner had of a partition and that go to the next one, as the step decides."""
+def _count_redeliveries(step: Step) -> dict[tuple[str, Place], int]:
+    """Return how many messages of each partition go from its owner to the next one in this step."""
     counts: dict[tuple[str, Place], int] = {}
-    for one in step.entries:
-        record = one.record
+    for entry in step.entries:
+        record = entry.record
         if isinstance(record, MessagesSettled) and record.reason not in _NO_MOVE:
             for part in record.parts:
                 if part.status is DeliveryStatus.AVAILABLE:
@@ -240,10 +262,10 @@ def _redelivered(step: Step) -> dict[tuple[str, Place], int]:
 
 
 _NO_MOVE = ("member", "committed", "aborted")
-"""Reasons for which messages change their state while their partition stays where it is."""
+"""Reasons for which messages change their state while their partition stays with its owner."""
 
 
-# -- the way back ---------------------------------------------------------------------------------------
+# -- restoring ------------------------------------------------------------------------------------------
 
 
 def _restore_groups(state: State, rows: pa.Table) -> None:
@@ -266,7 +288,7 @@ def _restore_groups(state: State, rows: pa.Table) -> None:
 def _restore_members(state: State, rows: pa.Table) -> None:
     for row in MEMBERS.rows(rows):
         group = state.groups[row.group]
-        group.members[row.member_id] = Member(
+        group.members[row.member_id] = GroupMember(
             row.member_id,
             row.number,
             tuple(row.topics),
@@ -276,6 +298,10 @@ def _restore_members(state: State, rows: pa.Table) -> None:
             row.max_poll_interval_ms,
             row.auto_offset_reset,
             row.joined_at_ms,
+            row.client_id,
+            row.host,
+            row.process_id,
+            tuple(row.assignors or ()),
         )
         if row.instance_id is not None:
             group.instances[row.instance_id] = row.member_id
@@ -296,18 +322,18 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
             row.lost_by,
             row.deleted_count,
         )
-        group.add(place, assignment)
+        group.add_partition(place, assignment)
     for name in state.groups:
-        state.note_group(name)
-    # the last step may have left some of it to the next one
+        state.index_group(name)
+    # the last step may have left moves to the next one
     state.touched_groups = {name for name, group in state.groups.items() if group.is_moving_on}
 
 
 PROJECT: Project = {
-    GROUPS.name: _groups,
-    MEMBERS.name: _members,
-    ASSIGNMENTS.name: _assignments,
-    ASSIGNMENT_MOVES.name: _assignment_moves,
+    GROUPS.name: _project_groups,
+    MEMBERS.name: _project_members,
+    ASSIGNMENTS.name: _project_assignments,
+    ASSIGNMENT_MOVES.name: _project_moves,
 }
 RESTORE: Restore = {
     GROUPS.name: _restore_groups,

@@ -1,4 +1,4 @@
-"""`watermarks`: the leader, and all that is numbered."""
+"""The table `watermarks`: the leader, and the next numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pyarrow as pa
 
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 
-from ..values.delays import Delays
 from ..values.state import State
+from ..values.waiting import Delays
 
 
-def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
-    """The row that says: all tables are complete up to the state's step."""
+def build_watermark(state: State, floor: int, journal_start: int) -> pa.Table:
+    """Return the row that declares all tables complete up to the state's step."""
     row = WatermarkRow(
         step=state.step,
         floor=floor,
@@ -28,8 +28,8 @@ def watermark(state: State, floor: int, journal_start: int) -> pa.Table:
     return WATERMARKS.table([row])
 
 
-def state_at(watermark: WatermarkRow) -> State:
-    """The state of which nothing else is known yet."""
+def create_state(watermark: WatermarkRow) -> State:
+    """Return a state with nothing but the watermark."""
     return State(
         step=watermark.step,
         now_ms=watermark.decided_at_ms,

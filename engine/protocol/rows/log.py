@@ -1,4 +1,4 @@
-"""`segments`, `dead_letters`, `applications`, and the files that `messages` registers."""
+"""The tables `segments`, `dead_letters` and `applications`, and the files that `messages` registers."""
 
 from __future__ import annotations
 
@@ -15,67 +15,71 @@ from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 from ..values.base import Record
 from ..values.delays import Delayed
 from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced, RowsJournaled
-from ..values.segments import Segments, table_of
+from ..values.segments import Segments, segments_to_table
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps, iterate_records
 
 
-def files_added(steps: Steps) -> list[DataFile]:
-    """The data files to be registered in `messages`."""
-    return [file for _, record in records(steps) if isinstance(record, FilesAdded) for file in record.files]
+def find_added_files(steps: Steps) -> list[DataFile]:
+    """Return the data files to register in `messages`."""
+    return [file for _, record in iterate_records(steps) if isinstance(record, FilesAdded) for file in record.files]
 
 
 @dataclass(frozen=True)
 class JournaledRows:
-    """All rows of a data file that ride in the journal: Arrow streams, one per step that names it, in their order."""
+    """All rows of a data file that travel in the journal: one Arrow stream per step, in the order of the steps."""
 
     file_id: int
     record_count: int
     streams: tuple[bytes, ...]
 
 
-def rows_journaled(steps: Steps) -> list[JournaledRows]:
-    """The data files to be written of rows that rode in these steps. ValueError: some of a file's are missing."""
-    found: dict[int, JournaledRows] = {}
-    for step, record in records(steps):
+def collect_journaled_rows(steps: Steps) -> list[JournaledRows]:
+    """Return the data files to write from rows that travelled in these steps. Raises ValueError if rows are missing."""
+    rows_by_file: dict[int, JournaledRows] = {}
+    for step, record in iterate_records(steps):
         if isinstance(record, RowsJournaled):
-            before = found.get(record.file_id) or JournaledRows(record.file_id, 0, ())
+            before = rows_by_file.get(record.file_id) or JournaledRows(record.file_id, 0, ())
             if record.first_row != before.record_count or step.rows is None:
                 raise ValueError(f"step {step.step} has no row {before.record_count} of data file {record.subject}")
             count, streams = before.record_count + record.record_count, (*before.streams, step.rows)
-            found[record.file_id] = JournaledRows(record.file_id, count, streams)
-    return list(found.values())
+            rows_by_file[record.file_id] = JournaledRows(record.file_id, count, streams)
+    return list(rows_by_file.values())
 
 
-def files_named(steps: Steps) -> set[int]:
-    """The data files that these steps point at, or will be written from their rows."""
-    found = {file.file_id for file in files_added(steps)}
-    found |= {one.file_id for _, one in records(steps) if isinstance(one, RowsJournaled | DeadLettered)}
-    found.update(*(one.ranges.file_id for _, one in records(steps) if isinstance(one, Delayed)))
-    segments = table_of(one.segments for step in steps for one in step.entries)
-    return found.union(segments.column("file_id").unique().drop_null().to_pylist())
+def find_named_files(steps: Steps) -> set[int]:
+    """Return the ids of data files that these steps refer to, or that are written from their rows."""
+    file_ids = {file.file_id for file in find_added_files(steps)}
+    file_ids |= {
+        record.file_id for _, record in iterate_records(steps) if isinstance(record, RowsJournaled | DeadLettered)
+    }
+    file_ids.update(*(record.ranges.file_id for _, record in iterate_records(steps) if isinstance(record, Delayed)))
+    segments = segments_to_table(entry.segments for step in steps for entry in step.entries)
+    return file_ids.union(segments.column("file_id").unique().drop_null().to_pylist())
 
 
-def _segments(state: State, steps: Steps) -> pa.Table:
+def _project_segments(state: State, steps: Steps) -> pa.Table:
     tables = [SEGMENTS.empty()]
-    found: list[tuple[int, Segments]] = []
+    pending: list[tuple[int, Segments]] = []
     for step in steps:
-        found += [(step.step, one.segments) for one in step.entries if len(one.segments)]
-        cuts = [row for one in step.entries for row in _cuts(step.step, one.record)]
+        pending += [(step.step, entry.segments) for entry in step.entries if len(entry.segments)]
+        cuts = [row for entry in step.entries for row in _build_cut_rows(step.step, entry.record)]
         if cuts:
-            tables += [_stepped(found), SEGMENTS.table(cuts)]
-            found = []
-    return pa.concat_tables([*tables, _stepped(found)])
+            tables += [_add_step_column(pending), SEGMENTS.table(cuts)]
+            pending = []
+    return pa.concat_tables([*tables, _add_step_column(pending)])
 
 
-def _stepped(found: Sequence[tuple[int, Segments]]) -> pa.Table:
-    """Segments, each with the step that decided it."""
-    numbers = np.repeat(np.array([step for step, _ in found], np.int64), [len(part) for _, part in found])
-    return table_of(part for _, part in found).add_column(0, "step", pa.array(numbers))
+def _add_step_column(segments_by_step: Sequence[tuple[int, Segments]]) -> pa.Table:
+    """Return the segments as a table, each with the step that decided it."""
+    numbers = np.repeat(
+        np.array([step for step, _ in segments_by_step], np.int64), [len(part) for _, part in segments_by_step]
+    )
+    return segments_to_table(part for _, part in segments_by_step).add_column(0, "step", pa.array(numbers))
 
 
-def _cuts(step: int, record: Record) -> list[SegmentRow]:
+def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:
     def cut(kind: str, partition: int, offset: int, topic_id: int, topic: str) -> SegmentRow:
         return SegmentRow(
             step=step,
@@ -97,7 +101,7 @@ def _cuts(step: int, record: Record) -> list[SegmentRow]:
     return []
 
 
-def _dead_letters(state: State, steps: Steps) -> pa.Table:
+def _project_dead_letters(state: State, steps: Steps) -> pa.Table:
     return DEAD_LETTERS.table(
         DeadLetterRow(
             step=step.step,
@@ -109,28 +113,28 @@ def _dead_letters(state: State, steps: Steps) -> pa.Table:
             reason=record.reason,
             dead_at_ms=step.decided_at_ms,
         )
-        for step, record in records(steps)
+        for step, record in iterate_records(steps)
         if isinstance(record, DeadLettered)
     )
 
 
-def _applications(state: State, steps: Steps) -> pa.Table:
+def _project_applications(state: State, steps: Steps) -> pa.Table:
     changed = {
         (record.txn_app_id, record.target)
-        for _, record in records(steps)
+        for _, record in iterate_records(steps)
         if isinstance(record, Produced) and record.txn_app_id is not None
     }
-    return APPLICATIONS.table(_application_row(state, *key) for key in sorted(changed))
+    return APPLICATIONS.table(_build_application_row(state, *key) for key in sorted(changed))
 
 
-def _application_row(state: State, txn_app_id: str, target: str) -> ApplicationRow:
-    known = state.applications[txn_app_id, target]
+def _build_application_row(state: State, txn_app_id: str, target: str) -> ApplicationRow:
+    application = state.applications[txn_app_id, target]
     return ApplicationRow(
         step=state.step,
         txn_app_id=txn_app_id,
         target=target,
-        version=known.version,
-        seen_at_ms=known.seen_at_ms,
+        version=application.version,
+        seen_at_ms=application.seen_at_ms,
         removed=False,
     )
 
@@ -141,8 +145,8 @@ def _restore_applications(state: State, rows: pa.Table) -> None:
 
 
 PROJECT: Project = {
-    SEGMENTS.name: _segments,
-    DEAD_LETTERS.name: _dead_letters,
-    APPLICATIONS.name: _applications,
+    SEGMENTS.name: _project_segments,
+    DEAD_LETTERS.name: _project_dead_letters,
+    APPLICATIONS.name: _project_applications,
 }
 RESTORE: Restore = {APPLICATIONS.name: _restore_applications}

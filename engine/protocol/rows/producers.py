@@ -1,4 +1,4 @@
-"""`producers`."""
+"""The table `producers`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from ..values.log import Produced
 from ..values.producers import ProducerExpired, ProducerInitialized, ProducerState, UnitAppended
 from ..values.state import State
 from ..values.transactions import TransactionMoved
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps, iterate_records
 
 
-def _producers(state: State, steps: Steps) -> pa.Table:
+def _project_producers(state: State, steps: Steps) -> pa.Table:
     changed = {
         producer_id: step.decided_at_ms
-        for step, record in records(steps)
+        for step, record in iterate_records(steps)
         if isinstance(record, ProducerInitialized | ProducerExpired | Produced | TransactionMoved)
         for producer_id in (record.producer_id, getattr(record, "used_up", None))
         if producer_id is not None
     }
-    return PRODUCERS.table(_row(state, producer_id, changed[producer_id]) for producer_id in sorted(changed))
+    return PRODUCERS.table(_build_row(state, producer_id, changed[producer_id]) for producer_id in sorted(changed))
 
 
-def _row(state: State, producer_id: int, at_ms: int) -> ProducerRow:
-    known = state.producers.get(producer_id)
-    units = [] if known is None else [unit for units in known.units.values() for unit in units]
+def _build_row(state: State, producer_id: int, at_ms: int) -> ProducerRow:
+    producer = state.producers.get(producer_id)
+    units = [] if producer is None else [unit for units in producer.units.values() for unit in units]
     return ProducerRow(
         step=state.step,
         producer_id=producer_id,
-        producer_epoch=known.epoch if known else 0,
+        producer_epoch=producer.epoch if producer else 0,
         units=[{name: getattr(unit, name) for name in unit.__struct_fields__} for unit in units],
-        seen_at_ms=known.seen_at_ms if known else at_ms,
-        removed=known is None,
+        seen_at_ms=producer.seen_at_ms if producer else at_ms,
+        removed=producer is None,
     )
 
 
@@ -47,5 +47,5 @@ def _restore(state: State, rows: pa.Table) -> None:
         state.producers[row.producer_id] = producer
 
 
-PROJECT: Project = {PRODUCERS.name: _producers}
+PROJECT: Project = {PRODUCERS.name: _project_producers}
 RESTORE: Restore = {PRODUCERS.name: _restore}

@@ -1,4 +1,4 @@
-"""Some steps, as those see them who make rows of tables of them."""
+"""Types for modules that turn steps into rows of tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..values.state import State
 Steps = Sequence[Step]
 
 Project = Mapping[str, Callable[[State, Steps], pa.Table]]
-"""Table -> the rows that steps add to it; the state is the fold up to the last of them."""
+"""Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
 
 Restore = Mapping[str, Callable[[State, pa.Table], None]]
-"""Table -> what its rows, the newest of each key that is still there, tell of the state."""
+"""Table -> function that restores state from its rows, the newest of each key that still exists."""
 
 
-def records(steps: Steps) -> Iterator[tuple[Step, Record]]:
-    return ((step, one.record) for step in steps for one in step.entries)
+def iterate_records(steps: Steps) -> Iterator[tuple[Step, Record]]:
+    return ((step, entry.record) for step in steps for entry in step.entries)

@@ -1,4 +1,4 @@
-"""What became of messages, as the column `ranges` of a table: stretches of offsets, in order."""
+"""Stretches of offsets as the column `ranges` of a table."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from ..values.deliveries import DeathReason, DeliveryStatus, Stretch
 
 
-def stored(one: Stretch) -> dict[str, Any]:
+def stretch_to_row(stretch: Stretch) -> dict[str, Any]:
     return {
-        "first_offset": one.first,
-        "record_count": one.length,
-        "state": one.status.value,
-        "deliveries": one.deliveries,
-        "not_before_ms": one.not_before_ms,
-        "reason": None if one.reason is None else one.reason.value,
-        "error": one.error or None,
+        "first_offset": stretch.first,
+        "record_count": stretch.length,
+        "state": stretch.status.value,
+        "deliveries": stretch.deliveries,
+        "not_before_ms": stretch.not_before_ms,
+        "reason": None if stretch.reason is None else stretch.reason.value,
+        "error": stretch.error or None,
     }
 
 
-def read(one: dict[str, Any]) -> Stretch:
-    status, reason = DeliveryStatus(one["state"]), one["reason"] and DeathReason(one["reason"])
-    offsets = one["first_offset"], one["record_count"]
-    return Stretch(*offsets, status, one["deliveries"], one["not_before_ms"], reason, one["error"] or "")
+def row_to_stretch(row: dict[str, Any]) -> Stretch:
+    status, reason = DeliveryStatus(row["state"]), row["reason"] and DeathReason(row["reason"])
+    offsets = row["first_offset"], row["record_count"]
+    return Stretch(*offsets, status, row["deliveries"], row["not_before_ms"], reason, row["error"] or "")

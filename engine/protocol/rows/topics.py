@@ -1,4 +1,4 @@
-"""`topics` and `partitions`."""
+"""The tables `topics` and `partitions`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from ..values.topics import (
 )
 from ..values.transactions import MarkersWritten
 from . import stretches
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps, iterate_records
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
-def _topics(state: State, steps: Steps) -> pa.Table:
+def _project_topics(state: State, steps: Steps) -> pa.Table:
     changed = {
         record.topic_id: record.topic
-        for _, record in records(steps)
+        for _, record in iterate_records(steps)
         if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded | TopicDeleted)
     }
     return TOPICS.table(
-        _topic_row(state.step, state.topics[topic_id])
+        _build_topic_row(state.step, state.topics[topic_id])
         if topic_id in state.topics
-        else _no_topic_row(state.step, topic_id, name)
+        else _build_deleted_topic_row(state.step, topic_id, name)
         for topic_id, name in sorted(changed.items())
     )
 
 
-def _topic_row(step: int, topic: Topic) -> TopicRow:
+def _build_topic_row(step: int, topic: Topic) -> TopicRow:
     return TopicRow(
         step=step,
         topic_id=topic.topic_id,
@@ -64,7 +64,7 @@ def _topic_row(step: int, topic: Topic) -> TopicRow:
     )
 
 
-def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
+def _build_deleted_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
     return TopicRow(
         step=step,
         topic_id=topic_id,
@@ -79,40 +79,40 @@ def _no_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
     )
 
 
-def _partitions(state: State, steps: Steps) -> pa.Table:
+def _project_partitions(state: State, steps: Steps) -> pa.Table:
     changed: dict[int, set[int]] = {}
     for step in steps:
-        for one in step.entries:
-            record = one.record
+        for entry in step.entries:
+            record = entry.record
             if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded):
-                known = state.topics.get(record.topic_id)
-                changed.setdefault(record.topic_id, set()).update(range(known.log_count if known else 0))
+                topic = state.topics.get(record.topic_id)
+                changed.setdefault(record.topic_id, set()).update(range(topic.log_count if topic else 0))
             elif isinstance(record, DeadLettersSettled):
                 changed.setdefault(record.topic_id, set()).update(part.partition for part in record.parts)
-                _add_touched(changed, one.segments)
+                _add_segment_partitions(changed, entry.segments)
             elif isinstance(record, RecordsDeleted):
                 changed.setdefault(record.topic_id, set()).update(record.log_starts)
             elif isinstance(record, Produced | MarkersWritten | DelaysReleased | MessagesDeadLettered):
-                _add_touched(changed, one.segments)
+                _add_segment_partitions(changed, entry.segments)
     there = [(state.topics[t], sorted(p)) for t, p in sorted(changed.items()) if t in state.topics]
-    gone = [_nothing_left(record) for _, record in records(steps) if isinstance(record, TopicDeleted)]
+    gone = [_empty_topic(record) for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)]
     return pa.concat_tables(
-        [_partition_rows(state.step, there, removed=False), _partition_rows(state.step, gone, removed=True)]
+        [_build_partition_rows(state.step, there, removed=False), _build_partition_rows(state.step, gone, removed=True)]
     )
 
 
-def _add_touched(changed: dict[int, set[int]], segments: Segments) -> None:
+def _add_segment_partitions(changed: dict[int, set[int]], segments: Segments) -> None:
     for topic_id, partition in zip(segments.column("topic_id"), segments.column("partition"), strict=True):
         changed.setdefault(topic_id, set()).add(partition)
 
 
-def _nothing_left(record: TopicDeleted) -> tuple[Topic, Sequence[int]]:
+def _empty_topic(record: TopicDeleted) -> tuple[Topic, Sequence[int]]:
     zeros = np.zeros(record.partitions, np.int64)
     return Topic(record.topic_id, record.topic, {}, [], zeros, zeros), range(record.partitions)
 
 
-def _partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
-    """A row per topic and partition of it, in this order; all at once, as topics may be thousands."""
+def _build_partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
+    """Return one row per topic and partition, in this order, built as columns because topics may be thousands."""
     if not touched:
         return PARTITIONS.empty()
     chosen = [(topic, np.array(partitions, np.int64)) for topic, partitions in touched]
@@ -126,27 +126,38 @@ def _partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], r
         np.concatenate([topic.log_starts[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.high_watermarks[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.last_stable_offsets[partitions] for topic, partitions in chosen]),
-        _redrives(touched, n),
-        pa.array([topic.status(partition).value for topic, mine in touched for partition in mine], pa.string()),
-        pa.array([_open(topic, partition) for topic, mine in touched for partition in mine], OPEN_TRANSACTIONS),
+        _build_redrives(touched, n),
+        pa.array(
+            [topic.status(partition).value for topic, partitions in touched for partition in partitions], pa.string()
+        ),
+        pa.array(
+            [_list_open_transactions(topic, partition) for topic, partitions in touched for partition in partitions],
+            OPEN_TRANSACTIONS,
+        ),
         pa.repeat(removed, n),
     ]
     return pa.table([pa.array(c) for c in columns], schema=PARTITIONS.stored_schema)
 
 
-def _redrives(touched: Sequence[tuple[Topic, Sequence[int]]], count: int) -> pa.Array:
-    """Few topics have any. What is done with at the start stands there as a stretch of its own."""
+def _build_redrives(touched: Sequence[tuple[Topic, Sequence[int]]], count: int) -> pa.Array:
+    """Return the column `redrives`. Few topics have any. The finished part at the start is stored as a stretch."""
     if not any(topic.redrives for topic, _ in touched):
         return pa.nulls(count, RANGES)
-    found = [topic.redrives.get(partition) for topic, mine in touched for partition in mine]
-    return pa.array([None if known is None else list(map(stretches.stored, _whole(known))) for known in found], RANGES)
+    redrives = [topic.redrives.get(partition) for topic, partitions in touched for partition in partitions]
+    return pa.array(
+        [
+            None if deliveries is None else list(map(stretches.stretch_to_row, _list_all_stretches(deliveries)))
+            for deliveries in redrives
+        ],
+        RANGES,
+    )
 
 
-def _whole(known: Deliveries) -> list[Stretch]:
-    return [Stretch(0, known.start, DeliveryStatus.ACKNOWLEDGED), *known.stretches]
+def _list_all_stretches(deliveries: Deliveries) -> list[Stretch]:
+    return [Stretch(0, deliveries.start, DeliveryStatus.ACKNOWLEDGED), *deliveries.stretches]
 
 
-def _open(topic: Topic, partition: int) -> list[dict[str, int]]:
+def _list_open_transactions(topic: Topic, partition: int) -> list[dict[str, int]]:
     firsts = topic.open_transactions.get(partition, {})
     return [{"producer_id": producer_id, "first_offset": first} for producer_id, first in firsts.items()]
 
@@ -162,15 +173,15 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
         topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
         topic.draining_count, topic.ended_count = row.draining_count, row.ended_count
-        state.add(topic)
+        state.add_topic(topic)
 
 
 def _restore_partitions(state: State, partitions: pa.Table) -> None:
     partitions = partitions.sort_by("topic_id")
     names = ("topic_id", "partition", "high_watermark", "log_start_offset")
     topic_ids, numbers, ends, starts = (partitions.column(name).to_numpy() for name in names)
-    found, counts = np.unique(topic_ids, return_counts=True)
-    topics = [state.topics[topic_id] for topic_id in found.tolist()]
+    distinct, counts = np.unique(topic_ids, return_counts=True)
+    topics = [state.topics[topic_id] for topic_id in distinct.tolist()]
     beyond = numbers >= np.repeat(np.array([topic.log_count for topic in topics], np.int64), counts)
     if len(wrong := np.flatnonzero((numbers < 0) | beyond)):
         topic = state.topics[int(topic_ids[wrong[0]])]
@@ -179,18 +190,21 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
         topic = state.topics[int(topic_ids[wrong[0]])]
         raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")
     for topic, count, end in zip(topics, counts.tolist(), np.cumsum(counts).tolist(), strict=True):
-        mine = slice(end - count, end)
-        topic.high_watermarks[numbers[mine]], topic.log_starts[numbers[mine]] = ends[mine], starts[mine]
+        rows_of_topic = slice(end - count, end)
+        topic.high_watermarks[numbers[rows_of_topic]], topic.log_starts[numbers[rows_of_topic]] = (
+            ends[rows_of_topic],
+            starts[rows_of_topic],
+        )
     has_open = partitions.filter(pc.greater(pc.list_value_length(partitions.column("open_transactions")), 0))
     for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
-        opened = {one["producer_id"]: one["first_offset"] for one in row["open_transactions"]}
+        opened = {entry["producer_id"]: entry["first_offset"] for entry in row["open_transactions"]}
         state.topics[row["topic_id"]].open_transactions[row["partition"]] = opened
     redriven = partitions.filter(pc.is_valid(partitions.column("redrives")))
     for row in redriven.select(["topic_id", "partition", "redrives"]).to_pylist():
-        known = Deliveries.of(0, list(map(stretches.read, row["redrives"])))
-        state.topics[row["topic_id"]].redrives[row["partition"]] = known
-        state.note_dying(REDRIVE, (row["topic_id"], row["partition"]))
+        deliveries = Deliveries.from_stretches(0, list(map(stretches.row_to_stretch, row["redrives"])))
+        state.topics[row["topic_id"]].redrives[row["partition"]] = deliveries
+        state.index_dying(REDRIVE, (row["topic_id"], row["partition"]))
 
 
-PROJECT: Project = {TOPICS.name: _topics, PARTITIONS.name: _partitions}
+PROJECT: Project = {TOPICS.name: _project_topics, PARTITIONS.name: _project_partitions}
 RESTORE: Restore = {TOPICS.name: _restore_topics, PARTITIONS.name: _restore_partitions}

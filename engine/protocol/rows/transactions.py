@@ -1,4 +1,4 @@
-"""`transactional_ids`, `transactions`, `control_markers`."""
+"""The tables `transactional_ids`, `transactions` and `control_markers`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from lakemq.tables.specs.transactions import (
     TransactionRow,
 )
 
-from ..hashing import shard
-from ..values.deliveries import MessagesSettled, Range, Taken
+from ..values.deliveries import MessageRanges, MessagesSettled, Range
 from ..values.log import Produced
 from ..values.offsets import OffsetCommit, OffsetsCommitted
 from ..values.producers import ProducerState
-from ..values.segments import table_of
+from ..values.segments import segments_to_table
 from ..values.state import State
 from ..values.topics import TopicDeleted
 from ..values.transactions import (
-    Ended,
+    EndedTransaction,
     EndReason,
     MarkersWritten,
     Transaction,
@@ -33,91 +32,98 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .steps import Project, Restore, Steps, records
+from .steps import Project, Restore, Steps, iterate_records
 
 
-def _transactional_ids(state: State, steps: Steps) -> pa.Table:
+def _project_ids(state: State, steps: Steps) -> pa.Table:
     changed = {
         record.transactional_id: step.decided_at_ms
-        for step, record in records(steps)
+        for step, record in iterate_records(steps)
         if isinstance(record, TransactionMoved | TransactionFailed | Produced | OffsetsCommitted | MessagesSettled)
         and record.transactional_id is not None
     }
-    return TRANSACTIONAL_IDS.table(_id_row(state, name, changed[name]) for name in sorted(changed))
+    return TRANSACTIONAL_IDS.table(_build_id_row(state, name, changed[name]) for name in sorted(changed))
 
 
-def _id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
-    known, ended = state.transactions.get(name), None
-    removed = known is None
-    if known is None:
-        known = Transaction(0, 0, 0, TransactionStatus.DEAD, at_ms)
-    elif known.ended is not None:
+def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
+    transaction, ended = state.transactions.get(name), None
+    removed = transaction is None
+    if transaction is None:
+        transaction = Transaction(0, 0, 0, TransactionStatus.DEAD, at_ms)
+    elif transaction.ended is not None:
         ended = {
-            "producer_id": known.ended.producer_id,
-            "producer_epoch": known.ended.producer_epoch,
-            "committed": known.ended.committed,
-            "reason": known.ended.reason.value,
+            "producer_id": transaction.ended.producer_id,
+            "producer_epoch": transaction.ended.producer_epoch,
+            "committed": transaction.ended.committed,
+            "reason": transaction.ended.reason.value,
         }
     return TransactionalIdRow(
         step=state.step,
         transactional_id=name,
-        producer_id=known.producer_id,
-        producer_epoch=known.producer_epoch,
-        state=known.status.value,
-        timeout_ms=known.timeout_ms,
-        started_at_ms=known.started_at_ms,
-        partitions=[{"topic_id": topic_id, "partition": p} for topic_id, p in sorted(known.partitions)],
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        state=transaction.status.value,
+        timeout_ms=transaction.timeout_ms,
+        started_at_ms=transaction.started_at_ms,
+        partitions=[{"topic_id": topic_id, "partition": p} for topic_id, p in sorted(transaction.partitions)],
         offsets=[
-            {"group": group, "offsets": [_stored(topic_id, one) for topic_id, one in offsets]}
-            for group, offsets in sorted(known.offsets.items())
+            {"group": group, "offsets": [_offset_to_row(topic_id, offset) for topic_id, offset in offsets]}
+            for group, offsets in sorted(transaction.offsets.items())
         ],
         acknowledged=[
-            {"group": group, "topic_id": one.topic_id, "partition": one.partition, "ranges": _stored_ranges(one.ranges)}
-            for group, taken in sorted(known.acknowledged.items())
-            for one in taken
+            {
+                "group": group,
+                "topic_id": part.topic_id,
+                "partition": part.partition,
+                "ranges": _ranges_to_rows(part.ranges),
+            }
+            for group, parts in sorted(transaction.acknowledged.items())
+            for part in parts
         ],
-        part_count=known.part_count,
-        error=known.error,
+        part_count=transaction.part_count,
+        error=transaction.error,
         ended=ended,
-        batch_id=known.batch_id,
-        seen_at_ms=known.seen_at_ms,
+        batch_id=transaction.batch_id,
+        seen_at_ms=transaction.seen_at_ms,
         removed=removed,
     )
 
 
-def _stored_ranges(ranges: Iterable[Range]) -> list[dict[str, int]]:
+def _ranges_to_rows(ranges: Iterable[Range]) -> list[dict[str, int]]:
     return [{"first_offset": first, "record_count": count} for first, count in ranges]
 
 
-def _stored(topic_id: int, one: OffsetCommit) -> dict[str, Any]:
+def _offset_to_row(topic_id: int, commit: OffsetCommit) -> dict[str, Any]:
     return {
         "topic_id": topic_id,
-        "topic": one.topic,
-        "partition": one.partition,
-        "offset": one.offset,
-        "metadata": one.metadata,
+        "topic": commit.topic,
+        "partition": commit.partition,
+        "offset": commit.offset,
+        "metadata": commit.metadata,
     }
 
 
 def _restore(state: State, rows: pa.Table) -> None:
     for row in TRANSACTIONAL_IDS.rows(rows):
-        known = _known(row)
-        state.transactions[row.transactional_id] = known
-        if known.status is TransactionStatus.ONGOING:
+        transaction = _row_to_transaction(row)
+        state.transactions[row.transactional_id] = transaction
+        if transaction.status is TransactionStatus.ONGOING:
             state.ongoing.add(row.transactional_id)
-        holder = ProducerState(known.producer_epoch, known.seen_at_ms)
-        state.producers.setdefault(known.producer_id, holder).transactional_id = row.transactional_id
+        holder = ProducerState(transaction.producer_epoch, transaction.seen_at_ms)
+        state.producers.setdefault(transaction.producer_id, holder).transactional_id = row.transactional_id
 
 
-def _known(row: TransactionalIdRow) -> Transaction:
+def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
     ended = row.ended
     if ended is not None:
         reason = EndReason(ended["reason"])
-        ended = Ended(ended["producer_id"], ended["producer_epoch"], ended["committed"], reason)
-    acknowledged: dict[str, list[Taken]] = {}
-    for one in row.acknowledged:
-        ranges = [(part["first_offset"], part["record_count"]) for part in one["ranges"]]
-        acknowledged.setdefault(one["group"], []).append(Taken(one["topic_id"], one["partition"], ranges))
+        ended = EndedTransaction(ended["producer_id"], ended["producer_epoch"], ended["committed"], reason)
+    acknowledged: dict[str, list[MessageRanges]] = {}
+    for part_row in row.acknowledged:
+        ranges = [(part["first_offset"], part["record_count"]) for part in part_row["ranges"]]
+        acknowledged.setdefault(part_row["group"], []).append(
+            MessageRanges(part_row["topic_id"], part_row["partition"], ranges)
+        )
     return Transaction(
         row.producer_id,
         row.producer_epoch,
@@ -126,7 +132,10 @@ def _known(row: TransactionalIdRow) -> Transaction:
         row.seen_at_ms,
         row.started_at_ms,
         {(place["topic_id"], place["partition"]) for place in row.partitions},
-        {of["group"]: [_committed(one) for one in of["offsets"]] for of in row.offsets},
+        {
+            offsets_row["group"]: [_row_to_offset(offset_row) for offset_row in offsets_row["offsets"]]
+            for offsets_row in row.offsets
+        },
         row.part_count,
         acknowledged,
         row.error,
@@ -135,27 +144,27 @@ def _known(row: TransactionalIdRow) -> Transaction:
     )
 
 
-def _committed(one: dict[str, Any]) -> tuple[int, OffsetCommit]:
-    topic_id = one["topic_id"]
-    return topic_id, OffsetCommit(one["topic"], one["partition"], one["offset"], one["metadata"], topic_id)
+def _row_to_offset(row: dict[str, Any]) -> tuple[int, OffsetCommit]:
+    topic_id = row["topic_id"]
+    return topic_id, OffsetCommit(row["topic"], row["partition"], row["offset"], row["metadata"], topic_id)
 
 
-def _transactions(state: State, steps: Steps) -> pa.Table:
-    return TRANSACTIONS.table(_transitions(state, steps))
+def _project_transactions(state: State, steps: Steps) -> pa.Table:
+    return TRANSACTIONS.table(_build_transaction_rows(state, steps))
 
 
-def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
-    gone = {record.topic_id: record.topic for _, record in records(steps) if isinstance(record, TopicDeleted)}
+def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionRow]:
+    gone = {record.topic_id: record.topic for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)}
     for step in steps:
-        for position, one in enumerate(step.entries):
-            record = one.record
+        for position, entry in enumerate(step.entries):
+            record = entry.record
             if not isinstance(record, TransactionMoved):
                 continue
             yield TransactionRow(
                 step=step.step,
                 position=position,
                 transactional_id=record.transactional_id,
-                shard=shard(record.transactional_id),
+                shard=state.shards.of_transactional_id(record.transactional_id),
                 producer_id=record.producer_id,
                 producer_epoch=record.producer_epoch,
                 state=record.status.value,
@@ -172,14 +181,14 @@ def _transitions(state: State, steps: Steps) -> Iterator[TransactionRow]:
             )
 
 
-def _control_markers(state: State, steps: Steps) -> pa.Table:
+def _project_markers(state: State, steps: Steps) -> pa.Table:
     tables = [CONTROL_MARKERS.empty()]
     for step in steps:
-        ended = [one for one in step.entries if isinstance(one.record, MarkersWritten)]
+        ended = [entry for entry in step.entries if isinstance(entry.record, MarkersWritten)]
         if not ended:
             continue
-        markers = table_of(one.segments for one in ended)
-        names = [one.record.subject for one in ended for _ in range(len(one.segments))]
+        markers = segments_to_table(entry.segments for entry in ended)
+        names = [entry.record.subject for entry in ended for _ in range(len(entry.segments))]
         columns = [
             pa.repeat(step.step, len(names)),
             *(markers.column(c) for c in ("topic_id", "topic", "partition", "base_offset")),
@@ -193,8 +202,8 @@ def _control_markers(state: State, steps: Steps) -> pa.Table:
 
 
 PROJECT: Project = {
-    TRANSACTIONAL_IDS.name: _transactional_ids,
-    TRANSACTIONS.name: _transactions,
-    CONTROL_MARKERS.name: _control_markers,
+    TRANSACTIONAL_IDS.name: _project_ids,
+    TRANSACTIONS.name: _project_transactions,
+    CONTROL_MARKERS.name: _project_markers,
 }
 RESTORE: Restore = {TRANSACTIONAL_IDS.name: _restore}

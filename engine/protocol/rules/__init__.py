@@ -1,5 +1,5 @@
-"""What may happen: a module per subject decides its requests, folds its records, and knows what time brings.
+"""Rules: one module per subject decides its requests, applies its records to the state, and lists its timers.
 
-Each lists its own in tables, which `machine` puts together: DECIDE, kind of request -> rule; EVOLVE, kind of record ->
-fold; TIMERS.
+Each module has three tables, which `machine` puts together: DECIDE maps a kind of request to its rule, EVOLVE maps a
+kind of record to the function that applies it, and TIMERS lists what time alone brings about.
 """

@@ -1,8 +1,8 @@
-"""Dead letters: what a group gives up goes to another topic, by reference, and back from there when somebody asks.
+"""Dead letters: messages that a group gives up go to another topic, by reference, and back again on request.
 
-Invariant: a message that is dying becomes one dead letter, in the decision with which the group is done with it. What
-cannot have one stays dying, and is shown so: it is a dead letter itself, or there is no topic to take it. A dead letter
-that is to go back does so once, in the decision with which its redrive is done.
+Invariant: a dying message becomes one dead letter, in the same decision in which the group finishes it. If it cannot
+become one it stays dying, and is reported: it is a dead letter itself, or no topic can take it. A redriven dead letter
+goes back once, in the same decision that finishes its redrive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import LakeMQError, OffsetOutOfRange, UnknownTopicId
-from ..names import shown
+from ..names import shorten
 from ..values.assignments import Place
 from ..values.base import Done
 from ..values.dead_letters import (
@@ -24,25 +24,33 @@ from ..values.dead_letters import (
     DeadLettersJudged,
     DeadLettersSettled,
     DyingFound,
-    Located,
     MessagesDeadLettered,
+    RowLocation,
     SettleDeadLetters,
-    cause_of,
+    decode_cause,
 )
-from ..values.deciding import Decision, Given
-from ..values.deliveries import Deliveries, DeliveryStatus, MessagesSettled, Range, Settled, Stretch, ranges_of
+from ..values.decision import Decision, DecisionInputs
+from ..values.deliveries import (
+    Deliveries,
+    DeliveryStatus,
+    MessagesSettled,
+    Range,
+    SettledMessages,
+    Stretch,
+    stretches_to_ranges,
+)
 from ..values.journal import JournalEntry
-from ..values.segments import NO_SEGMENTS, Segments, segments
+from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
 from ..values.topics import CreateTopic, Topic, TopicCreated
-from .deliveries import check_ranges, evolve_settled
+from .deliveries import check_ranges, settle_messages
 from .registries import Folds, Rules
 from .timers import Timers
 from .topics import decide_create
 
 
-class _Target(NamedTuple):
-    """The topic that messages go to. created: it is to be made."""
+class _TargetTopic(NamedTuple):
+    """The topic that receives messages. created: the entries that create it, if it does not exist yet."""
 
     topic_id: int
     topic: str
@@ -51,106 +59,123 @@ class _Target(NamedTuple):
     created: tuple[JournalEntry, ...] = ()
 
 
-def decide_found(state: State, found: DyingFound, given: Given) -> Decision:
-    """What was found, and is dying still, goes where it is to go. What is no message is done with."""
-    topic = state.topics.get(found.topic_id)
-    known = state.deliveries_of(found.group, (found.topic_id, found.partition))
-    if topic is None or known is None:
+def decide_dying(state: State, sighting: DyingFound, inputs: DecisionInputs) -> Decision:
+    """Move messages that were located and are still dying. Offsets that hold no message are finished."""
+    topic = state.topics.get(sighting.topic_id)
+    deliveries = state.find_deliveries(sighting.group, (sighting.topic_id, sighting.partition))
+    if topic is None or deliveries is None:
         return Decision(Done())
-    decide = _redriven if found.group == REDRIVE else _dead_lettered
-    return Decision(Done(), tuple(decide(state, topic, known, found)))
+    decide = _redrive if sighting.group == REDRIVE else _move_to_dead_letter_topic
+    return Decision(Done(), tuple(decide(state, topic, deliveries, sighting)))
 
 
-def _dead_lettered(state: State, topic: Topic, known: Deliveries, found: DyingFound) -> Iterator[JournalEntry]:
-    place = found.topic_id, found.partition
-    nothing = [offsets for offsets in found.empty if _is_dying(known, offsets)]
-    if nothing:
-        parts = [Settled(*place, DeliveryStatus.ACKNOWLEDGED, nothing)]
-        yield JournalEntry(MessagesSettled(found.group, "no messages", parts))
-    dead = [(rows, part) for rows, part in _dying(known, found) if rows.dead_letter is None]
-    target = _dead_letter_topic(state, topic) if dead else None
+def _move_to_dead_letter_topic(
+    state: State, topic: Topic, deliveries: Deliveries, sighting: DyingFound
+) -> Iterator[JournalEntry]:
+    place = sighting.topic_id, sighting.partition
+    empty = [offsets for offsets in sighting.empty if _is_dying(deliveries, offsets)]
+    if empty:
+        parts = [SettledMessages(*place, DeliveryStatus.ACKNOWLEDGED, empty)]
+        yield JournalEntry(MessagesSettled(sighting.group, "no messages", parts))
+    dead = [(rows, part) for rows, part in _find_dying(deliveries, sighting) if rows.dead_letter is None]
+    target = _find_dead_letter_topic(state, topic) if dead else None
     if target is not None:
         yield from target.created
-        goes = [_dead_letter(state, topic, found, target, *one) for one in dead]
-        parts = [Settled(*place, DeliveryStatus.ACKNOWLEDGED, ranges_of([part for _, part in dead]))]
-        record = MessagesDeadLettered(found.group, topic.topic, target.topic, parts)
-        yield JournalEntry(record, _segments(state, goes))
+        goes = [_build_dead_letter(state, topic, sighting, target, *rows_and_part) for rows_and_part in dead]
+        parts = [SettledMessages(*place, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges([part for _, part in dead]))]
+        record = MessagesDeadLettered(sighting.group, topic.topic, target.topic, parts)
+        yield JournalEntry(record, _append_to_logs(state, goes))
 
 
-def _redriven(state: State, topic: Topic, known: Deliveries, found: DyingFound) -> Iterator[JournalEntry]:
-    """Where its topic is gone a dead letter stays, until there is one of the name. What is none is done with."""
-    done = [offsets for offsets in found.empty if _is_dying(known, offsets)]
+def _redrive(state: State, topic: Topic, deliveries: Deliveries, sighting: DyingFound) -> Iterator[JournalEntry]:
+    """Send dead letters back to their topics. If a topic is gone, its dead letters stay until the name exists again.
+
+    Messages in a dead-letter topic that are not dead letters are finished.
+    """
+    done = [offsets for offsets in sighting.empty if _is_dying(deliveries, offsets)]
     goes: list[dict[str, Any]] = []
-    for rows, part in _dying(known, found):
-        cause = None if rows.dead_letter is None else cause_of(rows.dead_letter)
+    for rows, part in _find_dying(deliveries, sighting):
+        cause = None if rows.dead_letter is None else decode_cause(rows.dead_letter)
         source = state.topics.get(state.topic_ids.get(cause.topic, -1)) if cause is not None else None
         if cause is not None and source is not None:
-            to = _Target(source.topic_id, source.topic, source.partition_count, _is_stamped(source))
-            goes.append(_segment(state, to, cause.partition, rows, part) | {"origin": "redrive"} | _anew(state, source))
+            to = _TargetTopic(source.topic_id, source.topic, source.partition_count, _uses_append_time(source))
+            goes.append(
+                _build_segment(state, to, cause.partition, rows, part)
+                | {"origin": "redrive"}
+                | _restart_ttl(state, source)
+            )
         if cause is None or source is not None:
             done.append((part.first, part.length))
     if done:
-        settled = Settled(found.topic_id, found.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
-        record = DeadLettersSettled(found.topic_id, topic.topic, "redriven", [settled])
-        yield JournalEntry(record, _segments(state, goes))
+        settled = SettledMessages(sighting.topic_id, sighting.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
+        record = DeadLettersSettled(sighting.topic_id, topic.topic, "redriven", [settled])
+        yield JournalEntry(record, _append_to_logs(state, goes))
 
 
-def _anew(state: State, source: Topic) -> dict[str, Any]:
-    """Its time to live begins anew; whether the message has one itself only its row tells."""
+def _restart_ttl(state: State, source: Topic) -> dict[str, Any]:
+    """Return the columns that start a message's time to live again.
+
+    Only the row itself says whether it has a time to live of its own, so the segment says that it may have one.
+    """
     return dict(zip(("ttl_from_ms", "ttl_ms"), source.ttl(True, state.now_ms), strict=True))
 
 
-def _is_dying(known: Deliveries, offsets: Range) -> bool:
-    dying = [one for one in known.within([offsets]) if one.status is DeliveryStatus.DYING]
-    return sum(one.length for one in dying) == offsets[1]
+def _is_dying(deliveries: Deliveries, offsets: Range) -> bool:
+    dying = [stretch for stretch in deliveries.find_stretches([offsets]) if stretch.status is DeliveryStatus.DYING]
+    return sum(stretch.length for stretch in dying) == offsets[1]
 
 
-def _dying(known: Deliveries, found: DyingFound) -> Iterator[tuple[Located, Stretch]]:
-    """What is dying still, and where it is."""
-    for rows in found.rows:
-        for part in known.within([(rows.first, rows.length)]):
+def _find_dying(deliveries: Deliveries, sighting: DyingFound) -> Iterator[tuple[RowLocation, Stretch]]:
+    """Yield the stretches that are still dying, with the location of their rows."""
+    for rows in sighting.rows:
+        for part in deliveries.find_stretches([(rows.first, rows.length)]):
             if part.status is DeliveryStatus.DYING:
                 yield rows, part
 
 
-def _dead_letter_topic(state: State, topic: Topic) -> _Target | None:
-    """None: there is none, and none can be made."""
+def _find_dead_letter_topic(state: State, topic: Topic) -> _TargetTopic | None:
+    """Return the topic that takes the dead letters of this topic; None if it does not exist and cannot be created."""
     named = topic.setting("dead.letter.topic")
     name = named or topic.topic + SUFFIX
-    known = state.topics.get(state.topic_ids.get(name, -1))
-    if known is not None:
-        # whatever its message.timestamp.type: a dead letter is the message that it was
-        return _Target(known.topic_id, name, known.partition_count)
+    existing = state.topics.get(state.topic_ids.get(name, -1))
+    if existing is not None:
+        # its message.timestamp.type does not matter: a dead letter keeps the timestamp of its message
+        return _TargetTopic(existing.topic_id, name, existing.partition_count)
     if named:
         return None
     try:
-        created = decide_create(state, CreateTopic(name, topic.partition_count), Given()).entries
+        created = decide_create(state, CreateTopic(name, topic.partition_count), DecisionInputs()).entries
     except LakeMQError:  # too long a name, or one that clashes
         return None
     made = created[0].record
     assert isinstance(made, TopicCreated)
-    return _Target(made.topic_id, name, made.partitions, created=created)
+    return _TargetTopic(made.topic_id, name, made.partitions, created=created)
 
 
-def _is_stamped(topic: Topic) -> bool:
+def _uses_append_time(topic: Topic) -> bool:
     return bool(topic.setting("message.timestamp.type") == "LogAppendTime")
 
 
-def _dead_letter(
-    state: State, topic: Topic, found: DyingFound, target: _Target, rows: Located, part: Stretch
+def _build_dead_letter(
+    state: State, topic: Topic, sighting: DyingFound, target: _TargetTopic, rows: RowLocation, part: Stretch
 ) -> dict[str, Any]:
     reason = part.reason.value if part.reason is not None else ""
-    cause = Cause(topic.topic, found.partition, found.group, reason, part.error, part.deliveries)
+    cause = Cause(topic.topic, sighting.partition, sighting.group, reason, part.error, part.deliveries)
     return {
-        **_segment(state, target, found.partition, rows, part),
+        **_build_segment(state, target, sighting.partition, rows, part),
         "origin": "dead_letter",
         "dead_letter": msgspec.json.encode(cause).decode(),
         "source_offset": part.first,
     }
 
 
-def _segment(state: State, target: _Target, partition: int, rows: Located, part: Stretch) -> dict[str, Any]:
-    """Of another topic, in the partition of this number, modulo their count; but for its offsets and its origin."""
+def _build_segment(
+    state: State, target: _TargetTopic, partition: int, rows: RowLocation, part: Stretch
+) -> dict[str, Any]:
+    """Return a segment of the target topic for these rows, without offsets and origin.
+
+    The partition keeps its number, modulo the number of partitions of the target.
+    """
     return {
         "kind": "data",
         "topic_id": target.topic_id,
@@ -169,44 +194,46 @@ def _segment(state: State, target: _Target, partition: int, rows: Located, part:
     }
 
 
-def _segments(state: State, rows: list[dict[str, Any]]) -> Segments:
-    """At the ends of their partitions, in this order."""
+def _append_to_logs(state: State, rows: list[dict[str, Any]]) -> Segments:
+    """Return the segments with offsets at the ends of their partitions, in this order."""
     ends: dict[Place, int] = {}
     for row in rows:
         place = row["topic_id"], row["partition"]
         if place not in ends:
-            topic = state.topics.get(place[0])  # one that is made with this has no messages
+            topic = state.topics.get(place[0])  # a topic that this decision creates is empty
             ends[place] = 0 if topic is None else int(topic.high_watermarks[place[1]])
         row["base_offset"] = ends[place]
         ends[place] += row["record_count"]
         row["last_offset"] = ends[place] - 1
     names = dict.fromkeys(name for row in rows for name in row)
-    return segments(len(rows), **{name: [row[name] for row in rows] for name in names}) if rows else NO_SEGMENTS
+    return build_segments(len(rows), **{name: [row[name] for row in rows] for name in names}) if rows else NO_SEGMENTS
 
 
-def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Decision:
-    """They are to go back, or are done with; what was said of some before stands.
+def decide_settle(state: State, request: SettleDeadLetters, inputs: DecisionInputs) -> Decision:
+    """Mark dead letters for redrive, or purge them. Dead letters that were settled before do not change.
 
-    Raises UnknownTopicOrPartition, UnknownTopicId (what was chosen is gone, whatever has its name now),
+    Raises UnknownTopicOrPartition, UnknownTopicId (the topic was deleted, even if its name exists again),
     InvalidRequest, OffsetOutOfRange.
     """
     topic = state.topic(request.topic)
     if request.topic_id != topic.topic_id:
-        raise UnknownTopicId(found=f"{shown(request.topic)} with id {request.topic_id}")
-    parts: list[Settled] = []
+        raise UnknownTopicId(found=f"{shorten(request.topic)} with id {request.topic_id}")
+    parts: list[SettledMessages] = []
     check_ranges(request.ranges.values())
     for partition, ranges in sorted(request.ranges.items()):
         place = topic.place(partition)
         end = sum(ranges[-1]) if ranges else 0
         if end > topic.high_watermarks[partition]:
             expected = f"at most {topic.high_watermarks[partition]}"
-            raise OffsetOutOfRange("There are no such dead letters.", found=end, expected=expected)
-        known = _redrives(topic, partition).copy()
-        known.cover(end)
+            raise OffsetOutOfRange(
+                "The range ends beyond the last dead letter of the partition.", found=end, expected=expected
+            )
+        deliveries = _find_redrives(topic, partition).copy()
+        deliveries.extend_to(end)
         may_be = (DeliveryStatus.AVAILABLE, DeliveryStatus.DYING) if request.purge else (DeliveryStatus.AVAILABLE,)
-        fresh = ranges_of(part for part in known.within(ranges) if part.status in may_be)
+        fresh = stretches_to_ranges(part for part in deliveries.find_stretches(ranges) if part.status in may_be)
         status = DeliveryStatus.ACKNOWLEDGED if request.purge else DeliveryStatus.DYING
-        parts += [Settled(*place, status, fresh)] if fresh else []
+        parts += [SettledMessages(*place, status, fresh)] if fresh else []
     result = DeadLettersJudged(sum(count for part in parts for _, count in part.ranges))
     if not parts:
         return Decision(result)
@@ -214,34 +241,34 @@ def decide_settle(state: State, request: SettleDeadLetters, given: Given) -> Dec
     return Decision(result, (JournalEntry(DeadLettersSettled(topic.topic_id, topic.topic, reason, parts)),))
 
 
-def _redrives(topic: Topic, partition: int) -> Deliveries:
+def _find_redrives(topic: Topic, partition: int) -> Deliveries:
     return topic.redrives.get(partition) or Deliveries(int(topic.log_starts[partition]))
 
 
 # -- folding --------------------------------------------------------------------------------------------
 
 
-def evolve_dead_lettered(state: State, record: MessagesDeadLettered, segments: Segments) -> None:
-    state.append(segments)
-    evolve_settled(state, MessagesSettled(record.group, "dead letters", record.parts), segments)
+def move_to_dead_letters(state: State, record: MessagesDeadLettered, segments: Segments) -> None:
+    state.advance_logs(segments)
+    settle_messages(state, MessagesSettled(record.group, "dead letters", record.parts), segments)
 
 
-def evolve_redriven(state: State, record: DeadLettersSettled, segments: Segments) -> None:
-    state.append(segments)
+def settle_dead_letters(state: State, record: DeadLettersSettled, segments: Segments) -> None:
+    state.advance_logs(segments)
     if record.topic_id not in state.topics:
         return
-    topic = state.own(record.topic_id)
+    topic = state.writable_topic(record.topic_id)
     for part in record.parts:
-        known = topic.redrives[part.partition] = _redrives(topic, part.partition)
-        known.cover(sum(part.ranges[-1]))
-        known.change(part.ranges, partial(_become, part.status))
-        state.note_dying(REDRIVE, part.place)
+        deliveries = topic.redrives[part.partition] = _find_redrives(topic, part.partition)
+        deliveries.extend_to(sum(part.ranges[-1]))
+        deliveries.change(part.ranges, partial(_with_status, part.status))
+        state.index_dying(REDRIVE, part.place)
 
 
-def _become(status: DeliveryStatus, part: Stretch) -> Stretch:
+def _with_status(status: DeliveryStatus, part: Stretch) -> Stretch:
     return Stretch(part.first, part.length, status)
 
 
-DECIDE: Rules = {DyingFound: decide_found, SettleDeadLetters: decide_settle}
-EVOLVE: Folds = {MessagesDeadLettered: evolve_dead_lettered, DeadLettersSettled: evolve_redriven}
+DECIDE: Rules = {DyingFound: decide_dying, SettleDeadLetters: decide_settle}
+EVOLVE: Folds = {MessagesDeadLettered: move_to_dead_letters, DeadLettersSettled: settle_dead_letters}
 TIMERS: Timers = ()

@@ -1,6 +1,6 @@
-"""Partitions that a topic was given up: groups read them to their ends, and are given them no more then.
+"""Draining partitions: a topic that gets fewer partitions keeps the last ones until all groups have read them.
 
-Nothing is deleted for it. The last one ends first, so that those which groups have are always the first ones.
+Nothing is deleted. Partitions end from the last number down, so that groups always have the first ones.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ from ..values.state import State
 from ..values.topics import PartitionsEnded, Topic
 from .timers import Time, Timer, Timers
 
-_Ended = tuple[int, int]
-"""A topic, and the number from which on its partitions have ended."""
+_DrainedFrom = tuple[int, int]
+"""A topic id, and the first of the partitions that end."""
 
 
-def _waiting(state: State) -> list[_Ended]:
+def _find_drained_topics(state: State) -> list[_DrainedFrom]:
     draining = (state.topics[topic_id] for topic_id in sorted(state.draining))
-    ended = ((topic, _ended_from(state, topic)) for topic in draining)
+    ended = ((topic, _find_first_to_end(state, topic)) for topic in draining)
     return [(topic.topic_id, first) for topic, first in ended if first < topic.consumed_count]
 
 
-def _has_ended(state: State, key: _Ended, time: Time) -> bool:
+def _can_end(state: State, key: _DrainedFrom, time: Time) -> bool:
     topic_id, first = key
     topic = state.topics.get(topic_id)
-    return topic is not None and _ended_from(state, topic) <= first < topic.consumed_count
+    return topic is not None and _find_first_to_end(state, topic) <= first < topic.consumed_count
 
 
-def _ended_from(state: State, topic: Topic) -> int:
-    """The lowest of the last ones that nobody is to come back to; none: as many as groups have."""
+def _find_first_to_end(state: State, topic: Topic) -> int:
+    """Return the first partition of the run at the end that every group has read; the consumed count without a run."""
     first = topic.consumed_count
-    while first > topic.partition_count and _is_passed(state, topic, first - 1):
+    while first > topic.partition_count and _is_read_to_end(state, topic, first - 1):
         first -= 1
     return first
 
 
-def _is_passed(state: State, topic: Topic, partition: int) -> bool:
-    """Whether no transaction is open in it, and every group that is to read it has come to its end."""
+def _is_read_to_end(state: State, topic: Topic, partition: int) -> bool:
+    """Return whether no transaction is open in the partition and every group that reads it has reached its end."""
     if partition in topic.open_transactions:
         return False
     end = int(topic.high_watermarks[partition])
     if int(topic.log_starts[partition]) == end:
         return True
-    return all(at >= end for at in _positions(state, topic.place(partition)))
+    return all(at >= end for at in _find_positions(state, topic.place(partition)))
 
 
-def _positions(state: State, place: Place) -> Iterator[int]:
-    """Where groups go on in it: from what they have committed, else from where they are to begin."""
+def _find_positions(state: State, place: Place) -> Iterator[int]:
+    """Yield where groups continue in the partition: at their committed offset, else where they are to start."""
     for committed in state.offsets.values():
         if place in committed:
             yield committed[place].offset
     for name, group in state.groups.items():
-        one = group.assignments.get(place)
-        if one is not None and one.start_offset is not None and place not in state.offsets.get(name, {}):
-            yield one.start_offset
+        assignment = group.assignments.get(place)
+        if assignment is not None and assignment.start_offset is not None and place not in state.offsets.get(name, {}):
+            yield assignment.start_offset
 
 
-def decide_ended(state: State, key: _Ended) -> list[JournalEntry]:
+def decide_end_partitions(state: State, key: _DrainedFrom) -> list[JournalEntry]:
     topic_id, first = key
     return [JournalEntry(PartitionsEnded(topic_id, state.topics[topic_id].topic, first))]
 
 
-# commits may be many in a step: groups are looked through as seldom as those who are to be forgotten
-TIMERS: Timers = (Timer(_waiting, _has_ended, decide_ended, forgets=True),)
+# A step may have many commits. Looking through all groups in each would be slow, so this runs as rarely as expiries.
+TIMERS: Timers = (Timer(_find_drained_topics, _can_end, decide_end_partitions, is_expiry=True),)

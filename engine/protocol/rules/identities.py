@@ -1,4 +1,7 @@
-"""Whose a transaction is: (producer_id, producer_epoch) names one for ever, so that what comes late is refused."""
+"""Identities of transactions: the pair (producer_id, producer_epoch) names one transaction and is never used again.
+
+So a request that arrives late, after its transaction has ended, is recognized and refused.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from ..errors import (
     ProducerFenced,
     TransactionAbortable,
 )
-from ..names import shown
+from ..names import shorten
 from ..values.base import MAX_EPOCH
 from ..values.producers import ProducerState, TransactionRef
 from ..values.state import State
@@ -19,23 +22,30 @@ from ..values.transactions import (
 
 
 def next_identity(state: State, producer_id: int, epoch: int) -> tuple[int, int]:
-    """Of the next transaction; an id whose epochs are used up gives way to a new one. The last epoch only fences."""
+    """Return the producer id and epoch of the next transaction.
+
+    When the epochs of an id are used up, a new id follows. The last epoch is never given out: it only fences.
+    """
     return (producer_id, epoch + 1) if epoch + 1 < MAX_EPOCH else (state.next_producer_id, 0)
 
 
 def take_over(state: State, record: TransactionMoved) -> None:
-    """The id's producer in its new epoch, with sequences from 0; a producer id that was used up stays fenced."""
+    """Set the producer of a transactional id to its new epoch, with sequences from 0.
+
+    A producer id that has used up its epochs stays fenced.
+    """
     if record.used_up is not None:
         state.producers[record.used_up] = ProducerState(MAX_EPOCH, state.now_ms)
     state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms, record.transactional_id)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
-def holder_of(state: State, ref: TransactionRef) -> Transaction:
+def find_transaction(state: State, ref: TransactionRef) -> Transaction:
     transaction = state.transactions.get(ref.transactional_id)
     if transaction is None:
         raise InvalidProducerIdMapping(
-            f"The transactional id {shown(ref.transactional_id)} is not known, or has expired.", found=ref.producer_id
+            f"The transactional id {shorten(ref.transactional_id)} does not exist, or has expired.",
+            found=ref.producer_id,
         )
     return transaction
 
@@ -44,15 +54,15 @@ def is_current(transaction: Transaction, ref: TransactionRef) -> bool:
     return (ref.producer_id, ref.producer_epoch) == (transaction.producer_id, transaction.producer_epoch)
 
 
-def has_ended(transaction: Transaction, ref: TransactionRef) -> bool:
-    """Whether this is the transaction that ended last."""
+def is_last_transaction(transaction: Transaction, ref: TransactionRef) -> bool:
+    """Return whether this is the transaction that ended last."""
     ended = transaction.ended
     return ended is not None and (ref.producer_id, ref.producer_epoch) == (ended.producer_id, ended.producer_epoch)
 
 
 def raise_if_timed_out(transaction: Transaction, ref: TransactionRef) -> None:
     ended = transaction.ended
-    if ended is not None and ended.reason is EndReason.TIMEOUT and has_ended(transaction, ref):
+    if ended is not None and ended.reason is EndReason.TIMEOUT and is_last_transaction(transaction, ref):
         raise TransactionAbortable(
             f"The transaction was open for longer than its timeout of {transaction.timeout_ms} ms and was aborted."
         )
@@ -60,7 +70,7 @@ def raise_if_timed_out(transaction: Transaction, ref: TransactionRef) -> None:
 
 def other_producer_error(transaction: Transaction, ref: TransactionRef) -> InvalidProducerIdMapping:
     return InvalidProducerIdMapping(
-        f"Another producer has the transactional id {shown(ref.transactional_id)}.",
+        f"Another producer has the transactional id {shorten(ref.transactional_id)}.",
         found=ref.producer_id,
         expected=f"producer {transaction.producer_id}",
     )
@@ -68,7 +78,7 @@ def other_producer_error(transaction: Transaction, ref: TransactionRef) -> Inval
 
 def fenced_error(transaction: Transaction, ref: TransactionRef) -> ProducerFenced:
     return ProducerFenced(
-        f"The producer of {shown(ref.transactional_id)} is fenced, or the transaction is over.",
+        f"The producer of {shorten(ref.transactional_id)} is fenced, or the transaction is over.",
         found=f"epoch {ref.producer_epoch}",
         expected=f"epoch {transaction.producer_epoch}",
     )

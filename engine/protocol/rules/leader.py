@@ -1,4 +1,4 @@
-"""The lease: one sequencer leads; the others stand by and take over when the journal has not moved for a lease."""
+"""The lease: one sequencer leads. A standby takes over when the journal has not moved for the length of a lease."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from .timers import Timers
 
 
 def decide_take_over(state: State, leader: str, lease_ms: int) -> JournalEntry:
-    """`leader` leads under the next epoch. Legal at any time: the journal's compare-and-append is the fence."""
+    """Let `leader` lead under the next epoch.
+
+    This is legal at any time. The fence is the journal: a step is appended only if its number is the next one, so of
+    two sequencers that believe they lead one fails to append.
+    """
     return JournalEntry(LeaderElected(leader, state.leader_epoch + 1, lease_ms))
 
 
 def decide_renew(state: State) -> JournalEntry:
-    """The leader is alive though it has nothing to decide."""
+    """Show that the leader is alive although it has nothing to decide."""
     return JournalEntry(LeaderElected(state.leader, state.leader_epoch, state.lease_ms))
 
 
 def decide_resign(state: State) -> JournalEntry:
-    """Nobody leads: a standby need not wait for the lease to run out."""
+    """Give the lease back, so that a standby need not wait until it runs out."""
     return JournalEntry(LeaderElected("", state.leader_epoch, state.lease_ms))
 
 
 def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> bool:
-    """Whether `leader` may take the lease, the journal not having moved for that long on its own monotonic clock.
+    """Return whether `leader` may take the lease.
 
-    None: one that has never had it.
+    leader: None for a process that has never led. journal_still_for_ms: how long the journal has not moved, by the
+    caller's own monotonic clock.
     """
     return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
 
 
-def evolve_elected(state: State, record: LeaderElected, segments: Segments) -> None:
+def set_leader(state: State, record: LeaderElected, segments: Segments) -> None:
     state.leader, state.leader_epoch, state.lease_ms = record.leader, record.epoch, record.lease_ms
 
 
 DECIDE: Rules = {}
-EVOLVE: Folds = {LeaderElected: evolve_elected}
+EVOLVE: Folds = {LeaderElected: set_leader}
 TIMERS: Timers = ()

@@ -1,7 +1,7 @@
-"""Idempotent producers (KIP-98): one sequence per (producer, topic, partition), the last five appends remembered.
+"""Idempotent producers (KIP-98): a sequence per (producer, topic, partition), with the last five appends remembered.
 
-A unit is all that one request puts into one partition. The same unit again is answered with its first offset and
-appended nowhere; a gap is refused; a new epoch restarts at 0; after 2147483647 comes 0.
+A unit is all that one request puts into one partition. A repeated unit gets its first answer again and is not appended.
+A gap is refused. A new epoch starts again at 0. After 2147483647 comes 0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
-from ..values.deciding import Decision
+from ..values.decision import Decision
 from ..values.journal import JournalEntry
 from ..values.producers import (
     ProducerDone,
@@ -25,17 +25,20 @@ from ..values.state import State
 from .registries import Folds, Rules
 from .timers import Time, Timer, Timers
 
-REMEMBERED = 5
+MAX_REMEMBERED_UNITS = 5
 
 
 def decide_init(state: State) -> Decision:
-    """A producer id never given out before, epoch 0."""
+    """Give out a new producer id with epoch 0."""
     record = ProducerInitialized(state.next_producer_id, 0)
     return Decision(ProducerDone(record.producer_id, record.producer_epoch), (JournalEntry(record),))
 
 
 def check_producer(state: State, producer_id: int, epoch: int) -> ProducerState:
-    """The producer; raises UnknownProducerId, InvalidProducerEpoch (a zombie). A newer epoch takes its place."""
+    """Return the producer. A newer epoch is accepted and takes the place of the older one.
+
+    Raises UnknownProducerId; InvalidProducerEpoch for an older epoch (a zombie).
+    """
     producer = state.producers.get(producer_id)
     if producer is None:
         raise UnknownProducerId(found=producer_id, expected="an id from init_producer that has not expired")
@@ -49,9 +52,9 @@ def check_producer(state: State, producer_id: int, epoch: int) -> ProducerState:
 def find_duplicate(
     producer: ProducerState, epoch: int, topic_id: int, partition: int, base_sequence: int, record_count: int
 ) -> UnitAppended | None:
-    """The remembered unit of this epoch with the same range; None when the unit is the next one.
+    """Return the remembered unit with the same sequences; None if the unit continues the sequence.
 
-    Raises OutOfOrderSequenceNumber when it is neither.
+    Raises OutOfOrderSequenceNumber if it is neither.
     """
     units = producer.units.get((topic_id, partition), ()) if epoch == producer.epoch else ()
     for unit in units:
@@ -60,54 +63,54 @@ def find_duplicate(
     expected = next_sequence(units[-1].base_sequence, units[-1].record_count) if units else 0
     if base_sequence != expected:
         raise OutOfOrderSequenceNumber(
-            f"The sequence for {_shown(topic_id, partition)} does not go on where it ended.",
+            f"The sequence for {_describe_unit(topic_id, partition)} does not continue where it ended.",
             found=base_sequence,
             expected=expected,
         )
     return None
 
 
-def _shown(topic_id: int, partition: int) -> str:
+def _describe_unit(topic_id: int, partition: int) -> str:
     if partition >= 0:
         return f"partition {partition}"
     return f"what waits for partition {waiting_unit(partition)}" if topic_id else "refused rows"
 
 
 def _is_silent(state: State, producer_id: int, time: Time) -> bool:
-    """Not one of a transactional id, with which it is forgotten."""
-    known = state.producers.get(producer_id)
+    """Return whether the producer has expired. One with a transactional id expires together with that id."""
+    producer = state.producers.get(producer_id)
     return (
-        known is not None
-        and known.transactional_id is None
-        and time.is_over(known.seen_at_ms, time.limits.producer_id_expiration_ms)
+        producer is not None
+        and producer.transactional_id is None
+        and time.is_over(producer.seen_at_ms, time.limits.producer_id_expiration_ms)
     )
 
 
 def decide_expiry(state: State, producer_id: int) -> list[JournalEntry]:
-    """Producers that were silent for `producer.id.expiration.ms` are forgotten."""
+    """Forget a producer that was silent for `producer.id.expiration.ms`."""
     return [JournalEntry(ProducerExpired(producer_id))]
 
 
-def evolve_initialized(state: State, record: ProducerInitialized, segments: Segments) -> None:
+def add_producer(state: State, record: ProducerInitialized, segments: Segments) -> None:
     state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
-def evolve_expired(state: State, record: ProducerExpired, segments: Segments) -> None:
+def remove_producer(state: State, record: ProducerExpired, segments: Segments) -> None:
     state.producers.pop(record.producer_id, None)
 
 
-def evolve_appended(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
-    # total: a reader that follows the tail has no producers loaded
+def remember_units(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
+    # a reader follows the journal without loading producers, so this one may be missing
     producer = state.producers.setdefault(producer_id, ProducerState(producer_epoch, state.now_ms))
     producer.seen_at_ms = state.now_ms
     if producer_epoch > producer.epoch:
         producer.epoch, producer.units = producer_epoch, {}
     for unit in units:
         key = (unit.topic_id, unit.partition)
-        producer.units[key] = (*producer.units.get(key, ()), unit)[-REMEMBERED:]
+        producer.units[key] = (*producer.units.get(key, ()), unit)[-MAX_REMEMBERED_UNITS:]
 
 
 DECIDE: Rules = {}
-EVOLVE: Folds = {ProducerInitialized: evolve_initialized, ProducerExpired: evolve_expired}
-TIMERS: Timers = (Timer(lambda state: list(state.producers), _is_silent, decide_expiry, forgets=True),)
+EVOLVE: Folds = {ProducerInitialized: add_producer, ProducerExpired: remove_producer}
+TIMERS: Timers = (Timer(lambda state: list(state.producers), _is_silent, decide_expiry, is_expiry=True),)

@@ -1,4 +1,4 @@
-"""Ranges of rows as columns: checked, and laid end to end into dense offsets."""
+"""Ranges of rows as columns: checks them, and computes the dense offsets that they get."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where the rows of a request are: in its data files, or in a stretch of the one the sequencer wrote.
+    """The files with the rows of a request: its own data files, or a part of the file that the sequencer writes.
 
-    ends: per file the row after the last one that is the request's; first_row, first_file: where the request's own
-    numbers begin to count.
+    ends: for each file, the row after the last row of the request. first_row, first_file: where the request's own row
+    and file numbers start to count.
     """
 
     files: Sequence[DataFile | PendingFile]
@@ -31,18 +31,21 @@ class RowSource:
     first_row: int = 0
     first_file: int = 0
 
-    def place(self, file: Any, first_row: Any) -> tuple[Any, Any]:
-        """Index into `files`, and row of that file; numbers or columns."""
+    def locate(self, file: Any, first_row: Any) -> tuple[Any, Any]:
+        """Return the index into `files` and the row of that file, for a file and a row as the request numbers them.
+
+        Works for single numbers and for columns.
+        """
         return file - self.first_file, first_row + self.first_row
 
 
 @dataclass(frozen=True)
 class RangeColumns:
-    """Columns of equal length, one entry per range.
+    """Columns of equal length, with one entry per range.
 
-    topic_index: into the request's topics; file: into the files of its rows; unit: number of the range's topic,
-    partition and whether it waits, among those of the request, in order. first_due_ms, last_due_ms: NOT_DELAYED where
-    it does not wait.
+    topic_index: index into the request's topics. file: index into the files of the row source. unit: number of the
+    range's unit, which is its topic, its partition and whether it waits. first_due_ms, last_due_ms: NOT_DELAYED for a
+    range that does not wait.
     """
 
     topic_index: Column
@@ -57,10 +60,11 @@ class RangeColumns:
     last_due_ms: Column
 
     @classmethod
-    def of(cls, ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> RangeColumns:
-        """The columns of a request's ranges; raises InvalidRequest where one lies outside what the request names.
+    def from_ranges(cls, ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> RangeColumns:
+        """Return the columns of a request's ranges.
 
-        partition_counts: per topic.
+        Raises InvalidRequest if a range lies outside the topics, partitions, files and rows of the request.
+        partition_counts: one per topic.
         """
         lists = [
             ranges.topic_index,
@@ -74,27 +78,33 @@ class RangeColumns:
         if len({len(column) for column in lists}) != 1:
             raise InvalidRequest("The columns of the ranges differ in length.", found=[len(c) for c in lists])
         topic_index, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
-        file, first_row = source.place(file, first_row)
+        file, first_row = source.locate(file, first_row)
         counts = np.array(partition_counts, np.int64)
-        if len(topic_index) > _FEW or not _are_there(ranges, partition_counts, source):
-            _check(topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts)
-        first_due, last_due = _due(ranges)
-        unit = _ONE if len(topic_index) == 1 else _units(topic_index, partition, first_due != NOT_DELAYED, counts)
+        if len(topic_index) > _FEW or not _are_few_valid(ranges, partition_counts, source):
+            _check_columns(
+                topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts
+            )
+        first_due, last_due = _read_due_times(ranges)
+        unit = (
+            _SINGLE_UNIT
+            if len(topic_index) == 1
+            else _number_units(topic_index, partition, first_due != NOT_DELAYED, counts)
+        )
         return cls(topic_index, partition, file, first_row, record_count, low, high, unit, first_due, last_due)
 
     @property
     def are_units(self) -> bool:
-        """Whether each is a unit of its own, in their order."""
+        """True if each range is a unit of its own, in the order of the units."""
         return len(self) == 1 or bool((self.unit == np.arange(len(self))).all())
 
     @property
     def waits(self) -> Mask:
-        """Which of them are not for the log yet."""
+        """Mask of the delayed ranges, which do not enter the log yet."""
         mask: Mask = self.first_due_ms != NOT_DELAYED
         return mask
 
     def where(self, mask: Mask) -> RangeColumns:
-        """The ranges selected by the mask."""
+        """Return the ranges that the mask selects."""
         return RangeColumns(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -102,14 +112,14 @@ class RangeColumns:
 
 
 _FEW = 16
-"""Ranges that are looked at one by one: numpy's price per call would be more."""
+"""Up to this number of ranges a Python loop is faster than numpy, because each call of numpy costs a fixed price."""
 
 
-def _are_there(ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> bool:
-    """The same as `_check`, for a few."""
+def _are_few_valid(ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> bool:
+    """Check a few ranges one by one. Returns the same answer as `_check_columns`, which raises instead."""
     columns = (ranges.topic_index, ranges.partition, ranges.file, ranges.first_row, ranges.record_count)
     for topic, partition, of_file, of_row, count in zip(*columns, strict=True):
-        file, first_row = source.place(of_file, of_row)
+        file, first_row = source.locate(of_file, of_row)
         if not (0 <= topic < len(partition_counts) and 0 <= file < len(source.ends)):
             return False
         if not (0 <= partition < partition_counts[topic] and first_row >= 0 and count > 0):
@@ -119,26 +129,26 @@ def _are_there(ranges: Ranges, partition_counts: Sequence[int], source: RowSourc
     return True
 
 
-# Most requests of small clients have one range: numpy's price per call would be most of what deciding them costs.
-_ONE: Column = np.zeros(1, np.int64)
+# Most requests of small clients have one range. For them numpy's price per call would be most of the work.
+_SINGLE_UNIT: Column = np.zeros(1, np.int64)
 
 
-def _grows(numbers: Column) -> bool:
-    """Whether they are in order, none of them twice: as in most requests, which have one range of each partition."""
+def _is_increasing(numbers: Column) -> bool:
+    """Return whether each number is greater than the one before. True for most requests: one range per partition."""
     return bool((numbers[1:] > numbers[:-1]).all())
 
 
-def _units(topic_index: Column, partition: Column, waits: Mask, partition_counts: Column) -> Column:
+def _number_units(topic_index: Column, partition: Column, waits: Mask, partition_counts: Column) -> Column:
     starts = np.cumsum(partition_counts) - partition_counts
     key = 2 * (starts[topic_index] + partition) + waits
-    if _grows(key):
+    if _is_increasing(key):
         return np.arange(len(key))
     unit: Column = np.unique(key, return_inverse=True)[1]
     return unit
 
 
-def _due(ranges: Ranges) -> tuple[Column, Column]:
-    """When the first and the last row of each range are due. Raises InvalidRequest."""
+def _read_due_times(ranges: Ranges) -> tuple[Column, Column]:
+    """Return when the first and the last row of each range are due. Raises InvalidRequest."""
     n = len(ranges.topic_index)
     if not (ranges.first_due_ms or ranges.last_due_ms):
         nothing = np.full(n, NOT_DELAYED, np.int64)
@@ -146,23 +156,26 @@ def _due(ranges: Ranges) -> tuple[Column, Column]:
     if {len(ranges.first_due_ms), len(ranges.last_due_ms)} != {n}:
         raise InvalidRequest("The columns of the ranges differ in length.", found="due times", expected=n)
     first, last = np.array(ranges.first_due_ms, np.int64), np.array(ranges.last_due_ms, np.int64)
-    # -1 is in an hour of its own
+    # NOT_DELAYED is -1, which lies in an hour of its own: a range cannot mix delayed rows with others
     wrong = (last < first) | (first // HOUR_MS != last // HOUR_MS)
     if wrong.any():
         bad = int(np.argmax(wrong))
         raise InvalidRequest(
-            "The rows of a range are due within one hour, in order.", found=f"{int(first[bad])} to {int(last[bad])}"
+            "The rows of a range must be due within one hour, in order.", found=f"{int(first[bad])} to {int(last[bad])}"
         )
     return first, last
 
 
-def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:
-    """The base offset of every range: each unit's ranges one after the other, in order, from its high watermark on.
+def compute_base_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:
+    """Return the base offset of each range.
 
-    high_watermarks: per unit.
+    The ranges of a unit follow one another without a gap, starting at its high watermark. high_watermarks: one per
+    unit.
     """
-    if _grows(unit):
+    if _is_increasing(unit):
         return high_watermarks[unit]
+    # Sort the ranges by unit, keeping their order within it. `before` then counts the records ahead of each range over
+    # all units; subtracting the count at the start of its unit leaves the records ahead of it within the unit.
     order = np.argsort(unit, kind="stable")
     counts, grouped = record_count[order], unit[order]
     before = np.cumsum(counts) - counts
@@ -172,7 +185,7 @@ def dense_offsets(unit: Column, record_count: Column, high_watermarks: Column) -
     return offsets
 
 
-def _check(
+def _check_columns(
     topic_index: Column,
     partition: Column,
     file: Column,
@@ -181,13 +194,13 @@ def _check(
     file_rows: Column,
     partition_counts: Column,
 ) -> None:
-    known = (topic_index >= 0) & (topic_index < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
-    if known.all():
-        known = (partition >= 0) & (partition < partition_counts[topic_index])
-        known &= (first_row >= 0) & (record_count > 0) & (first_row + record_count <= file_rows[file])
-    if not known.all():
-        bad = int(np.argmin(known))
-        named = {
+    valid = (topic_index >= 0) & (topic_index < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
+    if valid.all():
+        valid = (partition >= 0) & (partition < partition_counts[topic_index])
+        valid &= (first_row >= 0) & (record_count > 0) & (first_row + record_count <= file_rows[file])
+    if not valid.all():
+        bad = int(np.argmin(valid))
+        columns = {
             "topic": topic_index,
             "partition": partition,
             "file": file,
@@ -195,7 +208,7 @@ def _check(
             "record_count": record_count,
         }
         raise InvalidRequest(
-            "A range names a topic, partition, file or row that is not there.",
-            found={name: int(column[bad]) for name, column in named.items()},
+            "A range names a topic, partition, file or row that does not exist.",
+            found={name: int(column[bad]) for name, column in columns.items()},
             expected=f"{len(partition_counts)} topics, {len(file_rows)} files, rows within the file",
         )

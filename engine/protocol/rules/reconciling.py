@@ -1,7 +1,7 @@
-"""Reconciling: each partition of a group goes, by itself, from who has it to who is to have it (after KIP-848).
+"""Reconciling: each partition of a group moves on its own from its owner to its target member (after KIP-848).
 
-It is ready with its owner; paused, when that is not its target any more; free, when the owner has said that it is done
-with it, or is gone; ready with its target. Nothing is assigned that is not free, hence nothing has two owners.
+It is ready with its owner, then paused when its target is another member, then free when the owner releases it or is
+gone, then ready with the target. Only free partitions are assigned, so no partition has two owners.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
+from ..values.deliveries import DeliveryStatus, stretches_to_ranges
 from ..values.groups import (
     MemberLeft,
     MemberMissed,
@@ -25,72 +26,76 @@ from ..values.journal import JournalEntry
 from ..values.state import State
 from ..values.topics import Topic
 from ..values.transactions import TransactionFailed
-from .giving_back import returned
+from .redelivery import give_back_partitions
 from .timers import Time, Timer, Timers
 
-MOST_MOVES = 500
-"""Partitions of a group that one decision moves: everybody waits for the end of its step, and the next one goes on. But
-a classic group moves as a whole, and while a delay runs little can move.
+MAX_MOVES = 500
+"""Partitions of a group that one decision moves. Everybody waits for the end of a step, so the next step continues. But
+a classic group moves as a whole, and during a delay few partitions can move.
 """
 
 # -- where a group begins -------------------------------------------------------------------------------
 
 
-def starts_of(topic: Topic, reset: str) -> list[int | None]:
-    """Where a group begins in each partition of a topic that it hears of first."""
+def find_start_offsets(topic: Topic, reset: str) -> list[int | None]:
+    """Return where a group starts to read each partition of a topic that is new to it."""
     if reset == "none":
         return [None] * topic.consumed_count
     offsets = topic.log_starts if reset == "earliest" else topic.last_stable_offsets
     return [int(at) for at in offsets[: topic.consumed_count]]
 
 
-def start_of(state: State, group: Group, place: Place, owner: str | None) -> int | None:
-    """Where a new owner begins: where the group has come to, else where it was to begin, else as this owner says."""
+def find_start_offset(state: State, group: Group, place: Place, owner: str | None) -> int | None:
+    """Return where a new owner starts: the committed offset, else the group's start, else by its reset setting."""
     committed = state.offsets.get(group.group, {}).get(place)
     if committed is not None:
         return committed.offset
     start = group.assignments[place].start_offset
     if start is None and owner is not None and place[0] in state.topics:
-        return starts_of(state.topics[place[0]], group.members[owner].auto_offset_reset)[place[1]]
+        return find_start_offsets(state.topics[place[0]], group.members[owner].auto_offset_reset)[place[1]]
     return start
 
 
 # -- what ends an assignment ----------------------------------------------------------------------------
 
 
-def freed(state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str) -> list[Record]:
-    """These partitions are nobody's; what transactions hold of them under their owners can only be aborted.
+def free_partitions(
+    state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str
+) -> list[Record]:
+    """Return the records that take partitions from their owners. Transactions that hold offsets of them can only abort.
 
-    What an owner in a queue group had of one that is unbound stays its own while it may be back.
+    A queue group's messages in an unbound partition stay with the lost owner, because it may return.
     """
     records: list[Record] = [PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])]
     if group.is_queue and status is PartitionStatus.UNBOUND:
         return records
-    return [*records, *ended(state, group, places, reason)]
+    return [*records, *end_assignments(state, group, places, reason)]
 
 
-def ended(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
-    """What follows where assignments end: messages are delivered again, transactions can only be aborted."""
-    return [*returned(state, group, places, reason), *fenced_transactions(state, group.group, places)]
+def end_assignments(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
+    """Return what follows if assignments end: messages are delivered again, and transactions can only be aborted."""
+    return [*give_back_partitions(state, group, places, reason), *fail_transactions(state, group.group, places)]
 
 
-def gone(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
-    """The member is none any more; what it had is in this status."""
+def drop_member(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
+    """Return the entries that remove a member and set its partitions to this status."""
     records: list[Record] = [MemberLeft(group.group, member_id, reason)]
-    if owned := group.owned(member_id):
-        records += freed(state, group, owned, status, reason)
+    if owned := group.list_places_of(member_id):
+        records += free_partitions(state, group, owned, status, reason)
     return list(map(JournalEntry, records))
 
 
-def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
-    """Open transactions with offsets of the group in these partitions: they were given under an assignment that ends,
-    or before anybody had the partition, and the next owner goes on without them.
+def fail_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
+    """Return records that mark open transactions with offsets of these partitions as abortable only.
+
+    The offsets belong to an assignment that ends, or were sent before anybody owned the partition. The next owner
+    starts without them.
     """
     over = set(places)
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None and not over.isdisjoint(state.transactions[name].places_of(group))
+        if state.transactions[name].error is None and not over.isdisjoint(state.transactions[name].list_places(group))
     ]
 
 
@@ -98,40 +103,43 @@ def fenced_transactions(state: State, group: str, places: Iterable[Place]) -> li
 
 
 def decide_topics(state: State, group: Group) -> list[Record]:
-    """Partitions and topics that have come or gone since; what comes is read from its start, or where it goes on."""
+    """Add partitions and topics that have appeared, and remove those that are gone.
+
+    New ones are read from their start. A partition that is used again is read from where it continues.
+    """
     counts = group.partition_counts
     named = {
         name: topic_id
-        for one in group.members.values()
-        for name in one.topics
+        for member in group.members.values()
+        for name in member.topics
         if (topic_id := state.topic_ids.get(name))
     }
-    wanted = sorted({*named.values(), *counts} & state.topics.keys())
+    topic_ids = sorted({*named.values(), *counts} & state.topics.keys())
     entries: list[Record] = [
-        PartitionsGone(group.group, topic_id, _name(group, topic_id), counts[topic_id])
+        PartitionsGone(group.group, topic_id, _find_topic_name(group, topic_id), counts[topic_id])
         for topic_id in sorted(counts.keys() - state.topics.keys())
     ]
-    for topic_id in wanted:
-        topic, known = state.topics[topic_id], counts.get(topic_id, 0)
-        if topic.consumed_count > known:
-            added = range(known, topic.consumed_count)
+    for topic_id in topic_ids:
+        topic, known_count = state.topics[topic_id], counts.get(topic_id, 0)
+        if topic.consumed_count > known_count:
+            added = range(known_count, topic.consumed_count)
             starts = [state.resumed.get((topic_id, number), int(topic.log_starts[number])) for number in added]
-            entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts), known))
-        elif topic.consumed_count < known:
-            entries.append(PartitionsGone(group.group, topic_id, topic.topic, known, topic.consumed_count))
+            entries.append(PartitionsAdded(group.group, topic_id, topic.topic, list(starts), known_count))
+        elif topic.consumed_count < known_count:
+            entries.append(PartitionsGone(group.group, topic_id, topic.topic, known_count, topic.consumed_count))
     return entries
 
 
-def _name(group: Group, topic_id: int) -> str:
-    return next(one.topic for (other, _), one in group.assignments.items() if other == topic_id)
+def _find_topic_name(group: Group, topic_id: int) -> str:
+    return next(assignment.topic for (other, _), assignment in group.assignments.items() if other == topic_id)
 
 
-def decide_delay(state: State, group: Group) -> list[Record]:
-    """A delay is over when there is nobody who could be preferred, and no longer than the group's setting says now."""
+def decide_rebalance_delay(state: State, group: Group) -> list[Record]:
+    """End the delay if there is no member left to wait for, and shorten it if the group's setting is shorter now."""
     if not group.not_before_ms:
         return []
-    if group.is_queue:  # who is lost may be back; once all that was lost is somebody's, nobody is waited for
-        waits = any(one.status is PartitionStatus.UNBOUND for one in group.assignments.values())
+    if group.is_queue:  # wait for a lost member only while some of its partitions have no new owner
+        waits = any(assignment.status is PartitionStatus.UNBOUND for assignment in group.assignments.values())
     else:
         waits = bool(group.members)
     until_ms = min(group.not_before_ms, state.now_ms + group.rebalance_delay_ms) if waits else 0
@@ -140,18 +148,20 @@ def decide_delay(state: State, group: Group) -> list[Record]:
     return [RebalanceDelayed(group.group, until_ms if until_ms > state.now_ms else 0)]
 
 
-def decide_nobody(state: State, group: Group) -> list[Record]:
-    """Without members the target needs no assignor; and there is nobody to wait for."""
+def decide_empty_target(state: State, group: Group) -> list[Record]:
+    """Set an empty target if the group has no members. That needs no assignor."""
     if group.members or group.target_epoch == group.group_epoch:
         return []
-    return [target_set(group, group.assignor, {})]
+    return [build_target(group, group.assignor, {})]
 
 
-def target_set(group: Group, assignor: str, owners: Mapping[Place, str], problem: str | None = None) -> TargetSet:
-    """What becomes another one by this target. owners: who is to have what; others nobody is to."""
+def build_target(group: Group, assignor: str, owners: Mapping[Place, str], problem: str | None = None) -> TargetSet:
+    """Return the record of a new target, which names only what changes. owners: the target of each partition."""
     changed: dict[str, list[Place]] = {}
     dropped: list[Place] = []
-    for place in sorted(place for place, one in group.assignments.items() if owners.get(place) != one.target):
+    for place in sorted(
+        place for place, assignment in group.assignments.items() if owners.get(place) != assignment.target
+    ):
         owner = owners.get(place)
         if owner is None:
             dropped.append(place)
@@ -161,86 +171,104 @@ def target_set(group: Group, assignor: str, owners: Mapping[Place, str], problem
 
 
 def decide_barrier(state: State, group: Group) -> list[Record]:
-    """In a classic group all is to be given up before anybody gets anything: only then a target is asked for."""
+    """In a classic group, pause all partitions before a new target is computed: members give up everything first."""
     if not group.is_classic or group.target_epoch == group.group_epoch:
         return []
-    ready = [(p, group.assignments[p].owner) for places in group.held.values() for p in places if p not in group.paused]
+    ready = [
+        (p, group.assignments[p].owner)
+        for places in group.places_by_owner.values()
+        for p in places
+        if p not in group.paused
+    ]
     moves = [Move(*place, PartitionStatus.PAUSED, owner) for place, owner in sorted(ready)]
     return [PartitionsMoved(group.group, "rebalance", moves)] if moves else []
 
 
 def decide_moves(state: State, group: Group) -> list[Record]:
-    """What may move now. While a delay runs, only what nobody has lost."""
+    """Move the partitions that can move now. During a delay, lost partitions stay."""
     if group.target_epoch != group.group_epoch:
         return []
-    # what is paused waits for its owner: of a large group that may be nearly all, while many steps go by
+    # paused partitions wait for their owners, in a large group for many steps: do not look at them in each step
     places = sorted(group.moving - group.paused)
     if not (group.is_classic or group.not_before_ms):
-        places = places[:MOST_MOVES]
-    moving = [(p, _move(state, group, p, group.assignments[p])) for p in places]
+        places = places[:MAX_MOVES]
+    moving = [(p, _plan_move(state, group, p, group.assignments[p])) for p in places]
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
     over = [place for place, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
-    return [PartitionsMoved(group.group, "balance", moves), *ended(state, group, over, "lost")]
+    return [PartitionsMoved(group.group, "balance", moves), *end_assignments(state, group, over, "lost")]
 
 
-def decide_handed_over(state: State, group: Group) -> list[Record]:
-    """In a queue group a partition that is to move is free when what its owner has of it is acknowledged."""
+def decide_handovers(state: State, group: Group) -> list[Record]:
+    """In a queue group, free paused partitions whose owner has acknowledged all its messages."""
     if not group.is_queue:
         return []
-    known = state.deliveries.get(group.group, {})
-    done = [p for p in sorted(group.paused) if p not in known or not known[p].held_count]
-    return freed(state, group, done, PartitionStatus.UNASSIGNED, "handed over") if done else []
+    deliveries = state.deliveries.get(group.group, {})
+    finished = [p for p in sorted(group.paused) if p not in deliveries or not deliveries[p].held_count]
+    return free_partitions(state, group, finished, PartitionStatus.UNASSIGNED, "handed over") if finished else []
 
 
-def _move(state: State, group: Group, place: Place, one: Assignment) -> Move | None:
+def _plan_move(state: State, group: Group, place: Place, assignment: Assignment) -> Move | None:
     waits = group.not_before_ms > 0
-    if one.is_free:
-        if waits and one.status is PartitionStatus.UNBOUND:
+    if assignment.is_free:
+        if waits and assignment.status is PartitionStatus.UNBOUND:
             return None
-        if one.target is not None:
-            return Move(*place, PartitionStatus.READY, one.target, start_of(state, group, place, one.target))
-        return Move(*place, PartitionStatus.UNASSIGNED) if one.status is PartitionStatus.UNBOUND else None
-    if one.status is PartitionStatus.READY and one.owner != one.target and not waits:
-        return Move(*place, PartitionStatus.PAUSED, one.owner)
+        if assignment.target is not None:
+            return build_move_to_owner(
+                state, group, place, assignment.target, find_start_offset(state, group, place, assignment.target)
+            )
+        return Move(*place, PartitionStatus.UNASSIGNED) if assignment.status is PartitionStatus.UNBOUND else None
+    if assignment.status is PartitionStatus.READY and assignment.owner != assignment.target and not waits:
+        return Move(*place, PartitionStatus.PAUSED, assignment.owner)
     return None
 
 
-def decide_completed(state: State, group: Group) -> list[Record]:
-    """A rebalance is completed when each partition is where it is to be, and no delay runs."""
-    if not group.members or group.not_before_ms or group.settled_epoch == group.group_epoch or not group.is_settled():
+def build_move_to_owner(state: State, group: Group, place: Place, owner: str, start_offset: int | None) -> Move:
+    """Return the move that gives a free partition to its next owner, with the ranges that are acknowledged already."""
+    deliveries = state.find_deliveries(group.group, place) if group.is_queue else None
+    acknowledged = (
+        [stretch for stretch in deliveries.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED]
+        if deliveries
+        else []
+    )
+    return Move(*place, PartitionStatus.READY, owner, start_offset, acknowledged=stretches_to_ranges(acknowledged))
+
+
+def decide_completion(state: State, group: Group) -> list[Record]:
+    """Complete the rebalance if each partition is with its target and no delay runs."""
+    if not group.members or group.not_before_ms or group.settled_epoch == group.group_epoch or not group.is_settled:
         return []
     return [RebalanceCompleted(group.group, group.generation + 1, group.group_epoch)]
 
 
 SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
     decide_topics,
-    decide_delay,
-    decide_nobody,
+    decide_rebalance_delay,
+    decide_empty_target,
     decide_barrier,
     decide_moves,
-    decide_handed_over,
+    decide_handovers,
     decide_moves,
-    decide_completed,
+    decide_completion,
 )
-"""What a touched group comes to before its step ends; each sees what the one before it has decided."""
+"""The decisions about a touched group at the end of a step. Each sees what the one before it has decided."""
 
 
-def _waiting(state: State) -> list[Group]:
+def _list_waiting_groups(state: State) -> list[Group]:
     return [state.groups[name] for name in sorted(state.waiting_groups)]
 
 
-def wanting_target(state: State) -> list[Group]:
-    """Groups that wait for an assignor."""
-    return [one for one in _waiting(state) if one.wants_target]
+def find_groups_without_target(state: State) -> list[Group]:
+    """Return the groups that wait for an assignor."""
+    return [group for group in _list_waiting_groups(state) if group.wants_target]
 
 
 # -- what time brings -----------------------------------------------------------------------------------
 
 
-def _delayed(state: State) -> list[str]:
-    return [one.group for one in _waiting(state) if one.not_before_ms]
+def _find_delays(state: State) -> list[str]:
+    return [group.group for group in _list_waiting_groups(state) if group.not_before_ms]
 
 
 def _delay_is_over(state: State, name: str, time: Time) -> bool:
@@ -248,47 +276,57 @@ def _delay_is_over(state: State, name: str, time: Time) -> bool:
     return group is not None and 0 < group.not_before_ms <= time.now_ms
 
 
-def decide_delay_over(state: State, name: str) -> list[JournalEntry]:
+def decide_delay_end(state: State, name: str) -> list[JournalEntry]:
     return [JournalEntry(RebalanceDelayed(name, 0))]
 
 
-_Waiting = tuple[str, str, int]
-"""Group, owner, and since when it is to give up some of its partitions."""
+_PauseKey = tuple[str, str, int]
+"""Group, owner, and since when the owner has been asked to give up partitions."""
 
 
-def _to_give_up(state: State) -> list[_Waiting]:
-    return [(group.group, *pause) for group in _waiting(state) if not group.is_queue for pause in sorted(group.pauses)]
+def _find_pauses(state: State) -> list[_PauseKey]:
+    return [
+        (group.group, *pause)
+        for group in _list_waiting_groups(state)
+        if not group.is_queue
+        for pause in sorted(group.pauses)
+    ]
 
 
-def _gives_no_word(state: State, key: _Waiting, time: Time) -> bool:
+def _is_release_overdue(state: State, key: _PauseKey, time: Time) -> bool:
     name, member_id, since_ms = key
     group = state.groups.get(name)
     if group is None or (member_id, since_ms) not in group.pauses or member_id not in group.members:
         return False
     patience = group.members.values() if group.is_classic else (group.members[member_id],)
-    # not by stored times: while nobody leads, nobody can be told that one is done
-    return time.waited_ms(key) > max(one.max_poll_interval_ms for one in patience)
+    # By the leader's own observation, not by stored times: while no sequencer leads, an owner cannot release anything.
+    return time.waited_ms(key) > max(member.max_poll_interval_ms for member in patience)
 
 
-def decide_no_word(state: State, key: _Waiting) -> list[JournalEntry]:
-    """An owner that does not give up what it is to: it is out, for it does not poll.
+def decide_release_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
+    """Remove an owner that does not give up its partitions in time, because it does not poll.
 
-    In a classic group a static member is a member still, for as long as its session: what it had is taken from it.
+    In a classic group a static member stays a member for its session, and only loses its partitions.
     """
     name, member_id, _ = key
     group = state.groups[name]
     if group.is_classic and group.members[member_id].instance_id is not None:
         missed = MemberMissed(name, member_id)
-        taken = freed(state, group, group.owned(member_id), PartitionStatus.UNASSIGNED, "missed")
-        return list(map(JournalEntry, [missed, *taken]))
-    return gone(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
+        freed = free_partitions(state, group, group.list_places_of(member_id), PartitionStatus.UNASSIGNED, "missed")
+        return list(map(JournalEntry, [missed, *freed]))
+    return drop_member(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
-def _handing_over(state: State) -> list[_Waiting]:
-    return [(group.group, *pause) for group in _waiting(state) if group.is_queue for pause in sorted(group.pauses)]
+def _find_handoffs(state: State) -> list[_PauseKey]:
+    return [
+        (group.group, *pause)
+        for group in _list_waiting_groups(state)
+        if group.is_queue
+        for pause in sorted(group.pauses)
+    ]
 
 
-def _handoff_is_over(state: State, key: _Waiting, time: Time) -> bool:
+def _handoff_is_over(state: State, key: _PauseKey, time: Time) -> bool:
     name, member_id, since_ms = key
     group = state.groups.get(name)
     if group is None or (member_id, since_ms) not in group.pauses:
@@ -296,16 +334,19 @@ def _handoff_is_over(state: State, key: _Waiting, time: Time) -> bool:
     return bool(time.now_ms - since_ms >= group.setting("max.handoff.ms"))
 
 
-def decide_handoff_over(state: State, key: _Waiting) -> list[JournalEntry]:
-    """The owner has had its time: what it has not acknowledged is delivered again, to the next one."""
+def decide_handoff_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
+    """Free partitions whose owner did not finish within max.handoff.ms.
+
+    The messages that it has not acknowledged are delivered again.
+    """
     name, member_id, since_ms = key
     group = state.groups[name]
     over = [place for place in sorted(group.paused) if group.is_pause_of(place, member_id, since_ms)]
-    return list(map(JournalEntry, freed(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
+    return list(map(JournalEntry, free_partitions(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
 
 
 TIMERS: Timers = (
-    Timer(_handing_over, _handoff_is_over, decide_handoff_over),
-    Timer(_delayed, _delay_is_over, decide_delay_over),
-    Timer(_to_give_up, _gives_no_word, decide_no_word, watched=True),
+    Timer(_find_handoffs, _handoff_is_over, decide_handoff_timeout),
+    Timer(_find_delays, _delay_is_over, decide_delay_end),
+    Timer(_find_pauses, _is_release_overdue, decide_release_timeout, watched=True),
 )

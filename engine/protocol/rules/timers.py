@@ -1,4 +1,4 @@
-"""What time alone brings about: each subject lists its timers, and the machine asks them once a step."""
+"""Timers: what time alone brings about. Each subject lists its timers, and the machine checks them once per step."""
 
 from __future__ import annotations
 
@@ -6,42 +6,48 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..values.deciding import Limits
+from ..values.decision import Limits
 from ..values.journal import JournalEntry
 from ..values.state import State
-from .patience import Patience
+from .observed_waits import ObservedWaits
 
 
 @dataclass(frozen=True)
 class Time:
-    """What a timer may compare. now_ms: for times that are stored; steady_ms: for what the leader itself saw pass."""
+    """The times that a timer may compare.
+
+    now_ms: the time of the step, for times that are stored. steady_ms: the leader's monotonic clock, for waits that the
+    leader has itself observed.
+    """
 
     now_ms: int
     steady_ms: int = 0
     limits: Limits = field(default_factory=Limits)
-    patience: Patience = field(default_factory=Patience)
+    waits: ObservedWaits = field(default_factory=ObservedWaits)
 
     def is_over(self, since_ms: int, ms: int) -> bool:
         return self.now_ms - since_ms > ms
 
     def waited_ms(self, key: Hashable) -> int:
-        """Of what a timer watches."""
-        return self.patience.waited_ms(key, self.steady_ms)
+        """Return how long the leader has observed this wait. 0 if it has not seen it yet."""
+        return self.waits.waited_ms(key, self.steady_ms)
 
 
 class Timer(NamedTuple):
-    """What comes by itself. waiting: keys of those that wait; is_due: whether the time of one has come, False for one
-    that is gone; decide: what happens then.
+    """An event that time brings about.
 
-    watched: the leader's patience counts, and a key names one wait for ever. forgets: who may have letters that were
-    not looked at, so it has to wait for them; and its look at everybody is not for each step.
+    list_keys: returns a key for each thing that waits. is_due: whether its time has come; False if the thing no longer
+    exists. decide: returns the entries of the journal. watched: the time counts from when the leader first saw the
+    wait, and a key names one wait for good. is_expiry: forgets something that was silent. It may still have letters
+    that were not read, so the timer waits until all are read; and as it walks through everything, it does not run in
+    each step.
     """
 
-    waiting: Callable[[State], Iterable[Any]]
+    list_keys: Callable[[State], Iterable[Any]]
     is_due: Callable[[State, Any, Time], bool]
     decide: Callable[[State, Any], list[JournalEntry]]
     watched: bool = False
-    forgets: bool = False
+    is_expiry: bool = False
 
 
 Timers = tuple[Timer, ...]

@@ -1,8 +1,8 @@
-"""Topics: created, altered, deleted, cut off. Decide, and fold what was decided."""
+"""Topics: create, alter and delete them, and delete their records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from ..errors import (
     OffsetOutOfRange,
     TopicAlreadyExists,
 )
-from ..names import check_subscription, check_topic_name, folded
-from ..parameters import TOPIC
+from ..names import check_subscription, check_topic_name, unify_collision_chars
+from ..parameters import TOPIC, Value, with_defaults
 from ..values.base import Done
 from ..values.dead_letters import REDRIVE
-from ..values.deciding import Decision, Given
+from ..values.decision import Decision, DecisionInputs
 from ..values.journal import JournalEntry
 from ..values.offsets import OffsetsRemoved
 from ..values.segments import Segments
@@ -39,14 +39,14 @@ from ..values.topics import (
     TopicDone,
 )
 from . import draining
-from .delays import decide_dropped
-from .losing import lose
+from .delays import decide_delays_of_topic
+from .deleted_offsets import count_deleted_offsets
 from .registries import Folds, Rules
 from .timers import Timers
 
 _DEAD_LETTER_TOPIC = "dead.letter.topic"
 
-PLACED_BY = (
+ROUTING_SETTINGS = (
     "max.message.bytes",
     "message.timestamp.type",
     "delay.mode",
@@ -54,25 +54,25 @@ PLACED_BY = (
     "delay.levels.overflow",
     "delay.slot.ms",
 )
-"""Settings by which whoever publishes refuses rows, or says when they are due."""
+"""Settings that publishers use to refuse rows and to compute when they are due. A change makes their metadata stale."""
 
 
-def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
-    """A new topic with dense, empty partitions.
+def decide_create(state: State, request: CreateTopic, inputs: DecisionInputs) -> Decision:
+    """Create a topic with empty partitions.
 
     Raises InvalidTopic, TopicAlreadyExists, InvalidPartitions, InvalidConfig.
     """
     check_topic_name(request.topic)
     if request.topic in state.topic_ids:
         raise TopicAlreadyExists(found=request.topic)
-    if clash := state.folded_names.get(folded(request.topic)):
+    if clash := state.unified_names.get(unify_collision_chars(request.topic)):
         raise InvalidTopic(
-            "The name differs from another topic's in '.' against '_' only.",
+            "The name differs from that of another topic only in '.' and '_'.",
             found=request.topic,
             expected=f"not to clash with {clash!r}",
         )
     _check_partition_count(request.partitions)
-    config = _stored(request.config)
+    config = _normalize_config({**_filter_defaults(request.topic, inputs.limits.topic_defaults), **request.config})
     _check_dead_letter_topic(state, request.topic, config)
     for subscription in request.subscriptions:
         check_subscription(subscription)
@@ -86,11 +86,11 @@ def decide_create(state: State, request: CreateTopic, given: Given) -> Decision:
     return Decision(TopicDone(record.topic_id, record.partitions), (JournalEntry(record),))
 
 
-def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
-    """The topic with other settings, subscriptions, or number of partitions: more take the next numbers, those that
-    are too many drain.
+def decide_alter(state: State, request: AlterTopic, inputs: DecisionInputs) -> Decision:
+    """Change the topic's settings, subscriptions or number of partitions.
 
-    Raises UnknownTopicOrPartition, InvalidPartitions (fewer partitions, unless forced), InvalidConfig, InvalidTopic.
+    New partitions get the next numbers. Partitions beyond the new number drain: groups read them to their ends. Raises
+    UnknownTopicOrPartition, InvalidPartitions (fewer partitions, unless forced), InvalidConfig, InvalidTopic.
     """
     topic = state.topic(request.topic)
     partitions = topic.partition_count if request.partitions is None else request.partitions
@@ -104,18 +104,23 @@ def decide_alter(state: State, request: AlterTopic, given: Given) -> Decision:
     subscriptions = topic.subscriptions if request.subscriptions is None else request.subscriptions
     for subscription in subscriptions:
         check_subscription(subscription)
-    config = _altered_config(topic, request.config)
+    config = _merge_config(topic, request.config, inputs.limits.topic_defaults)
     if config.get(_DEAD_LETTER_TOPIC) != topic.config.get(_DEAD_LETTER_TOPIC):
         _check_dead_letter_topic(state, topic.topic, config)
     record = TopicAltered(topic.topic_id, topic.topic, partitions, config, list(subscriptions))
     return Decision(TopicDone(topic.topic_id, partitions), (JournalEntry(record),))
 
 
-def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
+def _filter_defaults(topic: str, defaults: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the namespace's defaults. The dead-letter topic itself does not get a dead-letter topic."""
+    return {key: value for key, value in defaults.items() if (key, value) != (_DEAD_LETTER_TOPIC, topic)}
+
+
+def _merge_config(topic: Topic, changes: dict[str, Any], defaults: Mapping[str, Value]) -> dict[str, Any]:
     for key in changes:
-        TOPIC[key]  # unknown keys are refused, also when they are to be reset
+        TOPIC[key]  # raises for an unknown key, also if the request resets it
     config = {k: v for k, v in topic.config.items() if k not in changes}
-    config.update(_stored({k: v for k, v in changes.items() if v is not None}))
+    config.update(_normalize_config(with_defaults(changes, defaults)))
     partitioner = config.get("partitioner", TOPIC["partitioner"].default)
     if partitioner != topic.setting("partitioner"):
         raise InvalidConfig(
@@ -129,22 +134,22 @@ def _altered_config(topic: Topic, changes: dict[str, Any]) -> dict[str, Any]:
 def _check_dead_letter_topic(state: State, name: str, config: dict[str, Any]) -> None:
     named = config.get(_DEAD_LETTER_TOPIC)
     if named == name:
-        raise InvalidConfig("A topic is not its own dead-letter topic.", found=f"{_DEAD_LETTER_TOPIC}={named}")
+        raise InvalidConfig("A topic cannot be its own dead-letter topic.", found=f"{_DEAD_LETTER_TOPIC}={named}")
     if named and named not in state.topic_ids:
         raise InvalidConfig(
-            "There is no such dead-letter topic.",
+            "The dead-letter topic does not exist.",
             found=f"{_DEAD_LETTER_TOPIC}={named}",
             expected="a topic, or nothing: then one is made when it is needed",
         )
 
 
-def _stored(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings as JSON gives them back, which has no tuples."""
+def _normalize_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the checked settings in the form that JSON gives back: lists instead of tuples."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in TOPIC.parse(config).items()}
 
 
-def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
-    """The topic and all it holds are gone, and what groups have committed of it; its id is never used again.
+def decide_delete(state: State, request: DeleteTopic, inputs: DecisionInputs) -> Decision:
+    """Delete the topic, its messages and the offsets that groups have committed. Its id is never used again.
 
     Raises UnknownTopicOrPartition.
     """
@@ -154,12 +159,12 @@ def decide_delete(state: State, request: DeleteTopic, given: Given) -> Decision:
         for group, committed in sorted(state.offsets.items())
         if (partitions := [p for topic_id, p in committed if topic_id == topic.topic_id])
     ]
-    removed += decide_dropped(state, topic)
+    removed += decide_delays_of_topic(state, topic)
     return Decision(Done(), (*removed, JournalEntry(TopicDeleted(topic.topic_id, topic.topic, topic.log_count))))
 
 
-def decide_delete_records(state: State, request: DeleteRecords, given: Given) -> Decision:
-    """Offsets before the ones named are gone; the log start never moves back.
+def decide_delete_records(state: State, request: DeleteRecords, inputs: DecisionInputs) -> Decision:
+    """Delete the records before the given offsets. The log start never moves back.
 
     Raises UnknownTopicOrPartition, OffsetOutOfRange (beyond the high watermark).
     """
@@ -182,23 +187,23 @@ def decide_delete_records(state: State, request: DeleteRecords, given: Given) ->
     return Decision(Done(), (JournalEntry(RecordsDeleted(topic.topic_id, topic.topic, log_starts)),))
 
 
-def decide_outgrown(state: State, found: LogOutgrown, given: Given) -> Decision:
-    """What is too old or too much is gone, but for what an open transaction or a group that is waited for holds.
+def decide_retention(state: State, sighting: LogOutgrown, inputs: DecisionInputs) -> Decision:
+    """Delete messages that are too old or too large in sum, except those that an open transaction or a group needs.
 
-    What was found by settings that the topic does not have any more changes nothing.
+    A sighting that was made under other settings than the topic has now changes nothing.
     """
-    topic = state.topics.get(found.topic_id)
+    topic = state.topics.get(sighting.topic_id)
     if topic is None:
         return Decision(Done())
-    looked_by = {"retention.ms": found.retention_ms, "retention.bytes": found.retention_bytes}
-    held = _held_by_groups(state, topic, {*found.by_age, *found.by_size})
+    settings = {"retention.ms": sighting.retention_ms, "retention.bytes": sighting.retention_bytes}
+    retained = _find_retained_offsets(state, topic, {*sighting.by_age, *sighting.by_size})
     stable = topic.last_stable_offsets
     log_starts = topic.log_starts.copy()
     entries = []
-    for reason, cuts in (("retention.ms", found.by_age), ("retention.bytes", found.by_size)):
+    for reason, cuts in (("retention.ms", sighting.by_age), ("retention.bytes", sighting.by_size)):
         moved: dict[int, int] = {}
-        for partition, offset in cuts.items() if topic.setting(reason) == looked_by[reason] else ():
-            start = min(offset, int(stable[partition]), held.get(partition, offset))
+        for partition, offset in cuts.items() if topic.setting(reason) == settings[reason] else ():
+            start = min(offset, int(stable[partition]), retained.get(partition, offset))
             if start > log_starts[partition]:
                 log_starts[partition] = moved[partition] = start
         if moved:
@@ -206,15 +211,15 @@ def decide_outgrown(state: State, found: LogOutgrown, given: Given) -> Decision:
     return Decision(Done(), tuple(entries))
 
 
-def _held_by_groups(state: State, topic: Topic, partitions: Iterable[int]) -> dict[int, int]:
-    """Partition -> the lowest offset that a group has committed, if the topic waits for groups."""
-    held: dict[int, int] = {}
+def _find_retained_offsets(state: State, topic: Topic, partitions: Iterable[int]) -> dict[int, int]:
+    """Return the lowest committed offset per partition, if the topic retains messages for its groups."""
+    retained: dict[int, int] = {}
     if topic.setting("retention.waits.for.groups"):
         for committed in state.offsets.values():
             for partition in partitions:
-                if (one := committed.get((topic.topic_id, partition))) is not None:
-                    held[partition] = min(one.offset, held.get(partition, one.offset))
-    return held
+                if (commit := committed.get((topic.topic_id, partition))) is not None:
+                    retained[partition] = min(commit.offset, retained.get(partition, commit.offset))
+    return retained
 
 
 def _check_partition_count(partitions: int) -> None:
@@ -224,53 +229,55 @@ def _check_partition_count(partitions: int) -> None:
         )
 
 
-def evolve_created(state: State, record: TopicCreated, segments: Segments) -> None:
+def add_topic(state: State, record: TopicCreated, segments: Segments) -> None:
     zeros = np.zeros(record.partitions, np.int64)
-    state.add(Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()))
+    state.add_topic(Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()))
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
-    # who is there may have asked for it; others ask when they come
-    state.touched_groups |= state.manned_groups
-    # its name is a destination now, which others may have reached by their subscriptions
+    # groups with members may have subscribed to it already; other groups look for it when a member joins
+    state.touched_groups |= state.groups_with_members
+    # messages to this name may have gone to subscribing topics only: clients must compute their routes again
     if state.subscribers:
         state.routing_step = state.step
 
 
-def evolve_altered(state: State, record: TopicAltered, segments: Segments) -> None:
-    topic = state.own(record.topic_id)
-    state.touched_groups.update(state.groups_with(record.topic_id))
-    for partition in topic.give_partitions(record.partitions):
+def alter_topic(state: State, record: TopicAltered, segments: Segments) -> None:
+    topic = state.writable_topic(record.topic_id)
+    state.touched_groups.update(state.list_groups_with(record.topic_id))
+    for partition in topic.set_partition_count(record.partitions):
         state.resumed[topic.topic_id, partition] = int(topic.high_watermarks[partition])
-    state.note_draining(topic)
-    before = [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]
+    state.index_draining(topic)
+    before = [topic.subscriptions, *(topic.setting(key) for key in ROUTING_SETTINGS)]
     topic.config = record.config
-    state.subscribe(record.topic_id, record.subscriptions)
-    if before != [topic.subscriptions, *(topic.setting(key) for key in PLACED_BY)]:
+    state.set_subscriptions(record.topic_id, record.subscriptions)
+    if before != [topic.subscriptions, *(topic.setting(key) for key in ROUTING_SETTINGS)]:
         state.routing_step = state.step
 
 
-def evolve_ended(state: State, record: PartitionsEnded, segments: Segments) -> None:
-    topic = state.own(record.topic_id)
-    topic.end_from(record.first)
-    state.note_draining(topic)
-    state.touched_groups.update(state.groups_with(record.topic_id))
+def end_partitions(state: State, record: PartitionsEnded, segments: Segments) -> None:
+    topic = state.writable_topic(record.topic_id)
+    topic.end_partitions(record.first)
+    state.index_draining(topic)
+    state.touched_groups.update(state.list_groups_with(record.topic_id))
 
 
-def evolve_deleted(state: State, record: TopicDeleted, segments: Segments) -> None:
-    # an open transaction may name it still: whoever ends that one asks what is there
-    state.touched_groups.update(state.groups_with(record.topic_id))
-    state.remove(record.topic_id)
+def remove_topic(state: State, record: TopicDeleted, segments: Segments) -> None:
+    # an open transaction may still name the topic: ending one leaves out topics that no longer exist
+    state.touched_groups.update(state.list_groups_with(record.topic_id))
+    state.remove_topic(record.topic_id)
 
 
-def evolve_records_deleted(state: State, record: RecordsDeleted, segments: Segments) -> None:
-    topic = state.own(record.topic_id)
+def delete_records(state: State, record: RecordsDeleted, segments: Segments) -> None:
+    topic = state.writable_topic(record.topic_id)
     starts = topic.log_starts
     further = {partition: offset for partition, offset in record.log_starts.items() if offset > starts[partition]}
-    lose(state, topic.topic_id, {topic.place(p): (int(starts[p]), offset) for p, offset in further.items()})
+    count_deleted_offsets(
+        state, topic.topic_id, {topic.place(p): (int(starts[p]), offset) for p, offset in further.items()}
+    )
     for partition, offset in further.items():
         starts[partition] = offset
-        if (known := topic.redrives.get(partition)) is not None:
-            known.cut_off(offset)
-            state.note_dying(REDRIVE, (record.topic_id, partition))
+        if (redrive := topic.redrives.get(partition)) is not None:
+            redrive.advance_start(offset)
+            state.index_dying(REDRIVE, (record.topic_id, partition))
 
 
 DECIDE: Rules = {
@@ -278,13 +285,13 @@ DECIDE: Rules = {
     AlterTopic: decide_alter,
     DeleteTopic: decide_delete,
     DeleteRecords: decide_delete_records,
-    LogOutgrown: decide_outgrown,
+    LogOutgrown: decide_retention,
 }
 EVOLVE: Folds = {
-    TopicCreated: evolve_created,
-    TopicAltered: evolve_altered,
-    PartitionsEnded: evolve_ended,
-    TopicDeleted: evolve_deleted,
-    RecordsDeleted: evolve_records_deleted,
+    TopicCreated: add_topic,
+    TopicAltered: alter_topic,
+    PartitionsEnded: end_partitions,
+    TopicDeleted: remove_topic,
+    RecordsDeleted: delete_records,
 }
 TIMERS: Timers = draining.TIMERS

@@ -1,6 +1,6 @@
-"""Transactions (KIP-98; the epoch grows with every one, KIP-890): who has an id, what is a part, who is forgotten.
+"""Transactions (KIP-98, and KIP-890: the epoch grows with each one): ids, their parts, and when they are forgotten.
 
-How one ends is in `ending`; whose it is, and how an id changes hands, in `identities`.
+`transaction_end` decides how a transaction ends. `identities` decides who owns an id and how it changes hands.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ..errors import (
     LakeMQError,
     TransactionAbortable,
 )
-from ..names import MAX_LENGTH, shown
-from ..values.deciding import Decision, Given
+from ..names import MAX_LENGTH, shorten
+from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import Acknowledge
 from ..values.journal import JournalEntry
 from ..values.log import Produce
@@ -25,8 +25,8 @@ from ..values.producers import InitProducer, ProducerDone, TransactionRef
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.transactions import (
-    TRANSITIONS,
-    Ended,
+    TRANSACTION_TRANSITIONS,
+    EndedTransaction,
     EndReason,
     MarkersWritten,
     Transaction,
@@ -34,12 +34,11 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from . import ending, producers
-from .ending import COMPLETE, end
+from . import producers, transaction_end
 from .identities import (
-    has_ended,
-    holder_of,
+    find_transaction,
     is_current,
+    is_last_transaction,
     next_identity,
     other_producer_error,
     raise_if_timed_out,
@@ -47,52 +46,57 @@ from .identities import (
 )
 from .registries import Folds, Rules
 from .timers import Time, Timer, Timers
+from .transaction_end import COMPLETE, build_end_entries
 
-# -- who may write --------------------------------------------------------------------------------------
+# -- deciding -------------------------------------------------------------------------------------------
 
 
-def decide_init(state: State, request: InitProducer, given: Given) -> Decision:
-    """The id's producer, one epoch on: whoever had the id is fenced, and its open transaction aborted.
+def decide_init(state: State, request: InitProducer, inputs: DecisionInputs) -> Decision:
+    """Give the transactional id's producer the next epoch.
 
-    Without an id it is a new producer. Raises InvalidRequest, InvalidTransactionTimeout.
+    This fences the producer before it and aborts its transaction. Without a transactional id, a new producer id is
+    given out. Raises InvalidRequest, InvalidTransactionTimeout.
     """
-    name, limits = request.transactional_id, given.limits
+    name, limits = request.transactional_id, inputs.limits
     if name is None:
         return producers.decide_init(state)
     if not 1 <= len(name) <= MAX_LENGTH:
         raise InvalidRequest(
-            "This is not a transactional id.", found=shown(name), expected=f"1 to {MAX_LENGTH} characters"
+            "This is not a transactional id.", found=shorten(name), expected=f"1 to {MAX_LENGTH} characters"
         )
     if not 1 <= request.timeout_ms <= limits.transaction_max_timeout_ms:
         raise InvalidTransactionTimeout(
             found=request.timeout_ms, expected=f"1 to {limits.transaction_max_timeout_ms} (transaction.max.timeout.ms)"
         )
-    known, ended = state.transactions.get(name), []
-    if known is None:
+    transaction, ended = state.transactions.get(name), []
+    if transaction is None:
         before, (producer_id, epoch) = None, (state.next_producer_id, 0)
     else:
-        before, epoch = known.producer_id, known.producer_epoch
-        if known.status is TransactionStatus.ONGOING:
-            ended = end(state, name, known, committed=False, reason=EndReason.FENCED)
+        before, epoch = transaction.producer_id, transaction.producer_epoch
+        if transaction.status is TransactionStatus.ONGOING:
+            ended = build_end_entries(state, name, transaction, committed=False, reason=EndReason.FENCED)
             before, epoch = next_identity(state, before, epoch)
         producer_id, epoch = next_identity(state, before, epoch)
     used_up = before if before != producer_id else None
     moved = TransactionMoved(name, producer_id, epoch, TransactionStatus.EMPTY, request.timeout_ms, used_up=used_up)
-    return Decision(ProducerDone(producer_id, epoch, known.batch_id if known else -1), (*ended, JournalEntry(moved)))
+    return Decision(
+        ProducerDone(producer_id, epoch, transaction.batch_id if transaction else -1), (*ended, JournalEntry(moved))
+    )
 
 
 def open_transaction(state: State, ref: TransactionRef) -> Transaction:
-    """The transaction that takes a publish or an offset commit of this producer; its first one begins it.
+    """Return the transaction that takes a publish or an offset commit of this producer.
 
-    Raises InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    It begins with its first part, see `join_transaction`. Raises InvalidProducerIdMapping, InvalidProducerEpoch,
+    TransactionAbortable.
     """
-    transaction = holder_of(state, ref)
+    transaction = find_transaction(state, ref)
     if not is_current(transaction, ref):
         raise_if_timed_out(transaction, ref)
-        if ref.producer_id != transaction.producer_id and not has_ended(transaction, ref):
+        if ref.producer_id != transaction.producer_id and not is_last_transaction(transaction, ref):
             raise other_producer_error(transaction, ref)
         raise InvalidProducerEpoch(
-            f"The transaction of {shown(ref.transactional_id)} under this epoch is over.",
+            f"The transaction of {shorten(ref.transactional_id)} under this epoch is over.",
             found=ref.producer_epoch,
             expected=f"epoch {transaction.producer_epoch}",
         )
@@ -101,10 +105,10 @@ def open_transaction(state: State, ref: TransactionRef) -> Transaction:
     return transaction
 
 
-def joined(
+def join_transaction(
     state: State, ref: TransactionRef, partitions: Iterable[tuple[int, int]] = (), groups: Iterable[str] = ()
 ) -> list[JournalEntry]:
-    """What the transaction touches from now on; nothing when it does so already."""
+    """Return the entry that adds partitions and groups to the transaction; none if they all belong to it already."""
     transaction = state.transactions[ref.transactional_id]
     all_partitions, all_groups = transaction.partitions.union(partitions), set(transaction.offsets).union(groups)
     if transaction.status is not TransactionStatus.ONGOING:
@@ -120,14 +124,14 @@ def joined(
         TransactionStatus.ONGOING,
         transaction.timeout_ms,
         started_at_ms,
-        state.there(all_partitions),
+        state.existing_places(all_partitions),
         sorted(all_groups),
     )
     return [JournalEntry(moved)]
 
 
 def decide_failure(state: State, request: Any, error: LakeMQError) -> list[JournalEntry]:
-    """A refusal inside a transaction leaves it to be aborted, unless the same may be asked again and succeed."""
+    """Mark the transaction as abortable only after a refusal in it, unless the same request may succeed later."""
     if not isinstance(request, Produce | CommitOffsets | Acknowledge) or request.transaction is None or error.retriable:
         return []
     ref = request.transaction
@@ -135,75 +139,81 @@ def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Journ
     if transaction is None or not is_current(transaction, ref) or transaction.error is not None:
         return []
     failed = TransactionFailed(ref.transactional_id, error.name, error.refusal().message)
-    return [*joined(state, ref), JournalEntry(failed)]
+    return [*join_transaction(state, ref), JournalEntry(failed)]
 
 
 def _is_silent(state: State, name: str, time: Time) -> bool:
-    known = state.transactions.get(name)
+    transaction = state.transactions.get(name)
     return (
-        known is not None
-        and known.status is not TransactionStatus.ONGOING
-        and time.is_over(known.seen_at_ms, time.limits.transactional_id_expiration_ms)
+        transaction is not None
+        and transaction.status is not TransactionStatus.ONGOING
+        and time.is_over(transaction.seen_at_ms, time.limits.transactional_id_expiration_ms)
     )
 
 
 def decide_expiry(state: State, name: str) -> list[JournalEntry]:
-    """Ids without a transaction that were silent for `transactional.id.expiration.ms` are forgotten."""
-    known = state.transactions[name]
-    dead = TransactionMoved(name, known.producer_id, known.producer_epoch, TransactionStatus.DEAD, known.timeout_ms)
+    """Forget a transactional id without an open transaction that was silent for `transactional.id.expiration.ms`."""
+    transaction = state.transactions[name]
+    dead = TransactionMoved(
+        name, transaction.producer_id, transaction.producer_epoch, TransactionStatus.DEAD, transaction.timeout_ms
+    )
     return [JournalEntry(dead)]
 
 
 # -- folding --------------------------------------------------------------------------------------------
 
 
-def evolve_moved(state: State, record: TransactionMoved, segments: Segments) -> None:
-    name, known = record.transactional_id, state.transactions.get(record.transactional_id)
-    if known is not None:  # a reader has none loaded
-        TRANSITIONS.check(known.status, record.status)
+def set_status(state: State, record: TransactionMoved, segments: Segments) -> None:
+    name, transaction = record.transactional_id, state.transactions.get(record.transactional_id)
+    if transaction is not None:  # a reader does not load transactions
+        TRANSACTION_TRANSITIONS.check(transaction.status, record.status)
     if record.status is TransactionStatus.DEAD:
-        if known is not None:
+        if transaction is not None:
             del state.transactions[name]
-            state.producers.pop(known.producer_id, None)
+            state.producers.pop(transaction.producer_id, None)
         return
-    if known is None or record.status is TransactionStatus.EMPTY:
-        ended = known
-        known = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms)
-        known.batch_id = ended.batch_id if ended else -1
+    if transaction is None or record.status is TransactionStatus.EMPTY:
+        ended = transaction
+        transaction = Transaction(
+            record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms
+        )
+        transaction.batch_id = ended.batch_id if ended else -1
         take_over(state, record)
-        state.transactions[name] = known
-    known.status, known.seen_at_ms = record.status, state.now_ms
+        state.transactions[name] = transaction
+    transaction.status, transaction.seen_at_ms = record.status, state.now_ms
     if record.status is TransactionStatus.ONGOING:
         state.ongoing.add(name)
-        known.started_at_ms = record.started_at_ms
-        known.partitions.update(record.partitions)
+        transaction.started_at_ms = record.started_at_ms
+        transaction.partitions.update(record.partitions)
         for group in record.groups:
-            known.offsets.setdefault(group, [])
+            transaction.offsets.setdefault(group, [])
     elif record.status in COMPLETE:
         state.ongoing.discard(name)
-        _complete(state, known, record)
+        _complete_transaction(state, transaction, record)
 
 
-def _complete(state: State, known: Transaction, record: TransactionMoved) -> None:
+def _complete_transaction(state: State, transaction: Transaction, record: TransactionMoved) -> None:
     committed = record.status is TransactionStatus.COMPLETE_COMMIT
-    known.ended = Ended(known.producer_id, known.producer_epoch, committed, record.reason or EndReason.PRODUCER)
+    transaction.ended = EndedTransaction(
+        transaction.producer_id, transaction.producer_epoch, committed, record.reason or EndReason.PRODUCER
+    )
     take_over(state, record)
-    known.producer_id, known.producer_epoch = record.producer_id, record.producer_epoch
-    known.started_at_ms, known.part_count, known.error = None, 0, None
-    known.partitions, known.offsets, known.acknowledged = set(), {}, {}
+    transaction.producer_id, transaction.producer_epoch = record.producer_id, record.producer_epoch
+    transaction.started_at_ms, transaction.part_count, transaction.error = None, 0, None
+    transaction.partitions, transaction.offsets, transaction.acknowledged = set(), {}, {}
     if record.batch_id is not None:
-        known.batch_id = record.batch_id
+        transaction.batch_id = record.batch_id
 
 
-def evolve_failed(state: State, record: TransactionFailed, segments: Segments) -> None:
-    if known := state.transactions.get(record.transactional_id):
-        known.error, known.seen_at_ms = f"{record.error}: {record.message}".rstrip(": "), state.now_ms
+def fail_transaction(state: State, record: TransactionFailed, segments: Segments) -> None:
+    if transaction := state.transactions.get(record.transactional_id):
+        transaction.error, transaction.seen_at_ms = f"{record.error}: {record.message}".rstrip(": "), state.now_ms
 
 
-def evolve_markers(state: State, record: MarkersWritten, segments: Segments) -> None:
+def append_markers(state: State, record: MarkersWritten, segments: Segments) -> None:
     names = ("topic_id", "partition", "base_offset", "producer_id")
     for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
-        topic = state.own(topic_id)
+        topic = state.writable_topic(topic_id)
         topic.high_watermarks[partition] = offset + 1
         firsts = topic.open_transactions.get(partition, {})
         firsts.pop(producer_id, None)
@@ -211,9 +221,9 @@ def evolve_markers(state: State, record: MarkersWritten, segments: Segments) -> 
             topic.open_transactions.pop(partition, None)
 
 
-DECIDE: Rules = {InitProducer: decide_init, **ending.DECIDE}
-EVOLVE: Folds = {TransactionMoved: evolve_moved, TransactionFailed: evolve_failed, MarkersWritten: evolve_markers}
+DECIDE: Rules = {InitProducer: decide_init, **transaction_end.DECIDE}
+EVOLVE: Folds = {TransactionMoved: set_status, TransactionFailed: fail_transaction, MarkersWritten: append_markers}
 TIMERS: Timers = (
-    *ending.TIMERS,
-    Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, forgets=True),
+    *transaction_end.TIMERS,
+    Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, is_expiry=True),
 )

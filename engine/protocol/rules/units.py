@@ -1,4 +1,4 @@
-"""Units: all that one request puts into one (topic, partition) is one. Which a request has, which came before."""
+"""Units: all rows that one request puts into one (topic, partition). Repeats are recognized unit by unit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .producers import check_producer, find_duplicate
 from .ranges import Column, RangeColumns
 
 _FEW = 16
-"""Units that are looked up one by one: numpy's price per call would be more."""
+"""Up to this number of units a Python loop is faster than numpy, because each call of numpy costs a fixed price."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a request as columns, in order of topic and partition; a range's `unit` is an index into them.
+    """The units of a request as columns, sorted by topic and partition. `unit` of a range is an index into them.
 
-    topic_index: into the request's topics; partition: of rows that wait, `waiting_unit` of it; sequence: the producer's
-    for the first record, -1 for a request without.
+    topic_index: index into the request's topics. partition: the partition, or `waiting_unit` of it for delayed rows.
+    sequence: the producer's sequence of the first record; -1 for a request without a producer.
     """
 
     topic_index: Column
@@ -36,21 +36,24 @@ class Units:
         return len(self.topic_index)
 
     def high_watermarks(self, topics: Sequence[Topic]) -> Column:
-        """Per unit the offset its first record gets, 0 for rows that wait. topics: those of the request."""
+        """Return for each unit the offset of its first record; 0 for delayed rows. topics: those of the request."""
         if len(self) <= _FEW:
             places = zip(self.topic_index.tolist(), self.partition.tolist(), strict=True)
             ends = [topics[index].high_watermarks[partition] if partition >= 0 else 0 for index, partition in places]
             return np.array(ends, np.int64)
-        found = np.empty(len(self), np.int64)
+        offsets = np.empty(len(self), np.int64)
         bounds = np.searchsorted(self.topic_index, np.arange(len(topics) + 1)).tolist()
         for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
-            found[low:high] = topic.high_watermarks[np.maximum(self.partition[low:high], 0)]
-        found[self.partition < 0] = 0
-        return found
+            offsets[low:high] = topic.high_watermarks[np.maximum(self.partition[low:high], 0)]
+        offsets[self.partition < 0] = 0
+        return offsets
 
 
-def units_of(request: Produce, ranges: RangeColumns) -> Units:
-    """Raises InvalidRequest unless the sequences, where there are any, name just the units of the ranges."""
+def build_units(request: Produce, ranges: RangeColumns) -> Units:
+    """Return the units of the ranges.
+
+    Raises InvalidRequest if the request has sequences and these do not name exactly the units of the ranges.
+    """
     topic_index, record_count = ranges.topic_index, ranges.record_count
     partition = np.where(ranges.waits, -1 - ranges.partition, ranges.partition)  # as waiting_unit
     if not ranges.are_units:
@@ -61,22 +64,23 @@ def units_of(request: Produce, ranges: RangeColumns) -> Units:
     if request.producer is None:
         sequence = np.full(len(topic_index), -1, np.int64)
     else:
-        sequence = _sequences(request.producer, list(zip(topic_index.tolist(), partition.tolist(), strict=True)))
+        sequence = _list_sequences(request.producer, list(zip(topic_index.tolist(), partition.tolist(), strict=True)))
     return Units(topic_index, partition, record_count, sequence)
 
 
-def _sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> Column:
+def _list_sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> Column:
     by_unit = dict(zip(zip(named.topic_index, named.partition, strict=False), named.base_sequence, strict=False))
     lengths = {len(named.topic_index), len(named.partition), len(named.base_sequence)}
     if lengths != {len(units)} or by_unit.keys() != set(units):
-        raise InvalidRequest("The sequences and the ranges do not name the same partitions, each once.")
+        raise InvalidRequest("The sequences and the ranges must name the same partitions, each once.")
     return np.array([by_unit[unit] for unit in units], np.int64)
 
 
-def appended_before(state: State, request: Produce, units: Units) -> dict[int, UnitAppended]:
-    """Unit -> what was appended for it when it came before; the other units are the next ones of their sequence.
+def find_earlier_appends(state: State, request: Produce, units: Units) -> dict[int, UnitAppended]:
+    """Return the first append of each unit that was published before, by the number of the unit.
 
-    Raises UnknownProducerId, InvalidProducerEpoch, OutOfOrderSequenceNumber.
+    A unit that is not in the result continues its sequence. Raises UnknownProducerId, InvalidProducerEpoch,
+    OutOfOrderSequenceNumber.
     """
     if request.producer is None:
         return {}
@@ -86,39 +90,41 @@ def appended_before(state: State, request: Produce, units: Units) -> dict[int, U
     again = {}
     for unit, (index, partition, sequence, count) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         topic_id = request.topics[index].topic_id
-        if found := find_duplicate(producer, epoch, topic_id, partition, sequence, count):
-            again[unit] = found
+        if earlier := find_duplicate(producer, epoch, topic_id, partition, sequence, count):
+            again[unit] = earlier
     return again
 
 
-REFUSED = (0, -1)
-"""Where the rows that a producer had refused count, as if this were their topic_id and partition; no topic has it."""
+REFUSED_PLACE = (0, -1)
+"""The (topic_id, partition) under which a producer's refused rows are remembered. No topic has it."""
 
 
-def refused_unit(request: Produce) -> UnitAppended | None:
-    """The refused rows of an idempotent producer as a unit, so that a repeat is told from new ones.
+def build_refused_unit(request: Produce) -> UnitAppended | None:
+    """Return the refused rows of an idempotent producer as a unit, so that a repeat can be recognized.
 
-    Raises InvalidRequest unless there is a sequence for them just where there are some.
+    Raises InvalidRequest if there are refused rows without a sequence, or a sequence without refused rows.
     """
     if request.producer is None:
         return None
     count, sequence = sum(rows.record_count for rows in request.refused), request.producer.refused_sequence
     if bool(count) != (sequence is not None):
-        raise InvalidRequest("The sequences and the refused rows do not go together.", found=sequence)
-    return None if sequence is None else UnitAppended(*REFUSED, sequence, count, 0)
+        raise InvalidRequest(
+            "A request needs a sequence for refused rows if it has such rows, and only then.", found=sequence
+        )
+    return None if sequence is None else UnitAppended(*REFUSED_PLACE, sequence, count, 0)
 
 
-def was_refused_before(state: State, request: Produce, unit: UnitAppended | None) -> bool:
-    """Whether these very rows were refused before. Raises what `appended_before` raises."""
+def is_repeated_refusal(state: State, request: Produce, unit: UnitAppended | None) -> bool:
+    """Return whether exactly these rows were refused before. Raises what `find_earlier_appends` raises."""
     if unit is None or request.producer is None:
         return False
     epoch = request.producer.producer_epoch
     producer = check_producer(state, request.producer.producer_id, epoch)
-    return find_duplicate(producer, epoch, *REFUSED, unit.base_sequence, unit.record_count) is not None
+    return find_duplicate(producer, epoch, *REFUSED_PLACE, unit.base_sequence, unit.record_count) is not None
 
 
-def named_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
-    """The units that are in the log, as a result tells them. base_offsets: per unit."""
+def list_log_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
+    """Return the units that are in the log, as the result names them. base_offsets: one per unit."""
     columns = (units.topic_index.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
     return [
         Unit(request.topics[index].topic, partition, base_offset, count)

@@ -1,1 +1,1 @@
-"""What is asked, decided and known: values only, a module per subject, and `state`, which composes what is known."""
+"""Values: requests, results, records and state, one module per subject. `state` composes the state of all subjects."""

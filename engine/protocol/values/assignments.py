@@ -1,4 +1,4 @@
-"""What is known of a group: its members, which partition each is to have, and which it has."""
+"""Groups: their members, the target member of each partition, and its owner."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..parameters import GROUP
+from .assignor_choice import elect_assignor
 from .base import Count, Number
 from .transitions import Transitions
 
@@ -24,7 +25,7 @@ Place = tuple[int, int]
 
 
 class InPartition(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what is said of a partition."""
+    """Base of entries about one partition."""
 
     topic_id: Number
     partition: Count
@@ -38,13 +39,13 @@ class PartitionStatus(str, Enum):
     """The states of a partition in a group, as Solace PubSub+ names them."""
 
     UNASSIGNED = "unassigned"
-    """Free: nobody has it."""
+    """Free: it has no owner."""
     UNBOUND = "unbound"
-    """Its owner is lost, and may be back before the delay is over: nobody has it."""
+    """Its owner is lost but may return before the delay is over. It has no owner meanwhile."""
     READY = "ready"
     """Its owner consumes it."""
     PAUSED = "paused"
-    """Its owner is to give it up, and has it until it says that it has done so."""
+    """Its owner must give it up, and keeps it until it releases it."""
 
 
 _FREE = {PartitionStatus.UNASSIGNED, PartitionStatus.UNBOUND}
@@ -62,19 +63,23 @@ PARTITION_TRANSITIONS = Transitions(
 
 
 class GroupStatus(str, Enum):
-    """The states of a group, by Kafka's names; which one follows from the rest."""
+    """The states of a group, by Kafka's names. They are derived from the other fields."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
     COMPLETING = "CompletingRebalance"
     STABLE = "Stable"
     DEAD = "Dead"
-    """There is no such group any more."""
+    """The group does not exist any more."""
 
 
 @dataclass
-class Member:
-    """number: of members those that came first have the lowest."""
+class GroupMember:
+    """A member of a group.
+
+    number: grows in the order in which members joined. client_id, host, process_id: where the member runs, for people.
+    assignors: those that it supports, the best first; () if it supports all.
+    """
 
     member_id: str
     number: int
@@ -85,15 +90,20 @@ class Member:
     max_poll_interval_ms: int
     auto_offset_reset: str
     joined_at_ms: int
+    client_id: str | None = None
+    host: str | None = None
+    process_id: int | None = None
+    assignors: tuple[str, ...] = ()
 
 
 @dataclass
 class Assignment:
-    """A partition of a group. epoch: the step in which its owner got it, which fences all that owner says.
+    """A partition of a group.
 
-    start_offset: where its owner began, or its first one is to; target: who is to have it; since_ms: of the status;
-    lost_by: who had it, and may be back, of a partition that is unbound; deleted_count: offsets that were deleted
-    before the group had committed any.
+    start_offset: where its owner started, or its first owner will. epoch: the step in which the owner got it; it fences
+    requests of earlier owners. target: the member that should own it. since_ms: when the status changed. lost_by: the
+    lost owner of an unbound partition, which may return. deleted_count: offsets that were deleted before the group had
+    committed any.
     """
 
     topic: str
@@ -113,7 +123,7 @@ class Assignment:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it is with whom it is to be with."""
+        """True if the owner is the target."""
         if self.target is None:
             return self.status is PartitionStatus.UNASSIGNED
         return self.status is PartitionStatus.READY and self.owner == self.target
@@ -121,12 +131,16 @@ class Assignment:
 
 @dataclass
 class Group:
-    """group_epoch: grows with members, subscriptions and partitions; target_epoch: that of the newest target;
-    settled_epoch: that of the last rebalance which was completed; not_before_ms: the end of a delay, 0 without one;
-    paused, moving: those of the assignments, and those not at rest; pauses: owner and since when -> how many are
-    paused so; held: member_id -> what it has; partition_counts: topic_id -> how many it has of it; is_configured: its
-    settings are not only what its first member brought; empty_since_ms: since when it has no members, while it has
-    none.
+    """A group: members, assignments, and indexes over them.
+
+    group_epoch: grows with each change of members, subscriptions and partitions. target_epoch: the group epoch of the
+    newest target. settled_epoch: that of the last completed rebalance. not_before_ms: end of a delay; 0: none.
+    is_configured: it has settings that did not come from its first member. empty_since_ms: since when it has no
+    members, if it has none.
+
+    Indexes: paused and moving (assignments that are paused, and not at rest), pauses ((owner, since_ms) -> number of
+    paused partitions), places_by_owner (member_id -> its partitions), partition_counts (topic_id -> number of
+    partitions).
     """
 
     group: str
@@ -138,161 +152,189 @@ class Group:
     assignor: str = ""
     problem: str | None = None
     not_before_ms: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
     assignments: dict[Place, Assignment] = field(default_factory=dict)
     paused: set[Place] = field(default_factory=set)
     moving: set[Place] = field(default_factory=set)
     pauses: dict[tuple[str, int], int] = field(default_factory=dict)
-    held: dict[str, set[Place]] = field(default_factory=dict)
+    places_by_owner: dict[str, set[Place]] = field(default_factory=dict)
     partition_counts: dict[int, int] = field(default_factory=dict)
     is_configured: bool = False
     empty_since_ms: int = 0
 
     def setting(self, key: str) -> Any:
-        """The value set, else the default."""
+        """Return the group's value of a setting, else the default."""
         if key in self.config:
             return self.config[key]
         return self.default_assignor if key == "group.assignor" else GROUP[key].default
 
+    def settings(self) -> dict[str, Any]:
+        """Return all settings of groups with their values in this group."""
+        return {key: self.setting(key) for key in GROUP.declared}
+
     @property
     def is_queue(self) -> bool:
-        """Whether a partition changes hands when what its owner has of it is acknowledged."""
+        """True if a partition moves once its owner has acknowledged everything that it has of it."""
         return bool(self.setting("group.protocol") == "queue")
 
     @property
     def is_classic(self) -> bool:
-        """Whether all give up all that they have before anybody is given anything anew."""
+        """True if members give up all partitions before any are assigned again."""
         return bool(self.setting("group.protocol") == "classic")
 
     @property
+    def required_assignor(self) -> str | None:
+        """The assignor that is set for the group, which every member must support; None: members choose."""
+        name = self.config.get("group.assignor")
+        return None if name is None else str(name)
+
+    @property
+    def chosen_assignor(self) -> str:
+        """The assignor that computes the target: the one that is set, else the one that the members agree on."""
+        return self.required_assignor or elect_assignor(self.assignor_lists()) or self.default_assignor
+
+    def assignor_lists(self, *without: str | None) -> list[tuple[str, ...]]:
+        """Return the members' lists of assignors, in the order in which the members joined.
+
+        without: ids of members to leave out.
+        """
+        members = sorted(self.members.values(), key=lambda member: member.number)
+        return [member.assignors for member in members if member.assignors and member.member_id not in without]
+
+    @property
     def default_assignor(self) -> str:
-        """Where no other is asked for, or that one fails."""
+        """The assignor that is used if no other is chosen, or that one fails."""
         return "range" if self.is_classic else str(GROUP["group.assignor"].default)
 
     @property
     def rebalance_delay_ms(self) -> int:
-        """How long partitions of a member that is lost wait; in a classic group, how long its first member does."""
+        """How long partitions of a lost member wait before others get them.
+
+        In a classic group: how long the first member waits for others.
+        """
         return int(self.setting(_DELAYS[self.setting("group.protocol")]))
 
     @property
-    def leader(self) -> Member | None:
-        """The member that came first."""
+    def leader(self) -> GroupMember | None:
+        """The member that joined first."""
         return min(self.members.values(), key=lambda member: member.number, default=None)
 
     @property
     def next_number(self) -> int:
-        """Of the next member."""
+        """The number of the next member."""
         return max((member.number for member in self.members.values()), default=-1) + 1
 
-    def owned(self, member_id: str) -> list[Place]:
-        """What a member has, by topic and partition."""
-        return sorted(self.held.get(member_id, ()))
+    def list_places_of(self, member_id: str) -> list[Place]:
+        """Return the partitions of a member, sorted."""
+        return sorted(self.places_by_owner.get(member_id, ()))
 
-    def shares(self) -> dict[str, list[Place]]:
-        """Member -> what it has; what somebody is to give up moves in any case, and counts as whose it is to be.
+    def compute_shares(self) -> dict[str, list[Place]]:
+        """Return the partitions of each member, as an assignor should see them.
 
-        Of a classic group, which shares anew what nobody has any more, what each was to have last.
+        A paused partition moves in any case, so it counts for its target. In a classic group nobody owns anything at
+        that point, so each partition counts for its last target.
         """
         shares: dict[str, list[Place]] = {member_id: [] for member_id in self.members}
         is_classic = self.is_classic
-        for place, one in self.assignments.items():
-            is_theirs = is_classic or one.status is PartitionStatus.PAUSED
-            member_id = one.target if is_theirs else one.owner
+        for place, assignment in self.assignments.items():
+            is_theirs = is_classic or assignment.status is PartitionStatus.PAUSED
+            member_id = assignment.target if is_theirs else assignment.owner
             if member_id in shares:
                 shares[member_id].append(place)
         return shares
 
     def is_pause_of(self, place: Place, member_id: str, since_ms: int) -> bool:
-        """Whether a partition that is paused is so with this owner, since then."""
-        one = self.assignments[place]
-        return (one.owner, one.since_ms) == (member_id, since_ms)
+        """Return whether a paused partition is paused with this owner since this time."""
+        assignment = self.assignments[place]
+        return (assignment.owner, assignment.since_ms) == (member_id, since_ms)
 
-    def add(self, place: Place, one: Assignment) -> None:
-        """A partition that it has not had, with the next number, or in the order in which it is stored."""
-        self.assignments[place] = one
+    def add_partition(self, place: Place, assignment: Assignment) -> None:
+        """Add a partition to the group."""
+        self.assignments[place] = assignment
         self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
-        self._note(place, one)
+        self._index(place, assignment)
 
-    def remove(self, topic_id: int, first: int) -> None:
-        """None of the topic's partitions from this number on is the group's."""
+    def remove_partitions(self, topic_id: int, first: int) -> None:
+        """Remove the topic's partitions from this number on."""
         for place in [place for place in self.assignments if place[0] == topic_id and place[1] >= first]:
-            self._forget(place, self.assignments.pop(place))
+            self._unindex(place, self.assignments.pop(place))
             self.moving.discard(place)
         self.partition_counts.pop(topic_id, None)
         if first:
             self.partition_counts[topic_id] = first
 
     def set_target(self, place: Place, member_id: str | None) -> None:
-        """Who is to have it from now on; None: nobody."""
-        if one := self.assignments.get(place):
-            one.target = member_id
-            self._note_rest(place, one)
+        """Set the member that should own the partition; None for no member."""
+        if assignment := self.assignments.get(place):
+            assignment.target = member_id
+            self._index_rest(place, assignment)
 
     def set_owner(self, place: Place, status: PartitionStatus, owner: str | None, since_ms: int) -> Assignment:
-        """Its assignment, which says so from now on."""
-        one = self.assignments.get(place)
-        if one is None:  # a reader has none loaded
-            one = self.assignments[place] = Assignment("", None)
-        self._forget(place, one)
-        one.lost_by = one.owner if status is PartitionStatus.UNBOUND else None
-        one.status, one.owner, one.since_ms = status, owner, since_ms
-        self._note(place, one)
-        return one
+        """Set status and owner of the partition, and return its assignment."""
+        assignment = self.assignments.get(place)
+        if assignment is None:  # a reader does not load assignments
+            assignment = self.assignments[place] = Assignment("", None)
+        self._unindex(place, assignment)
+        assignment.lost_by = assignment.owner if status is PartitionStatus.UNBOUND else None
+        assignment.status, assignment.owner, assignment.since_ms = status, owner, since_ms
+        self._index(place, assignment)
+        return assignment
 
-    def _note(self, place: Place, one: Assignment) -> None:
-        if one.owner is not None:
-            self.held.setdefault(one.owner, set()).add(place)
-            if one.status is PartitionStatus.PAUSED:
+    def _index(self, place: Place, assignment: Assignment) -> None:
+        if assignment.owner is not None:
+            self.places_by_owner.setdefault(assignment.owner, set()).add(place)
+            if assignment.status is PartitionStatus.PAUSED:
                 self.paused.add(place)
-                pause = one.owner, one.since_ms
+                pause = assignment.owner, assignment.since_ms
                 self.pauses[pause] = self.pauses.get(pause, 0) + 1
-        self._note_rest(place, one)
+        self._index_rest(place, assignment)
 
-    def _note_rest(self, place: Place, one: Assignment) -> None:
-        (self.moving.discard if one.is_at_rest else self.moving.add)(place)
+    def _index_rest(self, place: Place, assignment: Assignment) -> None:
+        (self.moving.discard if assignment.is_at_rest else self.moving.add)(place)
 
-    def _forget(self, place: Place, one: Assignment) -> None:
-        if one.owner is None:
+    def _unindex(self, place: Place, assignment: Assignment) -> None:
+        if assignment.owner is None:
             return
-        self.held[one.owner].discard(place)
-        if not self.held[one.owner]:
-            del self.held[one.owner]
-        if one.status is PartitionStatus.PAUSED:
+        self.places_by_owner[assignment.owner].discard(place)
+        if not self.places_by_owner[assignment.owner]:
+            del self.places_by_owner[assignment.owner]
+        if assignment.status is PartitionStatus.PAUSED:
             self.paused.discard(place)
-            pause = one.owner, one.since_ms
+            pause = assignment.owner, assignment.since_ms
             self.pauses[pause] -= 1
             if not self.pauses[pause]:
                 del self.pauses[pause]
 
+    @property
     def is_settled(self) -> bool:
-        """Whether each partition is with whom it is to be with."""
+        """True if each partition is with its target."""
         return self.target_epoch == self.group_epoch and not self.moving
 
     @property
     def is_moving_on(self) -> bool:
-        """Whether more can move in the next step: of what is to move only that which is paused waits for its owner."""
+        """True if more partitions can move in the next step. Paused ones wait for their owners."""
         can_move = self.target_epoch == self.group_epoch and not self.not_before_ms
         return can_move and len(self.moving) > len(self.paused)
 
     @property
     def wants_target(self) -> bool:
-        """Whether an assignor is to say who gets what; of a classic group, once nobody has anything."""
+        """True if an assignor must compute a target; in a classic group, once no member owns anything."""
         wants = bool(self.members) and self.target_epoch != self.group_epoch
         return wants and not (self.is_classic and self._is_preparing)
 
     @property
     def _is_preparing(self) -> bool:
-        """Of a classic group that is to share its partitions anew, whether somebody or something is waited for."""
-        return bool(self.not_before_ms or self.held)
+        """True if a classic group still waits for members to join or to give up partitions."""
+        return bool(self.not_before_ms or self.places_by_owner)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an assignor, time or an owner is to bring something about."""
+        """True if the group waits for an assignor, for time to pass, or for an owner."""
         return bool(self.not_before_ms or self.paused) or self.wants_target
 
     def deadlines(self) -> Iterator[int]:
-        """When time brings something about, in decided time: the end of a delay, of handing over."""
+        """Yield the times, in decided time, at which a delay or a handoff ends."""
         if self.not_before_ms:
             yield self.not_before_ms
         if self.is_queue and self.paused:

@@ -1,4 +1,4 @@
-"""What all subjects' values are made of: the bases of requests, results and records, and numbers within bounds."""
+"""The bases of requests, results and records, and numbers within bounds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MAX_SEQUENCE = 2**31 - 1
 MAX_EPOCH = 2**15 - 1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-"""Rows, bytes, indexes: small enough that no sum of a letter's numbers overflows 64 bits."""
+"""Rows, bytes and indexes. Small enough that no sum of a letter's numbers overflows 64 bits."""
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 Millis = Annotated[int, msgspec.Meta(ge=-(2**54), le=2**54)]
-"""Epoch milliseconds; what a timestamp in microseconds can hold fits."""
+"""Epoch milliseconds that also fit a timestamp in microseconds."""
 Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 UnitPartition = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
-"""Of a unit: the partition; of one whose rows wait, -1 minus it."""
+"""The partition of a unit; for a unit of delayed rows, -1 minus the partition."""
 DueMillis = Annotated[int, msgspec.Meta(ge=-1, le=2**54)]
-"""Epoch milliseconds; -1 where nothing waits."""
+"""Epoch milliseconds; -1 for rows that are not delayed."""
 FileIndex = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 FileId = Annotated[int, msgspec.Meta(ge=0, lt=FILE_IDS)]
 
@@ -41,7 +41,7 @@ class Done(Result, frozen=True, tag="done"):
 
 
 class Record(msgspec.Struct, frozen=True, tag_field="record"):
-    """Base of all records: one thing that was decided, in the past tense. `tag` is the journal's kind."""
+    """Base of all records: one decision, in the past tense. `tag` is the kind that the journal stores."""
 
     @property
     def kind(self) -> str:

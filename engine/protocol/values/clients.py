@@ -1,4 +1,4 @@
-"""Clients: letters, answers, and what is kept of each client for a repeat."""
+"""Clients: letters, answers, and the last answer of each client, kept for a repeat."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .kinds import AnyRequest, AnyResult
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """In place of a request that is none, or one of a newer version: it is refused, and those beside it are not."""
+    """Stands for a request that cannot be read, or is of a newer version. It is refused; its neighbours are not."""
 
     refusal: Refusal
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """What one client puts at once: requests that are decided in one step, in order.
+    """Requests that a client sends together. They are decided in one step, in order.
 
-    namespace_id: of the namespace that the client has opened; empty where it does not say.
+    namespace_id: the namespace that the client has opened; empty if the client does not say.
     """
 
     client_id: str
@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Answered(Record, frozen=True, tag="answered"):
-    """A letter was decided with these results; the client's last ones are kept for a repeat."""
+    """A letter was decided with these results. A client's last results are kept for a repeat."""
 
     client_id: str
     number: int
@@ -64,7 +64,7 @@ class ClientRemoved(Record, frozen=True, tag="client_removed"):
 
 @dataclass
 class Client:
-    """A client process: its last letter and what was answered, kept for a repeat after a crash."""
+    """A client process: its last letter and the results, kept for a repeat after a crash."""
 
     number: int
     results: list[AnyResult]

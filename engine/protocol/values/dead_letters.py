@@ -1,4 +1,4 @@
-"""Dead letters: messages that a group gave up, as messages of another topic, which point at the same rows."""
+"""Dead letters: messages that a group gave up, as messages of another topic that refer to the same rows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from functools import lru_cache
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
-from .deliveries import Range, Settled
+from .deliveries import Range, SettledMessages
 
 REDRIVE = ""
-"""Stands for a group where dead letters are what is to go: no group has this name."""
+"""Stands for a group in places that concern redriven dead letters. No group has this name."""
 
 SUFFIX = ".dlq"
-"""Of the topic that has a topic's dead letters, where dead.letter.topic names none."""
+"""Appended to a topic's name for its dead-letter topic, unless dead.letter.topic names one."""
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Where a dead letter comes from, and why it is one; with every segment of dead letters, as JSON."""
+    """The origin of a dead letter, and the reason for it. Stored as JSON with each segment of dead letters."""
 
     topic: str
     partition: int
@@ -28,13 +28,15 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 @lru_cache(1024)
-def cause_of(text: str) -> Cause:
-    """As a segment bears it: many of them bear the same."""
+def decode_cause(text: str) -> Cause:
+    """Return the cause from a segment's JSON. Cached, because many segments have the same."""
     return msgspec.json.decode(text, type=Cause)
 
 
-class Located(msgspec.Struct, frozen=True, array_like=True):
-    """Where messages are: offsets first .. first + length of a partition. The rest is as in `segments`."""
+class RowLocation(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of the messages at offsets first to first + length (exclusive) of a partition. Other fields: see
+    `segments`.
+    """
 
     first: int
     length: int
@@ -49,27 +51,27 @@ class Located(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DyingFound(msgspec.Struct, frozen=True):
-    """Where messages are that are dying: what a look of the leader's has found in the tables.
+    """Dying messages that the leader has located in the tables.
 
-    group: that gave them up, or REDRIVE; rows: ascending and apart; empty: offsets that hold no message for the group:
-    markers, what was aborted.
+    group: the group that gave them up, or REDRIVE. rows: ascending and disjoint. empty: offsets that hold no message
+    for the group, such as markers and aborted messages.
     """
 
     group: str
     topic_id: int
     partition: int
-    rows: list[Located]
+    rows: list[RowLocation]
     empty: list[Range]
 
 
-# -- what is asked --------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------
 
 
 class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
-    """Dead letters are to go back to where they come from, or (purge) to count as done with.
+    """Redrive dead letters to their topics, or (purge) mark them as finished.
 
-    ranges: partition -> first offset and count, sorted and apart. topic_id: of the topic in which they were chosen,
-    whatever has its name by now.
+    ranges: partition -> first offset and count, sorted and disjoint. topic_id: the topic in which they were chosen,
+    which may be deleted by now.
     """
 
     topic: str
@@ -79,21 +81,21 @@ class SettleDeadLetters(Request, frozen=True, tag="settle_dead_letters"):
 
 
 class DeadLettersJudged(Result, frozen=True, tag="dead_letters_judged"):
-    """How many of them are settled by this; of the others it was said before."""
+    """How many dead letters this request settled. The others were settled before."""
 
     count: int
 
 
-# -- what is decided ------------------------------------------------------------------------------------
+# -- records --------------------------------------------------------------------------------------------
 
 
 class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
-    """Messages became dead letters; the group is done with them. The segments travel beside the JSON, as columns."""
+    """Messages became dead letters, and the group has finished them. Their segments travel beside the JSON."""
 
     group: str
     topic: str
     dead_letter_topic: str
-    parts: list[Settled]
+    parts: list[SettledMessages]
 
     @property
     def subject(self) -> str:
@@ -101,14 +103,15 @@ class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
 
 
 class DeadLettersSettled(Record, frozen=True, tag="dead_letters_settled"):
-    """Dead letters are to go back (dying), have gone (acknowledged), or are done with. Where they have gone the
-    segments travel beside the JSON, as columns.
+    """Dead letters are to go back (dying), or have gone back or are purged (acknowledged).
+
+    Segments of redriven dead letters travel beside the JSON, as columns.
     """
 
     topic_id: int
     topic: str
     reason: str
-    parts: list[Settled]
+    parts: list[SettledMessages]
 
     @property
     def subject(self) -> str:

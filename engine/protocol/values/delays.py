@@ -1,10 +1,10 @@
-"""Delays: rows that wait for their time, as ranges of data files, and what becomes of them."""
+"""Delayed messages: rows that wait for their time, as ranges of data files."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from .base import Count, DueMillis, FileId, Number, Record, Request, Result
 
 
 class DelayStatus(str, Enum):
-    """What became of a range, as tables tell it."""
+    """The states of a range, as tables show them."""
 
     OPEN = "open"
     """Its transaction has not ended yet."""
@@ -27,9 +27,9 @@ class DelayStatus(str, Enum):
 
 
 class RangeKey(NamedTuple):
-    """A range that waits; topics that share stored rows have a range each.
+    """The key of a range of delayed rows. Topics that share stored rows have a range each.
 
-    reschedules: how often it was put off or brought forward; 0: as it was published. Others have one row.
+    reschedules: how often the row was rescheduled; 0: as it was published. Ranges that were rescheduled have one row.
     """
 
     topic_id: int
@@ -39,11 +39,10 @@ class RangeKey(NamedTuple):
 
 
 class DelayedRanges(msgspec.Struct, frozen=True):
-    """Ranges of rows that wait, as columns of equal length; the rows of each are in the order in which they are due.
+    """Ranges of delayed rows as columns of equal length. The rows of each range are in the order of their due times.
 
-    first_due_ms, last_due_ms: of its first row and its last, within one hour; footer_hash: as in `segments`;
-    has_ttl: whether some of its rows have a time to live of their own, empty where none has; reschedules: empty where
-    all are 0.
+    first_due_ms, last_due_ms: due times of its first and last row, within one hour. footer_hash: as in `segments`.
+    has_ttl: whether some rows have a time to live of their own; empty if none has. reschedules: empty if all are 0.
     """
 
     topic_id: list[int] = []
@@ -60,29 +59,34 @@ class DelayedRanges(msgspec.Struct, frozen=True):
     has_ttl: list[bool] = []
     reschedules: list[int] = []
 
-    def rows(self) -> list[DelayedRange]:
+    def to_ranges(self) -> list[DelayedRange]:
         columns = [getattr(self, name) for name in DelayedRange._fields]
         n = len(self.topic_id)
         columns[-2:] = self.has_ttl or [False] * n, self.reschedules or [0] * n
-        return ranges_of(columns)
+        return columns_to_ranges(columns)
 
 
 class EndedRanges(DelayedRanges, frozen=True):
-    """Ranges of which nothing waits any more. The columns are as in WaitingRange; empty where no range has any."""
+    """Ranges without waiting rows. The columns are as in WaitingRange; a column is empty if no range has a value."""
 
     released_count: list[int] = []
     cancelled: list[list[int]] = []
     rescheduled: list[list[int]] = []
 
-    def ends(self) -> list[RangeEnd]:
+    def to_ends(self) -> list[RangeEnd]:
         n = len(self.topic_id)
         nothing: list[list[int]] = [[]] * n
-        rows = (self.rows(), self.released_count or [0] * n, self.cancelled or nothing, self.rescheduled or nothing)
+        rows = (
+            self.to_ranges(),
+            self.released_count or [0] * n,
+            self.cancelled or nothing,
+            self.rescheduled or nothing,
+        )
         return [RangeEnd(*row) for row in zip(*rows, strict=True)]
 
 
 class DelayedRange(NamedTuple):
-    """One of DelayedRanges."""
+    """A row of DelayedRanges."""
 
     topic_id: int
     topic: str
@@ -104,56 +108,56 @@ class DelayedRange(NamedTuple):
 
 
 class RangeEnd(NamedTuple):
-    """One of EndedRanges."""
+    """A row of EndedRanges."""
 
-    told: DelayedRange
+    published: DelayedRange
     released_count: int
     cancelled: list[int]
     rescheduled: list[int]
 
 
-def ranges_of(columns: Sequence[list[Any]]) -> list[DelayedRange]:
-    """Columns as ranges. What many of them have in common is one object: they may wait for long, and be a million."""
+def columns_to_ranges(columns: Sequence[list[Any]]) -> list[DelayedRange]:
+    """Return columns as ranges. Equal values share one object, because a million ranges may wait for long."""
     same: dict[Any, Any] = {}
     shared = [
-        [same.setdefault(one, one) for one in column] if name in _COMMON else column
+        [same.setdefault(value, value) for value in column] if name in _SHARED_COLUMNS else column
         for name, column in zip(DelayedRange._fields, columns, strict=True)
     ]
     return [DelayedRange(*row) for row in zip(*shared, strict=True)]
 
 
-_COMMON = {"topic_id", "topic", "partition", "file_id", "footer_hash", "min_timestamp_ms", "max_timestamp_ms"}
+_SHARED_COLUMNS = {"topic_id", "topic", "partition", "file_id", "footer_hash", "min_timestamp_ms", "max_timestamp_ms"}
 
 
-def columns_of(ranges: Sequence[DelayedRange]) -> DelayedRanges:
-    """Ranges as columns."""
-    return DelayedRanges(*_columns(ranges))
+def ranges_to_columns(ranges: Sequence[DelayedRange]) -> DelayedRanges:
+    """Return ranges as columns."""
+    return DelayedRanges(*_to_columns(ranges))
 
 
-def _columns(ranges: Sequence[DelayedRange]) -> list[list[Any]]:
+def _to_columns(ranges: Sequence[DelayedRange]) -> list[list[Any]]:
     columns: list[list[Any]] = [list(column) for column in zip(*ranges, strict=True)]
     columns[-2:] = (column if any(column) else [] for column in columns[-2:])
     return columns
 
 
-def ended(ends: Sequence[RangeEnd]) -> EndedRanges:
-    """Ranges that end now, as columns."""
+def ends_to_columns(ends: Sequence[RangeEnd]) -> EndedRanges:
+    """Return ranges that end as columns."""
     if not ends:
         return EndedRanges()
-    told, *columns = zip(*ends, strict=True)
-    return EndedRanges(*_columns(told), *(list(column) if any(column) else [] for column in columns))
+    published, *columns = zip(*ends, strict=True)
+    return EndedRanges(*_to_columns(published), *(list(column) if any(column) else [] for column in columns))
 
 
-def keys_of(topic_id: list[int], file_id: list[int], first_row: list[int]) -> list[RangeKey]:
-    """Keys of several rows, which were columns: hence as they were published."""
+def columns_to_keys(topic_id: list[int], file_id: list[int], first_row: list[int]) -> list[RangeKey]:
+    """Return the keys of ranges that were never rescheduled, from their columns."""
     return [RangeKey(*key) for key in zip(topic_id, file_id, first_row, strict=True)]
 
 
 class RangesDue(msgspec.Struct, frozen=True):
-    """What the leader has found to be due, in the order in which it is to be released.
+    """Rows that the leader has found to be due, in the order of their release.
 
-    ranges, due_ms, upto: a range, when its next rows are due, and the number of its rows that are released then.
-    pointer_ms: all that is due up to this time is released with these.
+    ranges, due_ms, upto: a range, the due time of its next rows, and the number of its rows that are released by then.
+    pointer_ms: everything that is due up to this time is released with these.
     """
 
     ranges: list[RangeKey]
@@ -163,20 +167,20 @@ class RangesDue(msgspec.Struct, frozen=True):
 
 
 class CancelOutcome(str, Enum):
-    """What became of a row that was to be cancelled."""
+    """The result for a row that was to be cancelled or rescheduled."""
 
     CANCELLED = "cancelled"
     RELEASED = "released"
     RESCHEDULED = "rescheduled"
-    """It waits for another time, by another receipt, or did."""
+    """It waits, or waited, for another time under another receipt."""
     NOT_FOUND = "not_found"
-    """The state has nothing of it: it never waited, or its whole range has ended."""
+    """The state does not have it: it never waited, or its whole range has ended."""
     WAITING = "waiting"
-    """It waits as before: it was to be rescheduled with others that do not."""
+    """It waits as before, because other rows of the same request cannot be rescheduled."""
 
 
 class CancelDelays(Request, frozen=True, tag="cancel_delays"):
-    """Rows that are not to be delivered, as columns: the range that each is in, and its number within that."""
+    """Cancel rows. The columns give the range of each row and its index in the range."""
 
     topic_id: list[Number]
     file_id: list[FileId]
@@ -186,7 +190,7 @@ class CancelDelays(Request, frozen=True, tag="cancel_delays"):
 
 
 class RescheduleDelays(Request, frozen=True, tag="reschedule_delays"):
-    """Rows of one message that are to be delivered at other times, all of them or none. due_ms: of each."""
+    """Give rows of one message other due times, all of them or none. due_ms: one per row."""
 
     topic_id: list[Number]
     file_id: list[FileId]
@@ -197,7 +201,7 @@ class RescheduleDelays(Request, frozen=True, tag="reschedule_delays"):
 
 
 class DelaysJudged(Result, frozen=True, tag="delays_judged"):
-    """Per row what became of it. reschedules, due_ms: where they wait from now on, if they were rescheduled now."""
+    """The outcome for each row. reschedules, due_ms: the new key and time of rows that this request rescheduled."""
 
     outcomes: list[CancelOutcome]
     reschedules: list[int] = []
@@ -205,11 +209,11 @@ class DelaysJudged(Result, frozen=True, tag="delays_judged"):
 
 
 class DelaysCancelled(Record, frozen=True, tag="delays_cancelled"):
-    """Rows that wait are not delivered as they were to be.
+    """Rows are cancelled or rescheduled.
 
-    topic_id, file_id, first_row, cancelled: ranges of which others wait still, and the numbers of the rows within each;
-    done: those of which none does; instead: ranges of the same rows that wait from now on: they were rescheduled;
-    producer_id, producer_epoch: of each of these.
+    topic_id, file_id, first_row, cancelled: ranges in which other rows still wait, and the cancelled indexes of each.
+    done: ranges without waiting rows. instead: the ranges that replace rescheduled rows, with their producer_id and
+    producer_epoch.
     """
 
     topic_id: list[int] = []
@@ -223,7 +227,7 @@ class DelaysCancelled(Record, frozen=True, tag="delays_cancelled"):
 
 
 class Delayed(Record, frozen=True, tag="delayed"):
-    """Rows were published that wait. transactional_id: they are scheduled when its transaction is committed."""
+    """Delayed rows were published. transactional_id: they wait from the commit of this transaction on."""
 
     ranges: DelayedRanges
     producer_id: int | None = None
@@ -236,10 +240,11 @@ class Delayed(Record, frozen=True, tag="delayed"):
 
 
 class DelaysReleased(Record, frozen=True, tag="delays_released"):
-    """Rows that waited became offsets. The segments travel beside the JSON, as columns.
+    """Delayed rows got offsets. The segments travel beside the JSON, as columns.
 
-    topic_id, file_id, first_row, released_count: of ranges that are not done; done: those whose last row it was.
-    pointer_ms: all that was due up to this time is released; late_ms: for how long the first of these was due.
+    topic_id, file_id, first_row, released_count: ranges with more rows to release. done: ranges whose last row is
+    released. pointer_ms: everything that was due up to this time is released. late_ms: how late the first of these rows
+    is.
     """
 
     pointer_ms: int
@@ -252,9 +257,9 @@ class DelaysReleased(Record, frozen=True, tag="delays_released"):
 
 
 class DelaysSettled(Record, frozen=True, tag="delays_settled"):
-    """The transaction that was named by this producer id and epoch has ended: its rows wait, or never will.
+    """The transaction with this producer id and epoch has ended: its rows wait from now on, or are dropped.
 
-    topic_id, file_id, first_row: of ranges that wait from now on; aborted: those that never will.
+    topic_id, file_id, first_row: ranges that wait. aborted: ranges that are dropped.
     """
 
     transactional_id: str
@@ -271,7 +276,7 @@ class DelaysSettled(Record, frozen=True, tag="delays_settled"):
 
 
 class DelaysDropped(Record, frozen=True, tag="delays_dropped"):
-    """A topic was deleted, and with it what was to come to it."""
+    """A topic was deleted together with its delayed rows."""
 
     topic: str
     ranges: EndedRanges
@@ -283,13 +288,14 @@ class DelaysDropped(Record, frozen=True, tag="delays_dropped"):
 
 @dataclass(slots=True)
 class WaitingRange:
-    """A range as it is now. step, position: when it was published, and the place in that step.
+    """The present state of a range.
 
-    released_count: of its rows, from the first on; is_open: its transaction has not ended; cancelled: numbers of rows
-    that are passed over, ascending; rescheduled: those of them that wait for another time.
+    step, position: when it was published, and its place within that step. released_count: how many of its first rows
+    are released. is_open: its transaction has not ended. cancelled: ascending indexes of rows that are skipped.
+    rescheduled: those of them that wait for another time.
     """
 
-    told: DelayedRange
+    published: DelayedRange
     step: int
     position: int
     producer_id: int | None
@@ -305,109 +311,36 @@ class WaitingRange:
         return self.producer_id, self.producer_epoch
 
     @property
-    def left_count(self) -> int:
-        return self.left_after(self.released_count)
+    def waiting_count(self) -> int:
+        return self.count_waiting_after(self.released_count)
 
-    def left_after(self, released_count: int) -> int:
-        """How many of its rows wait, once so many are released."""
+    def count_waiting_after(self, released_count: int) -> int:
+        """Return how many rows wait once this many are released."""
         if not self.cancelled:
-            return self.told.record_count - released_count
+            return self.published.record_count - released_count
         passed_over = len(self.cancelled) - bisect_left(self.cancelled, released_count)
-        return self.told.record_count - released_count - passed_over
+        return self.published.record_count - released_count - passed_over
 
-    def outcome_of(self, index: int) -> CancelOutcome:
-        """What has become of this row."""
-        return outcome_of(index, self.released_count, self.cancelled, self.rescheduled)
+    def find_outcome(self, index: int) -> CancelOutcome:
+        """Return the outcome for a row."""
+        return find_outcome(index, self.released_count, self.cancelled, self.rescheduled)
 
 
-def outcome_of(index: int, released_count: int, cancelled: Sequence[int], rescheduled: Sequence[int]) -> CancelOutcome:
-    """What has become of a row of a range. The others are as in WaitingRange."""
-    if cancelled:  # what is rescheduled is among them
-        if _has(rescheduled, index):
+def find_outcome(
+    index: int, released_count: int, cancelled: Sequence[int], rescheduled: Sequence[int]
+) -> CancelOutcome:
+    """Return the outcome for a row of a range. The other parameters are as in WaitingRange."""
+    if cancelled:  # rescheduled rows are among the cancelled ones
+        if _contains(rescheduled, index):
             return CancelOutcome.RESCHEDULED
-        if _has(cancelled, index):
+        if _contains(cancelled, index):
             return CancelOutcome.CANCELLED
     return CancelOutcome.RELEASED if index < released_count else CancelOutcome.WAITING
 
 
-def _has(ascending: Sequence[int], number: int) -> bool:
+def _contains(ascending: Sequence[int], number: int) -> bool:
     at = bisect_left(ascending, number)
     return at < len(ascending) and ascending[at] == number
-
-
-@dataclass
-class Delays:
-    """All that waits. pointer_ms: what was due up to this time is released.
-
-    pending: topic_id -> number of rows; open: (producer_id, producer_epoch), which name a transaction -> its ranges.
-    ready: ranges that have begun to wait in this step, for whoever looks out for when they are due; published: how
-    many were published in it.
-    """
-
-    pointer_ms: int = 0
-    ranges: dict[RangeKey, WaitingRange] = field(default_factory=dict)
-    pending: dict[int, int] = field(default_factory=dict)
-    open: dict[tuple[int | None, int | None], dict[RangeKey, None]] = field(default_factory=dict)
-    ready: list[RangeKey] = field(default_factory=list)
-    published: int = 0
-
-    def add(self, one: WaitingRange) -> None:
-        """A range that is not there yet."""
-        key = one.told.key
-        self.ranges[key] = one
-        self._count(one.told.topic_id, one.left_count)
-        if one.is_open:
-            self.open.setdefault(one.author, {})[key] = None
-        else:
-            self.ready.append(key)
-
-    def remove(self, key: RangeKey) -> None:
-        """It waits no more, if it did."""
-        one = self.ranges.pop(key, None)
-        if one is not None:
-            self._count(one.told.topic_id, -one.left_count)
-            if one.is_open and (mine := self.open.get(one.author)) is not None:
-                mine.pop(key, None)
-                if not mine:
-                    del self.open[one.author]
-
-    def settle(self, key: RangeKey) -> None:
-        """Its transaction is committed: it waits from now on."""
-        one = self.ranges.get(key)
-        if one is not None:
-            one.is_open, one.transactional_id = False, None
-            self.ready.append(key)
-
-    def release(self, key: RangeKey, released_count: int) -> None:
-        """So many of its rows are in the log; with the last one it is gone."""
-        one = self.ranges.get(key)
-        if one is None:
-            return
-        self._count(one.told.topic_id, one.left_after(released_count) - one.left_count)
-        one.released_count = released_count
-        if not one.left_count:
-            del self.ranges[key]
-
-    def cancel(self, key: RangeKey, rows: list[int], rescheduled: bool = False) -> None:
-        """These of its rows wait no more; others do."""
-        one = self.ranges.get(key)
-        if one is not None:
-            before = one.left_count
-            one.cancelled = sorted({*one.cancelled, *rows}) if one.cancelled else rows
-            if rescheduled:
-                one.rescheduled = sorted({*one.rescheduled, *rows})
-            self._count(one.told.topic_id, one.left_count - before)
-
-    def begin_step(self) -> None:
-        self.ready.clear()
-        self.published = 0
-
-    def _count(self, topic_id: int, more: int) -> None:
-        left = self.pending.get(topic_id, 0) + more
-        if left:
-            self.pending[topic_id] = left
-        else:
-            self.pending.pop(topic_id, None)
 
 
 REQUESTS = (CancelDelays, RescheduleDelays)

@@ -1,14 +1,15 @@
-"""What became of a partition's messages in a `queue` group, past what is done: stretches of offsets, never messages.
+"""Deliveries: the state of a partition's messages in a `queue` group.
 
-A member acquires messages, which counts as their delivery, and says what became of them. (KIP-932 calls it share
-groups; here a partition has one owner, so that order per key holds.)
+The messages past the committed offset are stretches of offsets; all messages of a stretch are in the same state. A
+member acquires messages, which counts as a delivery, and then settles them. KIP-932 calls this share groups. Here
+each partition has a single owner, so that the order per key holds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, NamedTuple
 
@@ -21,45 +22,45 @@ from .producers import TransactionRef
 from .transitions import Transitions
 
 MAX_STRETCHES = 1_000
-"""Of a partition; with as many, nothing new is acquired."""
+"""Stretches of a partition. With as many, no new messages are acquired."""
 
 MAX_RANGES = 100_000
-"""Of one request that acknowledges."""
+"""Ranges in one acknowledgement."""
 
 Range = tuple[int, int]
-"""First offset, and how many."""
+"""The first offset and the number of offsets."""
 
 
 class DeliveryStatus(str, Enum):
     """The states of a message in a `queue` group, once it was delivered."""
 
     AVAILABLE = "available"
-    """It was given back: whoever has the partition may acquire it again."""
+    """It was given back: the owner of the partition may acquire it again."""
     ACQUIRED = "acquired"
-    """Its partition's owner has it."""
+    """The owner of its partition has it."""
     PENDING = "pending"
     """It is acknowledged in a transaction that is open."""
     WAITING = "waiting"
-    """It was given back, not to be delivered again before its time."""
+    """It was given back, and is not delivered again before its time."""
     DYING = "dying"
-    """It was rejected, or given back after its last delivery: nobody gets it any more, and it becomes a dead letter."""
+    """It was rejected, or given back after its last delivery. It is not delivered again, and becomes a dead letter."""
     ACKNOWLEDGED = "acknowledged"
-    """It is done with."""
+    """It is finished."""
 
 
 class DeathReason(str, Enum):
-    """Why nobody gets a message any more."""
+    """The reasons for which a message is not delivered again."""
 
     REJECTED = "rejected"
-    """Who had it said so."""
+    """The member that had it rejected it."""
     GIVEN_UP = "given_up"
-    """It was delivered as often as it may be."""
+    """It was delivered as often as the group allows."""
     EXPIRED = "expired"
-    """Its time to live was over before anybody had looked at it."""
+    """Its time to live ended before a member had seen it."""
 
 
 MAX_ERROR_LENGTH = 1_000
-"""Of the text that who gives a message back says of it."""
+"""Characters of the text that a member may add when it gives a message back."""
 
 DELIVERY_TRANSITIONS = Transitions(
     "A message in a queue group",
@@ -80,13 +81,15 @@ DELIVERY_TRANSITIONS = Transitions(
 )
 
 HELD = (DeliveryStatus.ACQUIRED, DeliveryStatus.PENDING)
-"""Out of the owner's hands these are only by what it says, or with its assignment."""
+"""The states in which the owner holds a message. It leaves them when the owner settles it, or loses its assignment."""
 _DYING = (DeliveryStatus.DYING,)
 
 
 class Stretch(NamedTuple):
-    """Messages that follow one another and have the same state. deliveries: how often each was delivered;
-    not_before_ms: of those that wait; reason, error: of those that are dying, why, and what was said of it.
+    """Consecutive messages in the same state.
+
+    deliveries: how often each was delivered. not_before_ms: for waiting ones, when they may be delivered again. reason,
+    error: for dying ones, why, and what the member said about them.
     """
 
     first: int
@@ -103,288 +106,320 @@ class Stretch(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Its first offset, and the one after the last."""
+        """The first offset, and the offset after the last."""
         return self.first, self.end
 
     def cut(self, first: int, end: int) -> Stretch:
-        """The part from one offset to another, which it has."""
+        """Return the part between two offsets, which lie in the stretch."""
         return self._replace(first=first, length=end - first)
 
 
-class Policy(NamedTuple):
-    """How a group has its messages delivered. most: deliveries of each, None: without end; in_order: one that waits
-    for its time holds up those after it.
+class DeliveryPolicy(NamedTuple):
+    """How a group delivers its messages.
+
+    max_deliveries: deliveries of each message; None: unlimited. in_order: a message that waits holds up those after it.
     """
 
-    most: int | None
+    max_deliveries: int | None
     in_order: bool
 
     @classmethod
-    def of(cls, group: Group) -> Policy:
+    def from_group(cls, group: Group) -> DeliveryPolicy:
         redelivered = int(group.setting("max.redelivery.count"))
         return cls(None if redelivered < 0 else 1 + redelivered, group.setting("nack.order") == "partition")
 
-    def is_last(self, one: Stretch) -> bool:
-        """Whether their next delivery is their last, and comes alone: a message that stops its consumer is not to take
-        others with it.
-        """
-        return self.most is not None and one.deliveries + 1 >= self.most > 1
+    def is_last(self, stretch: Stretch) -> bool:
+        """Return whether the next delivery of these messages is the last one.
 
-    def together(self, one: Stretch, wanted: int) -> int:
-        """How many of them come together: from half of the deliveries on ever fewer, to find the one that is bad."""
-        count = min(one.length, wanted)
-        half = 0 if self.most is None else self.most // 2
-        if self.most is None or one.deliveries < half:
+        Such a message is delivered alone: if it stops its consumer, no other message loses a delivery by it.
+        """
+        return self.max_deliveries is not None and stretch.deliveries + 1 >= self.max_deliveries > 1
+
+    def limit_batch(self, stretch: Stretch, limit: int) -> int:
+        """Return how many of these messages to deliver together.
+
+        After half of the deliveries the number is halved each time, so that a bad message is separated from good ones.
+        """
+        count = min(stretch.length, limit)
+        half = 0 if self.max_deliveries is None else self.max_deliveries // 2
+        if self.max_deliveries is None or stretch.deliveries < half:
             return count
-        return max(1, count >> (one.deliveries - half + 1))
+        return max(1, count >> (stretch.deliveries - half + 1))
 
 
 @dataclass
 class Deliveries:
-    """Of a partition. start: before it all is done; stretches: from there on, without a gap, to what is new;
-    held_count, dying_count: messages in stretches that an owner holds, and in those that are dying.
+    """The deliveries of a partition.
+
+    start: all before it is finished. stretches: from start on without a gap, up to the messages that were never
+    delivered. held_count, dying_count: messages that the owner holds, and that are dying. silent_since_ms: when the
+    owner last settled something or began to hold messages, in decided time; 0 if it holds none.
     """
 
     start: int
     stretches: list[Stretch] = field(default_factory=list)
     held_count: int = 0
     dying_count: int = 0
+    silent_since_ms: int = 0
 
     @classmethod
-    def of(cls, start: int, stretches: Sequence[Stretch]) -> Deliveries:
-        """Of stretches that follow one another from there on."""
-        new = cls(start)
+    def from_stretches(cls, start: int, stretches: Sequence[Stretch], silent_since_ms: int = 0) -> Deliveries:
+        """Return deliveries with these stretches, which follow one another from the start on."""
+        new = cls(start, silent_since_ms=silent_since_ms)
         new._set(list(stretches))
         return new
 
     @property
     def next_offset(self) -> int:
-        """The first one that was never delivered."""
+        """The first offset that was never delivered."""
         return self.stretches[-1].end if self.stretches else self.start
 
-    def left_count(self, end: int) -> int:
-        """Offsets before `end` that are not done with."""
-        done = (one for one in self.stretches if one.status is DeliveryStatus.ACKNOWLEDGED)
-        return max(0, end - self.start) - sum(max(0, min(one.end, end) - one.first) for one in done)
+    def count_remaining(self, end: int) -> int:
+        """Return how many offsets before `end` are not finished."""
+        done = (stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED)
+        return max(0, end - self.start) - sum(max(0, min(stretch.end, end) - stretch.first) for stretch in done)
 
-    def held(self) -> list[Stretch]:
-        """What its owner has and has said nothing of."""
+    def acquired_stretches(self) -> list[Stretch]:
+        """Return what the owner has and has not settled."""
         if not self.held_count:
             return []
-        return [one for one in self.stretches if one.status is DeliveryStatus.ACQUIRED]
+        return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACQUIRED]
 
-    def dying(self) -> list[Stretch]:
-        """What is to become dead letters."""
+    def dying_stretches(self) -> list[Stretch]:
+        """Return what becomes dead letters."""
         if not self.dying_count:
             return []
-        return [one for one in self.stretches if one.status is DeliveryStatus.DYING]
+        return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.DYING]
 
-    def has_before(self, offset: int) -> bool:
-        """Whether messages before it are held, or dying: what else is not done with is delivered again."""
+    @property
+    def first_given_back(self) -> int | None:
+        """The lowest offset that is delivered again, now or later."""
+        again = (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING)
+        return next((stretch.first for stretch in self.stretches if stretch.status in again), None)
+
+    @property
+    def first_held(self) -> int | None:
+        """The lowest offset that the owner holds."""
+        return next((stretch.first for stretch in self.stretches if stretch.status in HELD), None)
+
+    def has_unsettled_before(self, offset: int) -> bool:
+        """Return whether messages before the offset are held or dying. Other unfinished ones are delivered again."""
         if not self.held_count + self.dying_count:
             return False
-        return any(one.first < offset for one in self.stretches if one.status in (*HELD, *_DYING))
+        return any(stretch.first < offset for stretch in self.stretches if stretch.status in (*HELD, *_DYING))
 
     def copy(self) -> Deliveries:
-        return Deliveries(self.start, list(self.stretches), self.held_count, self.dying_count)
+        return replace(self, stretches=list(self.stretches))
 
-    def next_is_last(self, policy: Policy, now_ms: int) -> bool:
-        first = next(self._given_back(policy, now_ms), None)
+    def is_next_last(self, policy: DeliveryPolicy, now_ms: int) -> bool:
+        first = next(self._iterate_deliverable(policy, now_ms), None)
         return first is not None and policy.is_last(first)
 
-    def next_ranges(self, policy: Policy, end: int, wanted: int, now_ms: int) -> list[Range]:
-        """What its owner gets next, lowest offset first: at most so many, of messages before `end`."""
-        found: list[Range] = []
-        for one in self._given_back(policy, now_ms):
-            if one is None or wanted <= 0:
-                return found
-            if policy.is_last(one):
-                return found or [(one.first, 1)]
-            count = policy.together(one, wanted)
-            found.append((one.first, count))
-            wanted -= count
-            if count < one.length:
-                return found
+    def next_ranges(self, policy: DeliveryPolicy, end: int, limit: int, now_ms: int) -> list[Range]:
+        """Return what the owner gets next, lowest offset first: at most `limit` messages before `end`."""
+        ranges: list[Range] = []
+        for stretch in self._iterate_deliverable(policy, now_ms):
+            if stretch is None or limit <= 0:
+                return ranges
+            if policy.is_last(stretch):
+                return ranges or [(stretch.first, 1)]
+            count = policy.limit_batch(stretch, limit)
+            ranges.append((stretch.first, count))
+            limit -= count
+            if count < stretch.length:
+                return ranges
         first = self.next_offset
-        count = min(wanted, end - first)
+        count = min(limit, end - first)
         if count > 0 and len(self.stretches) < MAX_STRETCHES:
-            found.append((first, count))
-        return found
+            ranges.append((first, count))
+        return ranges
 
-    def _given_back(self, policy: Policy, now_ms: int) -> Iterator[Stretch | None]:
-        """What may be delivered again; None: what comes after it is held up by what waits for its time."""
-        for one in self.stretches:
-            if one.status is DeliveryStatus.WAITING and one.not_before_ms > now_ms:
+    def _iterate_deliverable(self, policy: DeliveryPolicy, now_ms: int) -> Iterator[Stretch | None]:
+        """Yield what may be delivered again; None where a waiting message holds up everything after it."""
+        for stretch in self.stretches:
+            if stretch.status is DeliveryStatus.WAITING and stretch.not_before_ms > now_ms:
                 if policy.in_order:
                     yield None
-            elif one.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
-                yield one
+            elif stretch.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
+                yield stretch
 
-    def within(self, ranges: Sequence[Range]) -> list[Stretch]:
-        """The stretches of these offsets, cut to them; offsets of which nothing is known are left out.
+    def find_stretches(self, ranges: Sequence[Range]) -> list[Stretch]:
+        """Return the stretches of these offsets, cut to them. Offsets without a stretch are left out.
 
-        ranges: sorted and apart.
+        ranges: sorted and disjoint.
         """
-        found: list[Stretch] = []
-        at, high = self._touched(ranges)
+        stretches: list[Stretch] = []
+        at, high = self._find_bounds(ranges)
         for first, count in ranges:
             end = first + count
             while at < high and self.stretches[at].end <= first:
                 at += 1
-            while at < high and (one := self.stretches[at]).first < end:
-                is_whole = first <= one.first and one.end <= end
-                found.append(one if is_whole else one.cut(max(first, one.first), min(end, one.end)))
-                if one.end > end:
+            while at < high and (stretch := self.stretches[at]).first < end:
+                is_whole = first <= stretch.first and stretch.end <= end
+                stretches.append(stretch if is_whole else stretch.cut(max(first, stretch.first), min(end, stretch.end)))
+                if stretch.end > end:
                     break  # the next range may begin in it
                 at += 1
-        return found
+        return stretches
 
     def change(self, ranges: Sequence[Range], change: Callable[[Stretch], Stretch]) -> None:
-        """Change what is known of these offsets; what is done at the start needs no stretch any more."""
-        low, high = self._touched(ranges)
-        low, high = max(low - 1, 0), high + 1  # with their neighbours, which they may be like now
+        """Change the state of these offsets. Finished messages at the start then lose their stretches."""
+        low, high = self._find_bounds(ranges)
+        low, high = max(low - 1, 0), high + 1  # with the neighbours, as changed stretches may now join them
         before = self.stretches[low:high]
-        after = changed(before, ranges, change)
+        after = change_stretches(before, ranges, change)
         self.stretches[low:high] = after
-        self.held_count += _count(after, HELD) - _count(before, HELD)
-        self.dying_count += _count(after, _DYING) - _count(before, _DYING)
+        self.held_count += _count_messages(after, HELD) - _count_messages(before, HELD)
+        self.dying_count += _count_messages(after, _DYING) - _count_messages(before, _DYING)
         self._pass_done()
 
-    def _touched(self, ranges: Sequence[Range]) -> tuple[int, int]:
-        """Between which indexes the stretches of these offsets are: a change of a few does not go through all."""
+    def _find_bounds(self, ranges: Sequence[Range]) -> tuple[int, int]:
+        """Return the indexes of the stretches between which these offsets lie.
+
+        So a small change does not walk through all stretches.
+        """
         if not ranges:
             return 0, 0
-        low = bisect_right(self.stretches, ranges[0][0], key=lambda one: one.end)
-        return low, bisect_left(self.stretches, sum(ranges[-1]), lo=low, key=lambda one: one.first)
+        low = bisect_right(self.stretches, ranges[0][0], key=lambda stretch: stretch.end)
+        return low, bisect_left(self.stretches, sum(ranges[-1]), lo=low, key=lambda stretch: stretch.first)
 
     def acquire(self, ranges: Sequence[Range]) -> None:
-        """These are delivered; those that are new follow what is there."""
-        known = self.next_offset
-        again = [(first, min(first + count, known) - first) for first, count in ranges if first < known]
-        self.change(again, lambda part: Stretch(part.first, part.length, DeliveryStatus.ACQUIRED, part.deliveries + 1))
+        """Mark messages as delivered. New ones follow the known stretches."""
+        next_offset = self.next_offset
+        again = [(first, min(first + count, next_offset) - first) for first, count in ranges if first < next_offset]
+        self.change(
+            again,
+            lambda stretch: Stretch(stretch.first, stretch.length, DeliveryStatus.ACQUIRED, stretch.deliveries + 1),
+        )
         stretches, at = self.stretches, self.next_offset
         for first, count in ranges:
             if first + count > at:
-                if first > at:  # cannot be; folding is total
-                    _add(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
-                _add(stretches, Stretch(max(first, at), first + count - max(first, at), DeliveryStatus.ACQUIRED))
+                if first > at:  # cannot happen, but folding must not fail
+                    _append_stretch(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
+                _append_stretch(
+                    stretches, Stretch(max(first, at), first + count - max(first, at), DeliveryStatus.ACQUIRED)
+                )
                 at = first + count
         self._set(stretches)
 
-    def cover(self, end: int) -> None:
-        """Offsets before the end that are new are known from now on, and nothing became of them yet."""
+    def extend_to(self, end: int) -> None:
+        """Add new offsets before `end` as available, without a delivery."""
         first = max(self.next_offset, self.start)
         if first < end:
             self._set([*self.stretches, Stretch(first, end - first, DeliveryStatus.AVAILABLE, 0)])
 
-    def cut_off(self, offset: int) -> None:
-        """All before it is done."""
+    def advance_start(self, offset: int) -> None:
+        """Finish everything before the offset."""
         if offset > self.start:
             self.start = offset
-            cut = (one.cut(max(one.first, offset), one.end) for one in self.stretches if one.end > offset)
+            cut = (
+                stretch.cut(max(stretch.first, offset), stretch.end)
+                for stretch in self.stretches
+                if stretch.end > offset
+            )
             self._set(list(cut))
 
     def _set(self, stretches: list[Stretch]) -> None:
         self.stretches = stretches
-        self.held_count, self.dying_count = _count(stretches, HELD), _count(stretches, _DYING)
+        self.held_count, self.dying_count = _count_messages(stretches, HELD), _count_messages(stretches, _DYING)
         self._pass_done()
 
     def _pass_done(self) -> None:
         done = 0
-        for one in self.stretches:
-            if one.status is not DeliveryStatus.ACKNOWLEDGED:
+        for stretch in self.stretches:
+            if stretch.status is not DeliveryStatus.ACKNOWLEDGED:
                 break
-            self.start, done = one.end, done + 1
+            self.start, done = stretch.end, done + 1
         del self.stretches[:done]
 
 
-def _count(stretches: Iterable[Stretch], among: Sequence[DeliveryStatus]) -> int:
-    return sum(one.length for one in stretches if one.status in among)
+def _count_messages(stretches: Iterable[Stretch], statuses: Sequence[DeliveryStatus]) -> int:
+    return sum(stretch.length for stretch in stretches if stretch.status in statuses)
 
 
-def changed(
+def change_stretches(
     stretches: Sequence[Stretch], ranges: Sequence[Range], change: Callable[[Stretch], Stretch]
 ) -> list[Stretch]:
-    """The stretches, with those parts changed that lie in the ranges, which are sorted and apart."""
+    """Return the stretches with the parts changed that lie in the ranges, which are sorted and disjoint."""
     result: list[Stretch] = []
     at_range = 0
-    for one in stretches:
-        at = one.first
-        while at_range < len(ranges) and ranges[at_range][0] < one.end:
+    for stretch in stretches:
+        at = stretch.first
+        while at_range < len(ranges) and ranges[at_range][0] < stretch.end:
             first, end = ranges[at_range][0], sum(ranges[at_range])
             if end > at:
-                begin, until = max(at, first), min(one.end, end)
+                begin, until = max(at, first), min(stretch.end, end)
                 if at < begin:
-                    _add(result, one.cut(at, begin))
-                _add(result, change(one.cut(begin, until)))
+                    _append_stretch(result, stretch.cut(at, begin))
+                _append_stretch(result, change(stretch.cut(begin, until)))
                 at = until
-            if end > one.end:
+            if end > stretch.end:
                 break
             at_range += 1
-        if at < one.end:
-            _add(result, one.cut(at, one.end))
+        if at < stretch.end:
+            _append_stretch(result, stretch.cut(at, stretch.end))
     return result
 
 
-def _add(stretches: list[Stretch], one: Stretch) -> None:
-    if stretches and stretches[-1][2:] == one[2:] and stretches[-1].end == one.first:
-        stretches[-1] = stretches[-1].cut(stretches[-1].first, one.end)
+def _append_stretch(stretches: list[Stretch], stretch: Stretch) -> None:
+    if stretches and stretches[-1][2:] == stretch[2:] and stretches[-1].end == stretch.first:
+        stretches[-1] = stretches[-1].cut(stretches[-1].first, stretch.end)
     else:
-        stretches.append(one)
+        stretches.append(stretch)
 
 
-def ranges_of(stretches: Iterable[Stretch]) -> list[Range]:
-    """Their offsets, as ranges that are apart."""
-    found: list[Range] = []
-    for one in stretches:
-        if found and sum(found[-1]) == one.first:
-            found[-1] = (found[-1][0], found[-1][1] + one.length)
+def stretches_to_ranges(stretches: Iterable[Stretch]) -> list[Range]:
+    """Return the offsets of the stretches as disjoint ranges."""
+    ranges: list[Range] = []
+    for stretch in stretches:
+        if ranges and sum(ranges[-1]) == stretch.first:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + stretch.length)
         else:
-            found.append((one.first, one.length))
-    return found
+            ranges.append((stretch.first, stretch.length))
+    return ranges
 
 
-# -- what is asked --------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------
 
 
-class Outcome(str, Enum):
-    """What became of messages that a member had."""
+class AckOutcome(str, Enum):
+    """The decision of a member about messages."""
 
     ACCEPT = "accept"
-    """They are done with."""
+    """They are finished."""
     RELEASE = "release"
-    """They are to be delivered again."""
+    """They should be delivered again."""
     REJECT = "reject"
-    """They are not to be delivered again."""
+    """They must not be delivered again."""
     UNSEEN = "unseen"
-    """Nobody has looked at them: their delivery does not count."""
+    """The application has not seen them: their delivery does not count."""
     EXPIRE = "expire"
-    """They had expired: nobody was shown them, nor is."""
+    """They had expired, and the application was not shown them."""
 
 
-class Wanted(Assigned, frozen=True, array_like=True):
-    """At most so many messages of a partition."""
+class WantedMessages(Assigned, frozen=True, array_like=True):
+    """How many messages of a partition a member wants, at most."""
 
     count: Count
 
 
 class Acquire(Request, frozen=True, tag="acquire"):
-    """Messages for a member: those that were given back before those that are new. It has what the journal says."""
+    """Ask for messages for a member. Messages that were given back come before new ones."""
 
     group: str
     member_id: str
-    wanted: list[Wanted]
+    wanted: list[WantedMessages]
 
 
 class Acknowledgement(Assigned, frozen=True, array_like=True):
-    """What became of messages of a partition.
+    """The decision of a member about messages of a partition.
 
-    ranges: first offset and count, sorted and apart; delay_ms: of those that are released, None: as the group says;
-    deliveries: which delivery of them it is about, the first being 1: after another one it comes too late. None: the
-    last; error: what is said of those that are not accepted, for their dead letters.
+    ranges: first offset and count, sorted and disjoint. delay_ms: for released ones, the wait before redelivery; None:
+    the group's setting. deliveries: the number of the delivery that it is about, starting at 1; after another delivery
+    it is too late; None: the last one. error: the reason for messages that are not accepted, for their dead letters.
     """
 
-    outcome: Outcome
+    outcome: AckOutcome
     ranges: list[tuple[Number, Count]]
     delay_ms: Count | None = None
     deliveries: Count | None = None
@@ -392,7 +427,7 @@ class Acknowledgement(Assigned, frozen=True, array_like=True):
 
 
 class Acknowledge(Request, frozen=True, tag="acknowledge"):
-    """What became of messages that a member had; inside a transaction, which accepts only, once that commits."""
+    """Settle messages that a member has. Inside a transaction they can only be accepted, and are so when it commits."""
 
     group: str
     member_id: str
@@ -401,38 +436,43 @@ class Acknowledge(Request, frozen=True, tag="acknowledge"):
 
 
 class AcknowledgementsJudged(Result, frozen=True, tag="acknowledgements_judged"):
-    """It is noted, but for these parts, by index. fenced: the partition is not the member's any more, or was given to
-    it anew; invalid: it does not have all of these messages.
+    """All messages that the member has are settled. The others are listed by the index of their part.
+
+    fenced: parts that are refused as a whole, because the member does not own the partition any more, or got it again.
+    invalid: parts with messages that the member does not have. refused: these messages, one list per invalid part.
     """
 
     fenced: list[int]
     invalid: list[int]
+    refused: list[list[Range]] = []
 
 
-# -- what is decided ------------------------------------------------------------------------------------
+# -- records --------------------------------------------------------------------------------------------
 
 
-class Taken(InPartition, frozen=True, array_like=True):
+class MessageRanges(InPartition, frozen=True, array_like=True):
     """Messages of a partition."""
 
     ranges: list[Range]
 
 
 class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
-    """Messages are delivered to a member; the first ones of a partition are where the group begins in it."""
+    """Messages are delivered to a member. The first ones of a partition set where the group starts in it."""
 
     group: str
     member_id: str
-    taken: list[Taken]
+    taken: list[MessageRanges]
 
     @property
     def subject(self) -> str:
         return self.group
 
 
-class Settled(InPartition, frozen=True, array_like=True):
-    """Messages of a partition and what they are from now on. uncounted: their last delivery was none; reason, error:
-    why they are dying, or, of those that have expired and become no dead letters, why they are done with.
+class SettledMessages(InPartition, frozen=True, array_like=True):
+    """Messages of a partition and their new state.
+
+    uncounted: their last delivery does not count. reason, error: why they are dying; for expired ones that become no
+    dead letters, why they are finished.
     """
 
     status: DeliveryStatus
@@ -444,14 +484,14 @@ class Settled(InPartition, frozen=True, array_like=True):
 
 
 class MessagesSettled(Record, frozen=True, tag="messages_settled"):
-    """What became of messages that were delivered. reason: who says so: the member, or why it has them no more.
+    """Delivered messages change their state. reason: the member did it, or why the member lost them.
 
-    transactional_id: of the transaction that they are pending in.
+    transactional_id: the transaction in which they are pending.
     """
 
     group: str
     reason: str
-    parts: list[Settled]
+    parts: list[SettledMessages]
     transactional_id: str | None = None
 
     @property
@@ -460,7 +500,7 @@ class MessagesSettled(Record, frozen=True, tag="messages_settled"):
 
 
 class MessagesPassed(Record, frozen=True, tag="messages_passed"):
-    """What lay before this offset is deleted: the group passes it."""
+    """Messages before this offset are deleted, and the group skips them."""
 
     group: str
     topic_id: int

@@ -1,4 +1,4 @@
-"""Groups: what may be asked of them, what is decided. What is known of one is in `assignments`."""
+"""Groups: requests and records. The state of a group is in `assignments`."""
 
 from __future__ import annotations
 
@@ -7,33 +7,40 @@ from typing import Any
 import msgspec
 
 from .assignments import InPartition, PartitionStatus, Place
-from .base import Number, Record, Request
+from .base import Count, Number, Record, Request
 
-# -- what a member may say of itself
+# -- bounds of what a member may ask for
 
 MAX_TOPICS = 100_000
-"""That a member asks for."""
+"""Topics that a member may subscribe to."""
 MAX_PATTERN = 1_000
-"""Characters."""
+"""Characters of a pattern."""
 SESSION_MS = (6_000, 1_800_000)
-"""The least and the most."""
+"""The shortest and the longest session timeout."""
 MAX_POLL_MS = 2**40
 OFFSET_RESETS = ("earliest", "latest", "none")
+MAX_ASSIGNORS = 20
+"""Assignors that a member may list."""
 
 
 class Assigned(InPartition, frozen=True, array_like=True):
-    """A partition, as it was assigned in the step `epoch`."""
+    """A partition as it was assigned in the step `epoch`."""
 
     epoch: Number
 
 
 class JoinGroup(Request, frozen=True, tag="join_group"):
-    """Become a member, or, as one, say anew what one wants.
+    """Become a member, or change what a member wants.
 
-    member_id: made by the client, new for each consumer; instance_id: of a static member, whose place a new process
-    takes over; topics: names; pattern: from which the client has them; config: settings of the group, which one that is
-    there must have already; bound: what it had when it was lost, which is its own again if nobody else has it yet;
-    is_member: it must be one, and only wants something else.
+    member_id: made by the client, a new one for each consumer. instance_id: the id of a static member; a new process
+    with it takes the place of the old one. topics: names. pattern: the pattern from which the client has them. config:
+    settings of the group; an existing group must have the same. bound: what the member had when it was lost; it gets
+    back what nobody else owns. is_member: the member must exist and only changes its wishes. client_id, host,
+    process_id: where the member runs, for people. assignors: those that it supports, the best first; none if it
+    supports all.
+
+    The defaults belong to the wire format: a letter leaves out values that equal them, so they never change. The
+    defaults that users see are the client's.
     """
 
     group: str
@@ -47,10 +54,14 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     config: dict[str, Any] = {}
     bound: list[Assigned] = []
     is_member: bool = False
+    client_id: str | None = None
+    host: str | None = None
+    process_id: Count | None = None
+    assignors: list[str] = []
 
 
 class LeaveGroup(Request, frozen=True, tag="leave_group"):
-    """Members go, by id or by instance id: what they have is given to others at once."""
+    """Remove members, by id or by instance id. Others get their partitions at once."""
 
     group: str
     members: list[str] = []
@@ -58,7 +69,7 @@ class LeaveGroup(Request, frozen=True, tag="leave_group"):
 
 
 class ReleasePartitions(Request, frozen=True, tag="release_partitions"):
-    """The word of an owner: it has done with these partitions, which it was told to give up."""
+    """Say, as their owner, that these partitions can go to their next owners."""
 
     group: str
     member_id: str
@@ -66,7 +77,7 @@ class ReleasePartitions(Request, frozen=True, tag="release_partitions"):
 
 
 class ConfigureGroup(Request, frozen=True, tag="configure_group"):
-    """Set keys, null resets one to its default. create: there must be none yet, else there must be one."""
+    """Set settings of a group; null resets one. create: the group must not exist yet, else it must exist."""
 
     group: str
     config: dict[str, Any]
@@ -74,13 +85,16 @@ class ConfigureGroup(Request, frozen=True, tag="configure_group"):
 
 
 class DeleteGroup(Request, frozen=True, tag="delete_group"):
-    """Forget a group that has no members: its settings, its partitions, what it has committed."""
+    """Forget a group that has no members, with its settings, partitions and offsets."""
 
     group: str
 
 
 class MemberSilent(msgspec.Struct, frozen=True):
-    """What the leader has seen by itself: a member does not beat (session), or beats and does not poll (poll)."""
+    """The leader has observed that a member is lost.
+
+    reason: the member sends no heartbeats (session), does not poll (poll), or its process has ended (process).
+    """
 
     group: str
     member_id: str
@@ -88,9 +102,9 @@ class MemberSilent(msgspec.Struct, frozen=True):
 
 
 class TargetComputed(msgspec.Struct, frozen=True):
-    """What a worker of the leader has computed for a group as it was in this epoch.
+    """A worker of the leader has computed a target for the group as it was in this epoch.
 
-    target: member_id -> (topic_id, partition); problem: why not with the assignor that was asked for.
+    target: member_id -> (topic_id, partition). problem: why the chosen assignor could not be used.
     """
 
     group: str
@@ -101,9 +115,9 @@ class TargetComputed(msgspec.Struct, frozen=True):
 
 
 class GroupConfigured(Record, frozen=True, tag="group_configured"):
-    """The settings of the group, as they are from now on; the first record of each group.
+    """The group has these settings from now on. This is the first record of each group.
 
-    by_member: the first one has brought them, and would again.
+    by_member: the settings came with its first member, which would send them again.
     """
 
     group: str
@@ -116,7 +130,11 @@ class GroupConfigured(Record, frozen=True, tag="group_configured"):
 
 
 class MemberJoined(Record, frozen=True, tag="member_joined"):
-    """A member as it is from now on. replaces: the one before it under its instance id."""
+    """A member with its present wishes.
+
+    replaces: the member that had its instance id before. assignors: those that it supports, the best first; none if it
+    supports all.
+    """
 
     group: str
     member_id: str
@@ -127,6 +145,10 @@ class MemberJoined(Record, frozen=True, tag="member_joined"):
     max_poll_interval_ms: int
     auto_offset_reset: str
     replaces: str | None = None
+    client_id: str | None = None
+    host: str | None = None
+    process_id: int | None = None
+    assignors: list[str] = []
 
     @property
     def subject(self) -> str:
@@ -134,7 +156,7 @@ class MemberJoined(Record, frozen=True, tag="member_joined"):
 
 
 class MemberLeft(Record, frozen=True, tag="member_left"):
-    """reason: left; session, poll: it was silent, or did not poll, for that long."""
+    """A member left (left), was silent for its session (session), or did not poll (poll), by reason."""
 
     group: str
     member_id: str
@@ -146,7 +168,7 @@ class MemberLeft(Record, frozen=True, tag="member_left"):
 
 
 class MemberMissed(Record, frozen=True, tag="member_missed"):
-    """A static member did not give up in time what it had, and is one still; of all members it is the last now."""
+    """A static member did not give up its partitions in time. It stays a member, and becomes the last one in order."""
 
     group: str
     member_id: str
@@ -157,9 +179,9 @@ class MemberMissed(Record, frozen=True, tag="member_missed"):
 
 
 class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
-    """Partitions of a topic that the group has from now on, from the number `first` on.
+    """The group gets partitions of a topic, from the number `first` on.
 
-    start_offsets: where the group begins where it has committed nothing; null: nobody has said.
+    start_offsets: where the group starts if it has committed nothing; null: not decided yet.
     """
 
     group: str
@@ -174,8 +196,9 @@ class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
 
 
 class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
-    """The group has none of the topic's partitions from the number `first` on any more: they have ended; or all are
-    gone, with the topic or the group. partitions: how many it had.
+    """The group loses the topic's partitions from the number `first` on, because they, the topic or the group ended.
+
+    partitions: how many it had.
     """
 
     group: str
@@ -190,9 +213,9 @@ class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
 
 
 class TargetSet(Record, frozen=True, tag="target_set"):
-    """Who is to have what, for the group as it was in this epoch, where that is another than before.
+    """The new targets of partitions, for the group as it was in this epoch. Only changes are listed.
 
-    changed: member_id -> (topic_id, partition); dropped: those that nobody is to have.
+    changed: member_id -> (topic_id, partition). dropped: partitions without a target.
     """
 
     group: str
@@ -208,18 +231,22 @@ class TargetSet(Record, frozen=True, tag="target_set"):
 
 
 class Move(InPartition, frozen=True, array_like=True):
-    """start_offset: where a new owner begins; null: as it sees fit. epoch: of the assignment that goes on; null: it is
-    a new one.
+    """A change of status or owner.
+
+    start_offset: where a new owner starts; null: by its own setting. epoch: of an assignment that continues; null: it
+    is a new one. acknowledged: in a queue group, ranges past start_offset that were acknowledged before the owner got
+    it.
     """
 
     status: PartitionStatus
     owner: str | None = None
     start_offset: int | None = None
     epoch: int | None = None
+    acknowledged: list[tuple[Number, Count]] = []
 
 
 class PartitionsMoved(Record, frozen=True, tag="partitions_moved"):
-    """Who has these partitions from now on. reason: what it is for, such as balance, left or session."""
+    """Partitions change their status or owner. reason: why, for example balance, left or session."""
 
     group: str
     reason: str
@@ -231,7 +258,7 @@ class PartitionsMoved(Record, frozen=True, tag="partitions_moved"):
 
 
 class RebalanceDelayed(Record, frozen=True, tag="rebalance_delayed"):
-    """Until this time nothing of what was lost moves; 0: the delay is over."""
+    """Lost partitions stay until this time; 0: the delay is over."""
 
     group: str
     not_before_ms: int
@@ -242,7 +269,7 @@ class RebalanceDelayed(Record, frozen=True, tag="rebalance_delayed"):
 
 
 class RebalanceCompleted(Record, frozen=True, tag="rebalance_completed"):
-    """Each partition is with whom it is to be with."""
+    """Each partition is with its target."""
 
     group: str
     generation: int
@@ -254,7 +281,7 @@ class RebalanceCompleted(Record, frozen=True, tag="rebalance_completed"):
 
 
 class GroupForgotten(Record, frozen=True, tag="group_forgotten"):
-    """There is no such group any more. reason: deleted, or expired."""
+    """The group does not exist any more. reason: deleted or expired."""
 
     group: str
     reason: str

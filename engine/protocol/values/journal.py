@@ -1,4 +1,4 @@
-"""What the journal holds: steps, each of them a list of entries, each of them a record and what belongs to it."""
+"""The journal: steps, which are lists of entries, which are records with their segments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One row of the journal: a record, its segments, and the request it was decided for; None: time brought it."""
+    """A row of the journal: a record, its segments, and the request that led to it; None if a timer did."""
 
     record: AnyRecord
     segments: Segments = NO_SEGMENTS
@@ -31,10 +31,10 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One commit of the journal: all that a sequencer decided in one turn, in order. `step`: its number.
+    """A commit of the journal: everything that a sequencer decided in one turn, in order. `step` is its number.
 
-    rows: an Arrow stream of the message rows that ride in it, of which its `rows_journaled` tells; None where it has
-    none, or where they were not read.
+    rows: an Arrow stream of the message rows that travel in the step, described by its `rows_journaled`. None without
+    such rows, or if they were not read.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""All that may be asked and answered: what the subjects list, which is what a decoder takes.
+"""The unions of all requests and all results, built from the lists of the subjects. Decoders take these unions.
 
 A kind that is added to a subject's list is known everywhere.
 """
@@ -19,7 +19,7 @@ _RESULTS: tuple[type[Result | Refusal], ...] = (
     Refusal,
 )
 OUTCOMES = frozenset(str(kind.__struct_config__.tag) for kind in _RESULTS)
-"""By which results are told apart."""
+"""The tags that tell results apart."""
 
 if TYPE_CHECKING:
     AnyRequest = Request

@@ -1,4 +1,4 @@
-"""The lease: who leads."""
+"""The lease of the leader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .base import Record
 
 
 class LeaderElected(Record, frozen=True, tag="leader_elected"):
-    """A sequencer took the lease, or renewed it; an empty leader gave it back."""
+    """A sequencer took or renewed the lease. An empty leader means that the lease was given back."""
 
     leader: str
     epoch: int

@@ -1,4 +1,4 @@
-"""The log: what is published, and what became of it."""
+"""The log: requests and records of publishing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class PendingFile(msgspec.Struct, frozen=True):
-    """A data file that is named before it is written: the rows ride in the journal until then.
+    """A data file that has an id before it is written. Until then its rows travel in the journal.
 
-    record_count: of the rows it will have, those named so far. No hash of its footer can be known.
+    record_count: the rows that are assigned to it so far. The hash of its footer is not known yet.
     """
 
     file_id: FileId
@@ -36,11 +36,11 @@ class PendingFile(msgspec.Struct, frozen=True):
 
 
 class Ranges(msgspec.Struct, frozen=True):
-    """Ranges of rows as columns of equal length, in the order in which they take their offsets.
+    """Ranges of rows as columns of equal length, in the order in which they get their offsets.
 
-    topic_index: into the request's topics; file: index into its files, -1 for the rows that ride in the letter.
-    first_due_ms, last_due_ms: of rows that wait when their first and their last is due, within one hour; -1 for others.
-    Empty where no row waits.
+    topic_index: index into the request's topics. file: index into its files; -1 for rows that travel in the letter.
+    first_due_ms, last_due_ms: when the first and the last row of a delayed range are due, within one hour; -1 for other
+    ranges. Both columns are empty if no range is delayed.
     """
 
     topic_index: list[Count] = []
@@ -55,7 +55,7 @@ class Ranges(msgspec.Struct, frozen=True):
 
 
 class RefusedRows(msgspec.Struct, frozen=True):
-    """Rows that cannot be messages: they become dead letters, the rest is published."""
+    """Rows that cannot be messages. They become dead letters; the other rows are published."""
 
     source: str
     file: FileIndex
@@ -66,9 +66,12 @@ class RefusedRows(msgspec.Struct, frozen=True):
 
 
 class ApplicationVersion(msgspec.Struct, frozen=True):
-    """Delta's `txnAppId` and `txnVersion`, for one target: a version not above the last is not published again.
+    """Delta's `txnAppId` and `txnVersion` for one target.
 
-    follows: the version that must have been the last (-1: none), for who publishes all since then as one; None: any.
+    A version that is not above the last one is not published again.
+
+    follows: the version that must be the last one (-1: none), for an application that publishes several versions at
+    once; None: any.
     """
 
     txn_app_id: str
@@ -78,9 +81,9 @@ class ApplicationVersion(msgspec.Struct, frozen=True):
 
 
 class Produce(Request, frozen=True, tag="produce"):
-    """Publish rows of files; or, where it names no file, rows that ride in the letter from its row `first_row` on.
+    """Publish rows of files or, without files, rows that travel in the letter from its row `first_row` on.
 
-    has_ttl: some of them have a time to live of their own.
+    has_ttl: some rows have a time to live of their own.
     """
 
     topics: list[TopicRef]
@@ -96,7 +99,7 @@ class Produce(Request, frozen=True, tag="produce"):
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one request put into one partition: offsets base_offset .. base_offset + record_count."""
+    """The rows that one request put into one partition: offsets base_offset to base_offset + record_count - 1."""
 
     topic: str
     partition: int
@@ -105,9 +108,9 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WaitingUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rows of a request that wait for their time to come into one partition.
+    """Delayed rows that one request sent to one partition.
 
-    file_id, first_row: where those begin that rode in the letter; else they are where the request says.
+    file_id, first_row: where rows begin that travelled in the letter; other rows are where the request says.
     """
 
     topic_id: int
@@ -118,9 +121,9 @@ class WaitingUnit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Published(Result, frozen=True, tag="published"):
-    """`duplicate`: the same was published before, nothing was added; a unit's base_offset is then the first one's.
+    """A publish was accepted. duplicate: it was published before, and base_offset of each unit is the first one's.
 
-    waiting: of rows that are not in the log yet.
+    waiting: delayed rows, which are not in the log yet.
     """
 
     units: list[Unit]
@@ -130,15 +133,15 @@ class Published(Result, frozen=True, tag="published"):
 
 
 class FilesAdded(Record, frozen=True, tag="files_added"):
-    """Data files that segments or dead letters of this step point at: to be registered in `messages`."""
+    """Data files that segments or dead letters of this step refer to. They are registered in `messages`."""
 
     files: list[DataFile]
 
 
 class RowsJournaled(Record, frozen=True, tag="rows_journaled"):
-    """Rows that travel beside the JSON, until the next pass writes all such rows of its steps as the data file.
+    """Rows that travel beside the JSON until the next projection writes all such rows of its steps as the data file.
 
-    first_row: the number that the first of them will have in the file.
+    first_row: the number of the first one in that file.
     """
 
     file_id: int
@@ -151,9 +154,9 @@ class RowsJournaled(Record, frozen=True, tag="rows_journaled"):
 
 
 class Produced(Record, frozen=True, tag="produced"):
-    """Rows became offsets. The segments travel beside the JSON, as columns.
+    """Rows got offsets. The segments travel beside the JSON, as columns.
 
-    transactional_id: of the transaction it is a part of.
+    transactional_id: the transaction that this is a part of.
     """
 
     target: str
@@ -170,7 +173,7 @@ class Produced(Record, frozen=True, tag="produced"):
 
 
 class DeadLettered(Record, frozen=True, tag="dead_lettered"):
-    """Rows that were refused, with the reason."""
+    """Rows were refused, with the reason."""
 
     source: str
     file_id: int
@@ -186,7 +189,7 @@ class DeadLettered(Record, frozen=True, tag="dead_lettered"):
 
 @dataclass
 class Application:
-    """Last txn_version published by an application to a target."""
+    """The last txn_version that an application has published to a target."""
 
     version: int
     seen_at_ms: int

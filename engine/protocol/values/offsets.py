@@ -1,4 +1,4 @@
-"""Consumer offsets: how far each group has come in its partitions."""
+"""Consumer offsets: how far each group has read its partitions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .base import Number, Record, Request, Result
 from .producers import TransactionRef
 
 MAX_OFFSETS = 100_000
-"""Of one request: as many as a topic may have partitions."""
+"""Offsets in one request: as many as a topic may have partitions."""
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far a group has consumed a partition: `offset` is the next one it wants.
+    """How far a group has read a partition: `offset` is the next one that it reads.
 
-    topic_id: of the topic that was read; None: whichever has the name when it is decided. epoch: of the assignment
-    under which a member has read it.
+    topic_id: the topic that was read; None: the topic that has the name when it is decided. epoch: the assignment under
+    which a member has read it.
     """
 
     topic: str
@@ -30,10 +30,10 @@ class OffsetCommit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
-    """Note how far a group has come, at once or, inside a transaction, when that commits.
+    """Commit offsets, at once or, inside a transaction, when it commits.
 
-    member_id: who asks; None: nobody of the group, which it may while the group has no members; generation: in which
-    it has read, of a classic group.
+    member_id: the member that asks; None: a process that is not a member, which is legal while the group has no
+    members. generation: the generation in which a member of a classic group has read.
     """
 
     group: str
@@ -44,7 +44,7 @@ class CommitOffsets(Request, frozen=True, tag="commit_offsets"):
 
 
 class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
-    """Ask how far a group has come, in these (topic, partition) pairs or in all it has committed.
+    """Ask for committed offsets of these (topic, partition) pairs, or of all.
 
     require_stable: refuse while an open transaction has offsets for one of them.
     """
@@ -55,15 +55,17 @@ class FetchOffsets(Request, frozen=True, tag="fetch_offsets"):
 
 
 class DeleteOffsets(Request, frozen=True, tag="delete_offsets"):
-    """Forget what a group has committed. partitions: topic, and partition; None: all of the topic."""
+    """Forget committed offsets. partitions: topic and partition; None: all partitions of the topic."""
 
     group: str
     partitions: list[tuple[str, int | None]]
 
 
 class ResetPlace(msgspec.Struct, frozen=True, array_like=True):
-    """What is to be reset. partition None: all of the topic; offset: another one than the request's; topic_id: of the
-    topic that was looked at, None: whichever has the name when it is decided.
+    """A partition to reset.
+
+    partition: None for all of the topic. offset: overrides the offset of the request. topic_id: the topic that was
+    looked at; None: the topic that has the name when it is decided.
     """
 
     topic: str
@@ -73,10 +75,10 @@ class ResetPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
-    """Let a group without members go on elsewhere, within what the log has.
+    """Move the offsets of a group without members, within what the log holds.
 
-    to: where the log begins, where what is stable ends, at `offset`, or by so many further (or back); places: None is
-    all that the group has; dry_run: only say what would change.
+    to: the log start, the last stable offset, `offset`, or `offset` further (or back). places: None for everything that
+    the group has. dry_run: only report the changes.
     """
 
     group: str
@@ -87,21 +89,22 @@ class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
 
 
 class OffsetsFetched(Result, frozen=True, tag="offsets"):
-    """What was committed; a partition without an offset is left out."""
+    """The committed offsets. A partition without one is left out."""
 
     offsets: list[OffsetCommit]
 
 
 class OffsetsJudged(Result, frozen=True, tag="offsets_judged"):
-    """What a member has asked for is noted, but for these of its offsets, by index: the partitions are not its own any
-    more, or were given to it anew.
+    """A member's request is accepted, except for the offsets with these indexes.
+
+    Their partitions are not the member's any more, or were assigned to it again.
     """
 
     fenced: list[int]
 
 
-class OffsetChange(msgspec.Struct, frozen=True, array_like=True):
-    """before, after: what the group has committed; None: nothing."""
+class CommittedChange(msgspec.Struct, frozen=True, array_like=True):
+    """The committed offset before and after; None for no offset."""
 
     topic: str
     partition: int
@@ -110,15 +113,15 @@ class OffsetChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OffsetsChanged(Result, frozen=True, tag="offsets_changed"):
-    """What has become of each partition that was asked for, also where nothing has changed."""
+    """The result for each requested partition, also for unchanged ones."""
 
-    changes: list[OffsetChange]
+    changes: list[CommittedChange]
 
 
 class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
-    """How far a group has come; with a transactional id it counts once that transaction commits.
+    """A group has committed offsets. With a transactional id they count when that transaction commits.
 
-    topic_ids: of the topics of `offsets`, in the same order; reason: reset, where it was an operator who said so.
+    topic_ids: the topics of `offsets`, in the same order. reason: `reset` for an operator's change.
     """
 
     group: str
@@ -133,7 +136,7 @@ class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
 
 
 class OffsetsRemoved(Record, frozen=True, tag="offsets_removed"):
-    """What a group had committed in these partitions is forgotten."""
+    """The offsets that a group had committed in these partitions are forgotten."""
 
     group: str
     topic_id: int
@@ -147,8 +150,10 @@ class OffsetsRemoved(Record, frozen=True, tag="offsets_removed"):
 
 @dataclass(frozen=True)
 class CommittedOffset:
-    """How far a group has come in a partition. deleted_count: offsets that were deleted before it was done with them;
-    expired_count: messages that expired before anybody in it had looked at them. Both stay counted when it goes on.
+    """How far a group has read a partition.
+
+    deleted_count: offsets that were deleted before the group had read them. expired_count: messages that expired before
+    a member had seen them. Later commits keep both counts.
     """
 
     offset: int

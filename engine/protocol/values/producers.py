@@ -1,4 +1,4 @@
-"""Idempotent producers: ids, epochs, and the sequences by which a repeat is known."""
+"""Idempotent producers: ids, epochs, and the sequences that identify a repeat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import MAX_SEQUENCE, Count, Epoch, Number, Record, Request, Result, S
 
 
 class InitProducer(Request, frozen=True, tag="init_producer"):
-    """Ask for a producer id. With a transactional id it is that id's, and whoever had it before is fenced.
+    """Ask for a producer id. With a transactional id, the producer that had it before is fenced.
 
     timeout_ms: transaction.timeout.ms, how long a transaction may stay open.
     """
@@ -20,7 +20,7 @@ class InitProducer(Request, frozen=True, tag="init_producer"):
 
 
 class TransactionRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who asks for something inside a transaction; no transaction begins twice under one (producer_id, epoch)."""
+    """The transaction that a request belongs to. Only one transaction ever has this (producer_id, epoch)."""
 
     transactional_id: str
     producer_id: Number
@@ -28,10 +28,11 @@ class TransactionRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ProducerSequences(msgspec.Struct, frozen=True):
-    """Sequence of the first record per unit, a unit being all a request puts into one (topic, partition).
+    """The sequence of the first record of each unit. A unit is all that a request puts into one (topic, partition).
 
-    topic_index: into the request's topics; partition: of rows that wait, `waiting_unit` of it; refused_sequence: of the
-    first of its refused rows, which are a unit of their own; None: it has none.
+    topic_index: index into the request's topics. partition: for delayed rows the `waiting_unit` of it.
+    refused_sequence: sequence of the first refused row. Refused rows are a unit of their own; None without refused
+    rows.
     """
 
     producer_id: Number
@@ -43,17 +44,20 @@ class ProducerSequences(msgspec.Struct, frozen=True):
 
 
 def waiting_unit(partition: int) -> int:
-    """Instead of its partition, of a unit whose rows wait, as it has sequences of its own; and back."""
+    """Return the number that stands for a partition in a unit of delayed rows; applied twice, return the partition.
+
+    Delayed rows have sequences of their own: they enter the log later than rows sent after them.
+    """
     return -1 - partition
 
 
 def next_sequence(base_sequence: int, record_count: int) -> int:
-    """The sequence after `record_count` records from `base_sequence` on."""
+    """Return the sequence that follows `record_count` records from `base_sequence` on."""
     return (base_sequence + record_count) % (MAX_SEQUENCE + 1)
 
 
 class ProducerDone(Result, frozen=True, tag="producer"):
-    """`batch_id`: the last micro-batch that was committed under the transactional id, -1 before the first."""
+    """The producer's id and epoch. batch_id: the last micro-batch committed under the transactional id; -1 for none."""
 
     producer_id: int
     producer_epoch: int
@@ -61,10 +65,10 @@ class ProducerDone(Result, frozen=True, tag="producer"):
 
 
 class UnitAppended(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a producer's request put into one partition.
+    """The rows that a producer's request put into one partition.
 
-    Of rows that wait, partition is `waiting_unit` of it, and there is no offset: base_offset is the first row, and
-    file_id the file, of those that rode in the letter.
+    For delayed rows, partition is the `waiting_unit` of it, and there is no offset: base_offset is the first row. For
+    rows that travelled in the letter, file_id is their file.
     """
 
     topic_id: int
@@ -94,9 +98,9 @@ class ProducerExpired(Record, frozen=True, tag="producer_expired"):
 
 @dataclass
 class ProducerState:
-    """An idempotent producer: its last five appends per (topic_id, partition), oldest first.
+    """An idempotent producer with its last five appends per (topic_id, partition), oldest first.
 
-    transactional_id: the id it belongs to, and with which it is forgotten.
+    transactional_id: the id that it belongs to. They are forgotten together.
     """
 
     epoch: int

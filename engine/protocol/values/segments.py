@@ -1,7 +1,7 @@
-"""The segments of an entry of the journal: equally long columns of SEGMENT_SCHEMA.
+"""The segments of an entry of the journal: columns of equal length, as in SEGMENT_SCHEMA.
 
-They are held as they come, as lists from a decision and as Arrow batches from the journal. Most requests have a few
-segments, for which making Arrow arrays costs more than deciding them: a step makes them once, for all its requests.
+They are kept in the form in which they come: lists from a decision, Arrow batches from the journal. Most requests have
+few segments, for which Arrow arrays cost more than the decision. So a step builds the arrays once for all its requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX = {name: i for i, name in enumerate(_NAMES)}
 
 
 class Segments:
-    """Segments, in the order of their offsets within each partition. Immutable."""
+    """Segments in the order of their offsets within each partition. Immutable."""
 
     __slots__ = ("_columns",)
 
@@ -35,34 +35,34 @@ class Segments:
         return self._columns.num_rows if isinstance(self._columns, pa.RecordBatch) else len(self._columns[0])
 
     def column(self, name: str) -> list[Any]:
-        """One column as Python values."""
+        """Return one column as Python values."""
         column = self._columns[_INDEX[name]]
         return column if isinstance(column, list) else column.to_pylist()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """As rows, in the order of SEGMENT_SCHEMA."""
+        """Return the segments as rows, in the order of SEGMENT_SCHEMA."""
         columns = [column if isinstance(column, list) else column.to_pylist() for column in self._columns]
         return list(zip(*columns, strict=True))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Segments) and table_of([self]).equals(table_of([other]))
+        return isinstance(other, Segments) and segments_to_table([self]).equals(segments_to_table([other]))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Segments({table_of([self]).to_pylist()})"
+        return f"Segments({segments_to_table([self]).to_pylist()})"
 
 
 NO_SEGMENTS = Segments([[] for _ in SEGMENT_SCHEMA])
 
 
-def segments(count: int, **columns: list[Any]) -> Segments:
-    """Segments of these columns; a column that is not named is null."""
+def build_segments(count: int, **columns: list[Any]) -> Segments:
+    """Return segments with these columns. Columns that are not named are null."""
     nulls = [None] * count
     return Segments([columns.get(name, nulls) for name in _NAMES])
 
 
-def marker_segments(
+def build_marker_segments(
     kind: str,
     producer_id: int,
     producer_epoch: int,
@@ -73,12 +73,12 @@ def marker_segments(
     offset: list[int],
     first_offset: list[int],
 ) -> Segments:
-    """One `commit` or `abort` marker per partition, each at its own offset.
+    """Return one `commit` or `abort` marker per partition, each at its own offset.
 
     first_offset: where the transaction began in that partition.
     """
     n = len(partition)
-    return segments(
+    return build_segments(
         n,
         kind=[kind] * n,
         topic_id=topic_id,
@@ -95,21 +95,21 @@ def marker_segments(
     )
 
 
-def table_of(parts: Iterable[Segments]) -> pa.Table:
-    """All segments one after the other, as a table of SEGMENT_SCHEMA."""
+def segments_to_table(parts: Iterable[Segments]) -> pa.Table:
+    """Return all segments, one after another, as a table of SEGMENT_SCHEMA."""
     tables: list[pa.Table] = []
     lists: list[Sequence[list[Any]]] = []
     for part in parts:
         if isinstance(part._columns, pa.RecordBatch):
-            tables += [*_arrow(lists), pa.Table.from_batches([part._columns])]
+            tables += [*_lists_to_tables(lists), pa.Table.from_batches([part._columns])]
             lists = []
         elif len(part):
             lists.append(part._columns)
-    tables += _arrow(lists)
+    tables += _lists_to_tables(lists)
     return tables[0] if len(tables) == 1 else pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *tables])
 
 
-def _arrow(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
+def _lists_to_tables(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
     if not parts:
         return []
     columns = (chain.from_iterable(part[i] for part in parts) for i in range(len(SEGMENT_SCHEMA)))
@@ -120,24 +120,24 @@ def _arrow(parts: list[Sequence[list[Any]]]) -> list[pa.Table]:
 # -- neighbours -------------------------------------------------------------------------------------------
 
 
-def goes_on(rows: pa.Table, agree: Iterable[str], run_on: Iterable[str]) -> Mask:
-    """Of each row of segments but the first, whether it goes on where the one before it ends.
+def find_continuations(rows: pa.Table, agree: Iterable[str], run_on: Iterable[str]) -> Mask:
+    """Return for each row but the first whether it continues the row before it.
 
-    agree: columns that are the same in both, or null in both; run_on: those that are further by the number of records,
-    or null in both.
+    agree: columns that must be equal, or null, in both. run_on: columns that must grow by the number of records, or be
+    null in both.
     """
     goes = np.ones(max(0, rows.num_rows - 1), np.bool_)
     if not len(goes):  # a fetch of what has just come
         return goes
     counts = rows.column("record_count").to_numpy()
     for name in agree:
-        goes &= _follows(rows.column(name), 0)
+        goes &= _compare_neighbours(rows.column(name), 0)
     for name in run_on:
-        goes &= _follows(rows.column(name), counts[:-1])
+        goes &= _compare_neighbours(rows.column(name), counts[:-1])
     return goes
 
 
-def _follows(column: pa.ChunkedArray, step: int | npt.NDArray[np.int64]) -> Mask:
+def _compare_neighbours(column: pa.ChunkedArray, step: int | npt.NDArray[np.int64]) -> Mask:
     if pa.types.is_string(column.type):
         column = column.combine_chunks().dictionary_encode()
         column = (pa.chunked_array([column]) if isinstance(column, pa.Array) else column).unify_dictionaries()
@@ -149,17 +149,17 @@ def _follows(column: pa.ChunkedArray, step: int | npt.NDArray[np.int64]) -> Mask
     return follows
 
 
-def joined(rows: pa.Table, goes: Mask) -> pa.Table:
-    """Segments, each that goes on as part of the one before it: the first of them, with bounds and counts of all.
+def merge_continuations(rows: pa.Table, goes: Mask) -> pa.Table:
+    """Return the segments with each run of continuations merged into one, with the bounds and counts of all.
 
-    goes: as `goes_on` says.
+    goes: the mask from `find_continuations`.
     """
     if not goes.any():
         return rows
     first = np.flatnonzero(np.concatenate([[True], ~goes]))
     last = np.append(first[1:], rows.num_rows) - 1
     result = rows.take(pa.array(first))
-    taken = {"last_offset": rows.column("last_offset").take(pa.array(last))}
+    merged = {"last_offset": rows.column("last_offset").take(pa.array(last))}
     for name, bound in (
         ("record_count", np.add),
         ("min_timestamp_ms", np.minimum),
@@ -168,14 +168,14 @@ def joined(rows: pa.Table, goes: Mask) -> pa.Table:
         ("step", np.maximum),
     ):
         if name in rows.column_names:
-            taken[name] = _reduced(rows.column(name), bound, first)
-    for name, column in taken.items():
+            merged[name] = _reduce_runs(rows.column(name), bound, first)
+    for name, column in merged.items():
         result = result.set_column(result.column_names.index(name), name, column)
     return result
 
 
-def _reduced(column: pa.ChunkedArray, bound: np.ufunc, first: npt.NDArray[np.int64]) -> pa.Array:
-    """A row without a value stands alone: no row before or after it is of its kind."""
+def _reduce_runs(column: pa.ChunkedArray, bound: np.ufunc, first: npt.NDArray[np.int64]) -> pa.Array:
+    """Reduce each run to one value. A row without a value is a run of its own, since its neighbours differ in kind."""
     is_null = column.is_null().to_numpy()
     values = bound.reduceat(column.fill_null(0).to_numpy(), first)
     return pa.array(values, column.type, mask=is_null[first])

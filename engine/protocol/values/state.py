@@ -1,7 +1,7 @@
-"""What the sequencer knows. Always the fold of `evolve` over the journal, from a snapshot in the projections.
+"""The state of a sequencer: always the fold of `evolve` over the journal, starting from a snapshot in the tables.
 
 It holds one entry per topic, partition, producer, transactional id, group's partition, application, client and range of
-rows that wait, and nothing per segment or message.
+delayed rows. It holds nothing per segment or message.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
-from ..names import folded, shown
+from ..names import shorten, unify_collision_chars
 from .assignments import Group
 from .clients import Client
 from .dead_letters import REDRIVE
-from .delays import Delays
 from .deliveries import Deliveries
 from .log import Application
 from .offsets import CommittedOffset
 from .producers import ProducerState
 from .segments import Segments
+from .shards import Shards
 from .topics import Topic
 from .transactions import Transaction
+from .waiting import Delays
 
 
 @dataclass
 class State:
-    """`now_ms` is the time of the last decision; `step` the last step folded in.
+    """The state after `step`. `now_ms` is the time of the last decision.
 
-    topics: those that are there; a deleted one is gone, and its id is never used again. ongoing: transactional ids with
-    an open transaction; offsets: group -> (topic_id, partition) -> how far it has come; deliveries: the same of `queue`
-    groups, what became of messages past that; dying: (group, topic_id, partition) in which some are dying, also REDRIVE
-    for dead letters that are to go back; touched_groups: those in which, or in a topic of which, something has happened
-    in this step, or of which the one before has left something to move; resumed: (topic_id, partition) -> where it goes
-    on, of those that this step has begun again; lent: topics that a snapshot has as well, to be replaced (`own`) and
-    not changed.
+    topics: existing topics; the id of a deleted one is never used again. ongoing: transactional ids with an open
+    transaction. offsets: group -> (topic_id, partition) -> committed offset. deliveries: the same for `queue` groups ->
+    the messages past that offset. dying: (group, topic_id, partition) with dying messages; REDRIVE as the group stands
+    for dead letters that are to go back. touched_groups: groups that this step has changed, directly or by their
+    topics, or that the step before has left unfinished. resumed: (topic_id, partition) -> the offset at which a
+    partition continues that this step uses again. shared_topics: ids of topics that a snapshot shares. They must be
+    replaced by a copy (`writable_topic`) before they change.
 
-    A namespace may have very many topics: no request looks through all of them. So there are, beside their ids by name,
-    folded_names: folded name -> the one that a topic has; subscribers: name -> subscriptions, of those that have any;
-    draining: ids of those that are given up partitions.
-    Nor does a step look through all groups: manned_groups are those with members, waiting_groups those of which
-    something waits, for an assignor, for the end of a delay, or for a partition to be given up.
+    A namespace may have very many topics, and no request walks through all of them. Hence the indexes: topic_ids (name
+    -> id), unified_names (name without the difference of `.` and `_` -> name), subscribers (name -> its subscriptions,
+    if any), draining (ids of topics with draining partitions). In the same way no step walks through all groups:
+    groups_with_members and waiting_groups, which wait for an assignor, a delay, or the release of a partition.
     """
 
     step: int = 0
@@ -53,7 +53,7 @@ class State:
     routing_step: int = 0
     topics: dict[int, Topic] = field(default_factory=dict)
     topic_ids: dict[str, int] = field(default_factory=dict)
-    folded_names: dict[str, str] = field(default_factory=dict)
+    unified_names: dict[str, str] = field(default_factory=dict)
     subscribers: dict[str, list[str]] = field(default_factory=dict)
     draining: set[int] = field(default_factory=set)
     producers: dict[int, ProducerState] = field(default_factory=dict)
@@ -67,152 +67,164 @@ class State:
     groups: dict[str, Group] = field(default_factory=dict)
     touched_groups: set[str] = field(default_factory=set)
     resumed: dict[tuple[int, int], int] = field(default_factory=dict)
-    manned_groups: set[str] = field(default_factory=set)
+    groups_with_members: set[str] = field(default_factory=set)
     waiting_groups: set[str] = field(default_factory=set)
     delays: Delays = field(default_factory=Delays)
-    lent: set[int] = field(default_factory=set)
+    shared_topics: set[int] = field(default_factory=set)
+    shards: Shards = field(default_factory=Shards)
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name; raises UnknownTopicOrPartition."""
+        """Return the topic of this name. Raises UnknownTopicOrPartition."""
         topic_id = self.topic_ids.get(name)
         if topic_id is None:
-            raise UnknownTopicOrPartition("There is no such topic.", found=shown(name))
+            raise UnknownTopicOrPartition(
+                "The topic does not exist. Create it with mq.topics.create() or `lakemq topics create`.",
+                found=shorten(name),
+            )
         return self.topics[topic_id]
 
-    def add(self, topic: Topic) -> None:
-        """A topic that is new."""
+    def add_topic(self, topic: Topic) -> None:
+        """Add a new topic."""
         self.topics[topic.topic_id] = topic
         self.topic_ids[topic.topic] = topic.topic_id
-        self.folded_names[folded(topic.topic)] = topic.topic
-        self.note_draining(topic)
+        self.unified_names[unify_collision_chars(topic.topic)] = topic.topic
+        self.index_draining(topic)
         if topic.subscriptions:
             self.subscribers[topic.topic] = topic.subscriptions
 
-    def remove(self, topic_id: int) -> None:
-        """A topic is there no more, if it was."""
+    def remove_topic(self, topic_id: int) -> None:
+        """Remove a topic, if it exists."""
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
             self.topic_ids.pop(topic.topic, None)
-            self.folded_names.pop(folded(topic.topic), None)
+            self.unified_names.pop(unify_collision_chars(topic.topic), None)
             self.subscribers.pop(topic.topic, None)
-        self.lent.discard(topic_id)
+        self.shared_topics.discard(topic_id)
         self.draining.discard(topic_id)
-        self.dying = {one for one in self.dying if one[1] != topic_id}
+        self.dying = {key for key in self.dying if key[1] != topic_id}
 
-    def note_draining(self, topic: Topic) -> None:
-        """Its partitions have changed."""
+    def index_draining(self, topic: Topic) -> None:
+        """Update the index of draining topics after a topic's partitions have changed."""
         (self.draining.add if topic.draining_count else self.draining.discard)(topic.topic_id)
 
-    def subscribe(self, topic_id: int, subscriptions: list[str]) -> None:
-        """From now on these are the topic's."""
-        topic = self.own(topic_id)
+    def set_subscriptions(self, topic_id: int, subscriptions: list[str]) -> None:
+        """Replace the topic's subscriptions."""
+        topic = self.writable_topic(topic_id)
         topic.subscriptions = subscriptions
         self.subscribers.pop(topic.topic, None)
         if subscriptions:
             self.subscribers[topic.topic] = subscriptions
 
-    def own(self, topic_id: int) -> Topic:
-        """The topic, to be changed: a copy takes its place first where a snapshot has it as well."""
-        if topic_id in self.lent:
-            self.lent.discard(topic_id)
+    def writable_topic(self, topic_id: int) -> Topic:
+        """Return the topic in order to change it. A topic that a snapshot shares is replaced by a copy first."""
+        if topic_id in self.shared_topics:
+            self.shared_topics.discard(topic_id)
             self.topics[topic_id] = self.topics[topic_id].copy()
         return self.topics[topic_id]
 
-    def append(self, segments: Segments) -> None:
-        """These end the logs that they are of. Of each log they stand in the order of their offsets."""
+    def advance_logs(self, segments: Segments) -> None:
+        """Move high watermarks to the ends of these segments, which are in the order of their offsets within each
+        partition.
+        """
         names = ("topic_id", "partition", "last_offset")
         for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
-            self.own(topic_id).high_watermarks[partition] = last + 1
+            self.writable_topic(topic_id).high_watermarks[partition] = last + 1
 
     def snapshot(self) -> State:
-        """The same, with topics that stay as they are while this one goes on; the rest is shared."""
-        self.lent = set(self.topics)
+        """Return a state whose topics do not change when this one does. Everything else is shared."""
+        self.shared_topics = set(self.topics)
         return replace(
             self,
             topics=dict(self.topics),
             topic_ids=dict(self.topic_ids),
-            folded_names=dict(self.folded_names),
+            unified_names=dict(self.unified_names),
             subscribers=dict(self.subscribers),
             draining=set(self.draining),
-            lent=set(self.topics),
+            shared_topics=set(self.topics),
         )
 
     def without_clients(self, with_groups: bool) -> State:
-        """The same as who decides nothing loads it: what its tail tells of producers, and of groups, is left out."""
-        left = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set(), delays=Delays())
+        """Return the state as a reader loads it, without producers, clients and delays; without groups unless asked
+        for.
+        """
+        reduced = replace(
+            self, producers={}, applications={}, clients={}, transactions={}, ongoing=set(), delays=Delays()
+        )
         if with_groups:
-            return left
-        left = replace(left, offsets={}, deliveries={}, dying=set())
-        return replace(left, groups={}, manned_groups=set(), waiting_groups=set())
+            return reduced
+        reduced = replace(reduced, offsets={}, deliveries={}, dying=set())
+        return replace(reduced, groups={}, groups_with_members=set(), waiting_groups=set())
 
     def begin_step(self) -> None:
-        """Nothing has happened in it yet; but what the one before has left to move goes on."""
-        self.touched_groups = self.moving_on()
+        """Reset what belongs to a single step. Unfinished moves of the step before continue."""
+        self.touched_groups = self.list_moving_groups()
         self.resumed.clear()
         self.delays.begin_step()
 
-    def moving_on(self) -> set[str]:
-        """Groups of which the next step moves more than this one could."""
+    def list_moving_groups(self) -> set[str]:
+        """Return the groups with moves that this step has left to the next one."""
         return {name for name in self.touched_groups if name in self.groups and self.groups[name].is_moving_on}
 
-    def note_group(self, name: str) -> None:
-        """Something of this group has changed."""
+    def index_group(self, name: str) -> None:
+        """Update the indexes of groups after a group has changed."""
         group = self.groups.get(name)
         is_manned, is_waiting = group is not None and bool(group.members), group is not None and group.is_waiting
-        (self.manned_groups.add if is_manned else self.manned_groups.discard)(name)
+        (self.groups_with_members.add if is_manned else self.groups_with_members.discard)(name)
         (self.waiting_groups.add if is_waiting else self.waiting_groups.discard)(name)
 
-    def groups_with(self, topic_id: int) -> Iterator[str]:
-        """Those that have partitions of this topic."""
+    def list_groups_with(self, topic_id: int) -> Iterator[str]:
+        """Yield the groups that have partitions of this topic."""
         return (name for name, group in self.groups.items() if topic_id in group.partition_counts)
 
-    def group_places(self, group: str) -> list[tuple[int, int]]:
-        """(topic_id, partition) in which the group has committed something, or which it has, in order."""
-        known = self.groups.get(group)
-        return self.there({*self.offsets.get(group, ()), *(known.assignments if known else ())})
+    def list_group_places(self, group: str) -> list[tuple[int, int]]:
+        """Return the (topic_id, partition) that the group has committed or owns, sorted."""
+        state_of_group = self.groups.get(group)
+        return self.existing_places(
+            {*self.offsets.get(group, ()), *(state_of_group.assignments if state_of_group else ())}
+        )
 
     def offsets_retention_ms(self, group: str, default_ms: int) -> int:
-        """How long the group keeps what it has committed once it has no members; -1: for good."""
-        known = self.groups.get(group)
-        return int(known.config.get("offsets.retention.ms", default_ms)) if known else default_ms
+        """Return how long the group keeps its offsets without members; -1: for good."""
+        state_of_group = self.groups.get(group)
+        return int(state_of_group.config.get("offsets.retention.ms", default_ms)) if state_of_group else default_ms
 
-    def there(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Of these (topic_id, partition) those whose topic was not deleted meanwhile, in order."""
+    def existing_places(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those (topic_id, partition) whose topic still exists, sorted."""
         return sorted(place for place in places if place[0] in self.topics)
 
-    def note_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
-        """The group has come so far now."""
+    def set_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
+        """Set the committed offset of the group. Its counts of lost messages stay."""
         committed = self.offsets.setdefault(group, {})
         before = committed.get(place)
         counts = (before.deleted_count, before.expired_count) if before else ()
         committed[place] = CommittedOffset(offset, metadata, self.now_ms, *counts)
 
-    def deliveries_of(self, group: str, place: tuple[int, int]) -> Deliveries | None:
-        """None: nothing was delivered of it yet. group: or REDRIVE."""
+    def find_deliveries(self, group: str, place: tuple[int, int]) -> Deliveries | None:
+        """Return the deliveries of the partition, if there are any. group: a group, or REDRIVE."""
         if group != REDRIVE:
             return self.deliveries.get(group, {}).get(place)
         topic = self.topics.get(place[0])
         return None if topic is None else topic.redrives.get(place[1])
 
     def forget_deliveries(self, group: str, place: tuple[int, int]) -> None:
-        """Whatever follows is delivered as if it were new."""
-        known = self.deliveries.get(group, {})
-        known.pop(place, None)
-        if not known:
+        """Forget the deliveries, so that all messages after the committed offset are new."""
+        deliveries = self.deliveries.get(group, {})
+        deliveries.pop(place, None)
+        if not deliveries:
             self.deliveries.pop(group, None)
         self.dying.discard((group, *place))
 
-    def note_dying(self, group: str, place: tuple[int, int]) -> None:
-        """Something of these deliveries has changed."""
-        known = self.deliveries_of(group, place)
-        is_dying = known is not None and known.dying_count > 0
+    def index_dying(self, group: str, place: tuple[int, int]) -> None:
+        """Update the index of dying messages after deliveries have changed."""
+        deliveries = self.find_deliveries(group, place)
+        is_dying = deliveries is not None and deliveries.dying_count > 0
         (self.dying.add if is_dying else self.dying.discard)((group, *place))
 
-    def pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
-        """What open transactions hold back for the group: (topic_id, partition) -> the transactional id."""
+    def find_pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
+        """Return the partitions of the group that open transactions hold: (topic_id, partition) -> transactional id."""
         return {
             place: name
             for name in sorted(self.ongoing)
-            for place in self.transactions[name].places_of(group)
+            for place in self.transactions[name].list_places(group)
             if place[0] in self.topics
         }

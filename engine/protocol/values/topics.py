@@ -1,4 +1,4 @@
-"""Topics: what may be asked of them, what is decided, what is known."""
+"""Topics: their requests, records and state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from .deliveries import Deliveries
 from .transitions import Transitions
 
 MAX_PARTITIONS = 100_000
-"""Of a topic."""
+"""The largest number of partitions of a topic."""
 
 
 class LogStatus(str, Enum):
     """The states of a partition of a topic."""
 
     ACTIVE = "active"
-    """It takes what is published."""
+    """It takes messages that are published."""
     DRAINING = "draining"
-    """The topic has fewer partitions now: nothing is published to it, groups go on until they have come to its end."""
+    """The topic has fewer partitions now. Nothing is published to this one; groups read it to its end."""
     ENDED = "ended"
-    """They have, and are given it no more. What it still holds can be fetched; its number may be used again."""
+    """All groups have read it to its end and no longer get it. Its messages can be fetched; its number may be used
+    again.
+    """
 
 
 LOG_TRANSITIONS = Transitions(
@@ -49,9 +51,9 @@ class CreateTopic(Request, frozen=True, tag="create_topic"):
 
 
 class AlterTopic(Request, frozen=True, tag="alter_topic"):
-    """`config` sets keys, null resets one to its default; `partitions` and `subscriptions` replace what is there.
+    """Change a topic. `config` sets keys, null resets one; `partitions` and `subscriptions` replace the present ones.
 
-    force: also if there are fewer partitions then.
+    force: allow fewer partitions.
     """
 
     topic: str
@@ -66,7 +68,7 @@ class DeleteTopic(Request, frozen=True, tag="delete_topic"):
 
 
 class DeleteRecords(Request, frozen=True, tag="delete_records"):
-    """Partition -> offset before which all is deleted; -1 stands for the high watermark."""
+    """Delete records. before: partition -> the first offset to keep; -1 stands for the high watermark."""
 
     topic: str
     before: dict[int, int]
@@ -98,7 +100,7 @@ class TopicCreated(Record, frozen=True, tag="topic_created"):
 
 
 class TopicAltered(Record, frozen=True, tag="topic_altered"):
-    """The topic as it is from now on."""
+    """The topic has these settings, subscriptions and partitions from now on."""
 
     topic_id: int
     topic: str
@@ -112,7 +114,7 @@ class TopicAltered(Record, frozen=True, tag="topic_altered"):
 
 
 class PartitionsEnded(Record, frozen=True, tag="partitions_ended"):
-    """Groups have come to the end of those from the number `first` on, which were draining."""
+    """Draining partitions have ended, from the number `first` on."""
 
     topic_id: int
     topic: str
@@ -124,7 +126,7 @@ class PartitionsEnded(Record, frozen=True, tag="partitions_ended"):
 
 
 class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
-    """partitions: how many it had, those included that have ended."""
+    """A topic is deleted. partitions: how many it had, including those that have ended."""
 
     topic_id: int
     topic: str
@@ -136,9 +138,9 @@ class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
 
 
 class LogOutgrown(msgspec.Struct, frozen=True):
-    """What a look of the leader's at a topic has found: partition -> where the first segment begins that is to stay.
+    """Messages that the leader has found to be too old or too large: partition -> the first offset to keep.
 
-    by_age: by the retention.ms that it had then; by_size: by its retention.bytes.
+    by_age, by_size: by the settings retention.ms and retention.bytes that the topic had when the leader looked.
     """
 
     topic_id: int
@@ -149,7 +151,7 @@ class LogOutgrown(msgspec.Struct, frozen=True):
 
 
 class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
-    """Partition -> new log start offset. reason: the setting that asked for it; empty where somebody did."""
+    """Logs start later now: partition -> log start offset. reason: the setting that caused it; empty for a request."""
 
     topic_id: int
     topic: str
@@ -164,18 +166,18 @@ class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
 Offsets = npt.NDArray[np.int64]
 
 TimeToLive: TypeAlias = tuple[int | None, int | None]
-"""Of the messages of a segment: since when it counts, None: they do not expire; and how long it is of those that have
-none of their own, None: for ever.
+"""For the messages of a segment: when their time to live starts (None: they do not expire), and the time to live of
+those that have none of their own (None: unlimited).
 """
 
 
 @dataclass
 class Topic:
-    """A topic and its partitions; `high_watermarks[p]` is the offset the next message of partition p gets.
+    """A topic and its partitions. `high_watermarks[p]` is the offset that the next message of partition p gets.
 
-    open_transactions: partition -> producer_id -> first offset of that producer's open transaction; redrives: partition
-    -> which of its dead letters are to go back where they come from (dying), or are done with (acknowledged).
-    draining_count, ended_count: of all partitions the last ones have ended, and those before them drain.
+    open_transactions: partition -> producer_id -> first offset of that producer's open transaction. redrives: partition
+    -> its dead letters that are to go back (dying) or are finished (acknowledged). ended_count: the last partitions,
+    which have ended. draining_count: the partitions before them, which drain.
     """
 
     topic_id: int
@@ -197,22 +199,22 @@ class Topic:
             high_watermarks=self.high_watermarks.copy(),
             log_starts=self.log_starts.copy(),
             open_transactions=open_transactions,
-            redrives={p: known.copy() for p, known in self.redrives.items()},
+            redrives={p: deliveries.copy() for p, deliveries in self.redrives.items()},
         )
 
     @property
     def log_count(self) -> int:
-        """Of all its partitions, those included that have ended."""
+        """The number of all partitions, including those that have ended."""
         return len(self.high_watermarks)
 
     @property
     def consumed_count(self) -> int:
-        """Of those that groups have: they go on in what drains."""
+        """The number of partitions that groups read: active and draining ones."""
         return self.log_count - self.ended_count
 
     @property
     def partition_count(self) -> int:
-        """Of those that take what is published."""
+        """The number of partitions that take new messages."""
         return self.consumed_count - self.draining_count
 
     def status(self, partition: int) -> LogStatus:
@@ -220,8 +222,8 @@ class Topic:
             return LogStatus.ACTIVE
         return LogStatus.DRAINING if partition < self.consumed_count else LogStatus.ENDED
 
-    def give_partitions(self, count: int) -> list[int]:
-        """From now on so many take what is published; returns those that do again after they had ended."""
+    def set_partition_count(self, count: int) -> list[int]:
+        """Set how many partitions take new messages. Returns the partitions that had ended and are used again."""
         ended = range(self.consumed_count, min(count, self.log_count))
         added = np.zeros(max(0, count - self.log_count), np.int64)
         consumed = max(self.consumed_count, count)
@@ -230,12 +232,12 @@ class Topic:
         self.ended_count, self.draining_count = self.log_count - consumed, consumed - count
         return list(ended)
 
-    def end_from(self, first: int) -> None:
-        """Those from this number on have ended."""
+    def end_partitions(self, first: int) -> None:
+        """End the partitions from this number on."""
         self.draining_count, self.ended_count = first - self.partition_count, self.log_count - first
 
     def place(self, partition: int) -> tuple[int, int]:
-        """Its id, and this partition of it; raises UnknownTopicOrPartition."""
+        """Return the topic's id and this partition. Raises UnknownTopicOrPartition."""
         if not 0 <= partition < self.log_count:
             raise UnknownTopicOrPartition(
                 f"{self.topic} has no such partition.", found=partition, expected=f"0 to {self.log_count - 1}"
@@ -244,7 +246,9 @@ class Topic:
 
     @property
     def last_stable_offsets(self) -> Offsets:
-        """Where read_committed ends: the first offset of the earliest open transaction, else the high watermark."""
+        """The end of each partition under read_committed: the first offset of its earliest open transaction, else its
+        high watermark.
+        """
         if not self.open_transactions:
             return self.high_watermarks
         offsets = self.high_watermarks.copy()
@@ -253,14 +257,14 @@ class Topic:
         return offsets
 
     def ttl(self, has_ttl: bool, now_ms: int) -> TimeToLive:
-        """Of messages that come into the log now. has_ttl: some have a time to live of their own."""
+        """Return the time to live of messages that enter the log now. has_ttl: some have one of their own."""
         default_ms = self.setting("ttl.ms")
         if default_ms < 0:
             return (now_ms if has_ttl else None), None
         return now_ms, default_ms
 
     def setting(self, key: str) -> Any:
-        """The value set, else the default."""
+        """Return the topic's value of a setting, else the default."""
         return self.config.get(key, TOPIC[key].default)
 
 

@@ -1,4 +1,4 @@
-"""Transactions: who has an id, what is open under it, in which state it is, and which states may follow."""
+"""Transactions: requests, records, states and transitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from .assignments import Place
 from .base import Count, Number, Record, Request, Result
-from .deliveries import Taken
+from .deliveries import MessageRanges
 from .offsets import OffsetCommit
 from .producers import TransactionRef
 from .transitions import Transitions
@@ -18,9 +18,9 @@ from .transitions import Transitions
 class EndTransaction(Request, frozen=True, tag="end_transaction"):
     """Commit or abort.
 
-    part_count: how many publishes, and groups with offsets, the transaction has, so that none is lost unnoticed;
-    batch_id: of a stream's micro-batch; one not above the last that was committed under this transactional id is
-    aborted instead.
+    part_count: the number of publishes and of groups with offsets that the transaction has, so that a lost one is
+    noticed. batch_id: the micro-batch of a stream. If it is not above the last one committed under this transactional
+    id, the transaction is aborted instead.
     """
 
     transaction: TransactionRef
@@ -30,7 +30,7 @@ class EndTransaction(Request, frozen=True, tag="end_transaction"):
 
 
 class AbortTransaction(Request, frozen=True, tag="abort_transaction"):
-    """An operator ends a transaction; its producer is fenced."""
+    """Abort a transaction for an operator. Its producer is fenced."""
 
     transactional_id: str
 
@@ -38,7 +38,8 @@ class AbortTransaction(Request, frozen=True, tag="abort_transaction"):
 class TransactionEnded(Result, frozen=True, tag="transaction_ended"):
     """The producer's id and epoch for its next transaction.
 
-    duplicate: it had ended so before; or its micro-batch was committed before, and this repeat of it is aborted.
+    duplicate: the transaction had ended in this way before; or its micro-batch was committed before, and the repeat is
+    aborted.
     """
 
     producer_id: int
@@ -60,7 +61,7 @@ class TransactionStatus(str, Enum):
 
 _BETWEEN = {TransactionStatus.EMPTY, TransactionStatus.ONGOING, TransactionStatus.DEAD}
 
-TRANSITIONS = Transitions(
+TRANSACTION_TRANSITIONS = Transitions(
     "A transactional id",
     {
         TransactionStatus.DEAD: {TransactionStatus.EMPTY},
@@ -76,11 +77,11 @@ TRANSITIONS = Transitions(
         TransactionStatus.COMPLETE_ABORT: _BETWEEN,
     },
 )
-"""Dead is an id that is not known: never asked for, or expired."""
+"""Dead stands for an id that does not exist: it was never requested, or has expired."""
 
 
 class EndReason(str, Enum):
-    """Who has ended a transaction."""
+    """The causes of a transaction's end."""
 
     PRODUCER = "producer"
     TIMEOUT = "timeout"
@@ -89,11 +90,11 @@ class EndReason(str, Enum):
 
 
 class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
-    """A transactional id is in this state from now on: one row of the transaction log.
+    """A transactional id has this state from now on: one row of the transaction log.
 
-    producer_id, producer_epoch: who may go on from here; partitions, groups: all that the transaction touches.
-    reason: who ended it; batch_id: the micro-batch that a commit carries.
-    used_up: the producer id that has given way to this one because it has no epochs left.
+    producer_id, producer_epoch: who may continue. partitions, groups: everything that the transaction touches. reason:
+    who ended it. batch_id: the micro-batch of a commit. used_up: the producer id that this one replaces because it has
+    no epochs left.
     """
 
     transactional_id: str
@@ -114,7 +115,7 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
 
 
 class TransactionFailed(Record, frozen=True, tag="transaction_failed"):
-    """Something of the transaction was refused: it can only be aborted."""
+    """A part of the transaction was refused, so it can only be aborted."""
 
     transactional_id: str
     error: str
@@ -135,10 +136,10 @@ class MarkersWritten(Record, frozen=True, tag="markers_written"):
         return self.transactional_id
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """How the last transaction of an id ended, for who did not hear of it.
+class EndedTransaction(msgspec.Struct, frozen=True):
+    """How the last transaction of an id ended, for a producer that repeats its request.
 
-    producer_id, producer_epoch: of that transaction; reason: as in TransactionMoved.
+    producer_id, producer_epoch: those of that transaction. reason: as in TransactionMoved.
     """
 
     producer_id: int
@@ -148,11 +149,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Transaction(msgspec.Struct):
-    """A transactional id and, while it is Ongoing, its transaction. A structure of its own because it is stored whole.
+    """A transactional id and, while it is Ongoing, its transaction. A struct, because it is stored as a whole.
 
-    status: Prepare states last no longer than a step; part_count: publishes that were accepted, and groups whose
-    offsets were; offsets: by group, with the topics' ids; acknowledged: by queue group, messages; error: why it can
-    only be aborted; batch_id: of the last micro-batch committed, -1 before the first.
+    status: Prepare states last no longer than a step. part_count: accepted publishes, and groups whose offsets were
+    accepted. offsets: by group, with topic ids. acknowledged: messages by queue group. error: why it can only be
+    aborted. batch_id: the last committed micro-batch; -1 for none.
     """
 
     producer_id: int
@@ -164,15 +165,15 @@ class Transaction(msgspec.Struct):
     partitions: set[tuple[int, int]] = msgspec.field(default_factory=set)
     offsets: dict[str, list[tuple[int, OffsetCommit]]] = msgspec.field(default_factory=dict)
     part_count: int = 0
-    acknowledged: dict[str, list[Taken]] = msgspec.field(default_factory=dict)
+    acknowledged: dict[str, list[MessageRanges]] = msgspec.field(default_factory=dict)
     error: str | None = None
-    ended: Ended | None = None
+    ended: EndedTransaction | None = None
     batch_id: int = -1
 
-    def places_of(self, group: str) -> Iterator[Place]:
-        """The partitions in which it holds something of the group: offsets, or messages."""
-        yield from ((topic_id, one.partition) for topic_id, one in self.offsets.get(group, ()))
-        yield from (one.place for one in self.acknowledged.get(group, ()))
+    def list_places(self, group: str) -> Iterator[Place]:
+        """Yield the partitions in which the transaction holds offsets or messages of the group."""
+        yield from ((topic_id, commit.partition) for topic_id, commit in self.offsets.get(group, ()))
+        yield from (part.place for part in self.acknowledged.get(group, ()))
 
 
 REQUESTS = (EndTransaction, AbortTransaction)

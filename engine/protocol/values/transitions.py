@@ -1,4 +1,4 @@
-"""Which states of a thing may follow which: a table per kind of thing, beside its states. The docs draw them."""
+"""Tables of the allowed transitions of a state machine, one table beside each enum of states. The docs draw them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ S = TypeVar("S", bound=Enum)
 
 @dataclass(frozen=True)
 class Transitions(Generic[S]):
-    """what: the thing, for people; table: state -> those that may follow. All states are there."""
+    """The allowed transitions of one kind of thing.
 
-    what: str
+    subject: its name, for people. table: state -> the states that may follow. Every state has an entry.
+    """
+
+    subject: str
     table: Mapping[S, Set[S]]
 
     checked: ClassVar[bool] = False
-    """Set where tests run. Elsewhere folding stays total: what was decided is never refused."""
+    """Set in tests. Elsewhere folding must not fail, because a record is already decided."""
 
     def check(self, before: S, after: S) -> None:
-        """Raises AssertionError where transitions are checked and this is none of them."""
+        """Raise AssertionError for a transition that is not allowed, where transitions are checked."""
         if self.checked and after not in self.table[before]:
-            raise AssertionError(f"{self.what} cannot go from {before.value} to {after.value}")
+            raise AssertionError(f"{self.subject} cannot go from {before.value} to {after.value}")

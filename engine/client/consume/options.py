@@ -1,0 +1,149 @@
+"""The options of a consumer: defaults, ranges, and where each applies. `docs/settings.md` is made from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.parameters import GROUP
+from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
+
+PROTOCOLS = ("queue", "cooperative", "classic")
+
+MAX_CLIENT_ID = 100
+"""Characters: the member's id has room for it, a host and a process id."""
+
+_HOUR_MS = 3_600_000
+_ASSIGN = "assign"
+
+
+@dataclass(frozen=True)
+class ConsumerOption:
+    """A keyword of `mq.consumer`.
+
+    Attributes:
+        default: the value if the keyword is left out; None: no value, or as `meaning` says.
+        expected: the values that it takes, in words.
+        applies: the protocols of members that take it, and `assign` for a consumer of assigned partitions.
+        low, high: the bounds of a number.
+    """
+
+    name: str
+    default: int | str | None
+    expected: str
+    meaning: str
+    applies: tuple[str, ...] = PROTOCOLS
+    low: int = 0
+    high: int = 0
+
+
+def _number(name: str, default: int, low: int, high: int, meaning: str, *more: str) -> ConsumerOption:
+    return ConsumerOption(name, default, f"{low} to {high}", meaning, (*PROTOCOLS, *more), low, high)
+
+
+def _choice(name: str, default: str | None, choices: tuple[str, ...], meaning: str, *more: str) -> ConsumerOption:
+    return ConsumerOption(name, default, ", ".join(f"`{choice}`" for choice in choices), meaning, (*PROTOCOLS, *more))
+
+
+_DECLARED = (
+    ConsumerOption("topics", None, "names of topics", "Topics whose partitions the group shares among its members."),
+    ConsumerOption(
+        "pattern",
+        None,
+        f"RE2, at most {MAX_PATTERN} characters",
+        "Instead of `topics`: all topics whose whole names match, also those that are created later.",
+    ),
+    ConsumerOption(
+        "assign",
+        None,
+        "topics and (topic, partition) pairs",
+        "Instead of `topics`: partitions that this consumer reads by itself, without being a member.",
+        (_ASSIGN,),
+    ),
+    _choice(
+        "protocol",
+        None,
+        PROTOCOLS,
+        "How the group moves partitions between members. Left out, as the group is; a new group is a `queue`.",
+    ),
+    _choice(
+        "auto_offset_reset",
+        "earliest",
+        OFFSET_RESETS,
+        "Where to begin if the group has committed nothing, or if the offset that it committed was deleted. `none` "
+        "raises `NO_OFFSET_FOR_PARTITION` or `OFFSET_OUT_OF_RANGE`.",
+        _ASSIGN,
+    ),
+    _choice(
+        "isolation",
+        None,
+        ("read_committed", "read_uncommitted"),
+        "Whether messages of open and aborted transactions are shown. Left out, `read_committed`; in a queue group, "
+        "the group's `isolation.level`.",
+        _ASSIGN,
+    ),
+    ConsumerOption(
+        "instance_id",
+        None,
+        "1 to 249 characters",
+        "Makes the member static: a process that comes back under the id has the same partitions, without a rebalance.",
+    ),
+    ConsumerOption(
+        "client_id",
+        None,
+        f"1 to {MAX_CLIENT_ID} characters",
+        "Name of the application. The member's id begins with it, the host and the process id.",
+    ),
+    _number(
+        "session_timeout_ms",
+        45_000,
+        *SESSION_MS,
+        "How long a member may send no heartbeat before it is lost. It must be longer than `heartbeat_interval_ms`, "
+        "and should be at least three times as long; with less, a warning is logged.",
+    ),
+    _number("heartbeat_interval_ms", 3_000, 1, _HOUR_MS, "How often the member's process sends a heartbeat."),
+    _number(
+        "max_poll_interval_ms",
+        300_000,
+        1,
+        MAX_POLL_MS,
+        "How long a member may go without `poll` before it is lost; at least `heartbeat_interval_ms`.",
+    ),
+    ConsumerOption(
+        "assignor",
+        None,
+        "`range`, `roundrobin`, `sticky`, `cooperative-sticky`, or a plug-in's name; or a list of them",
+        "The assignors that the member supports, the best first. The group takes one that all its members support. "
+        "Left out, the member supports all.",
+    ),
+    ConsumerOption(
+        "ack_mode",
+        None,
+        ", ".join(f"`{choice}`" for choice in GROUP["ack.mode"].choices),
+        "The group's `ack.mode`: sets it in a new group, and must equal it in any other.",
+        ("queue",),
+    ),
+    ConsumerOption("listener", None, "a `RebalanceListener`", "Is called by `poll` when partitions come and go."),
+    ConsumerOption(
+        "consumer_timeout_ms",
+        None,
+        "at least 0",
+        "`for message in consumer` ends when no message has come for so long. Left out, it waits until the consumer is "
+        "closed.",
+        (*PROTOCOLS, _ASSIGN),
+    ),
+    ConsumerOption(
+        "default_timeout_ms",
+        60_000,
+        "at least 0",
+        "How long to wait for offsets that an open transaction holds back.",
+        (_ASSIGN,),
+    ),
+)
+
+CONSUMER = {option.name: option for option in _DECLARED}
+"""By name, in the order in which they are documented."""
+
+_SOURCES = ("topics", "assign", "protocol")
+"""Keywords that say what a consumer reads, and how. `mq.consumer` handles them before the other options."""
+ASSIGN_OPTIONS = [name for name, option in CONSUMER.items() if _ASSIGN in option.applies and name not in _SOURCES]
+MEMBER_OPTIONS = [name for name, option in CONSUMER.items() if option.applies != (_ASSIGN,) and name not in _SOURCES]

@@ -1,0 +1,187 @@
+"""The result of a fetch: its messages as a DataFrame, as Arrow, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import cached_property
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...namespace.namespace import Namespace
+from ...protocol.errors import FileTruncated, IllegalState
+from .arrow import fetch_arrow
+from .dead_letter_headers import segment_index_per_row
+from .expiry import find_expired_offsets
+from .pieces import read_in_pieces
+from .plan import FetchPlan
+from .row_group_cache import RowGroupCache
+from .rows import count_up_per_row
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+
+class Message(NamedTuple):
+    """A message. delivery_count: in a queue group, how often it was delivered, this delivery included."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    delivery_count: int = 1
+
+    @property
+    def redelivered(self) -> bool:
+        """True if the message was delivered before."""
+        return self.delivery_count > 1
+
+
+class FetchResult:
+    """A fixed range of offsets; reading it twice gives the same messages. `len(result)` is their number.
+
+    Nothing is read before it is asked for.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        plan: FetchPlan,
+        spark: SparkSession | None,
+        replan: Callable[[FetchPlan], FetchPlan | None],
+        cache: RowGroupCache | None = None,
+    ) -> None:
+        """A result of a plan.
+
+        Args:
+            namespace: to read from.
+            plan: what to read.
+            spark: the session for `to_spark`.
+            replan: returns a plan that reads the same messages where they are now; None if they have not moved.
+            cache: row groups of a consumer, which reads on in them.
+        """
+        self._namespace, self.plan, self._spark, self._replan = namespace, plan, spark, replan
+        self._cache = cache
+
+    @property
+    def record_count(self) -> int:
+        """The number of messages. It is known without reading, unless messages may have expired."""
+        return self.plan.record_count - sum(map(len, self.expired.values()))
+
+    @cached_property
+    def expired(self) -> Mapping[int, npt.NDArray[np.int64]]:
+        """Partition -> offsets of messages that have expired and are not shown.
+
+        If that cannot be read, it is empty, and from then on all messages are shown. Reading them raises the error, if
+        there is still one.
+        """
+        if not self.plan.expirable.num_rows:
+            return {}
+        try:
+            return self._read_or_replan(
+                self.plan, lambda plan: find_expired_offsets(self._namespace.files, plan, self._cache)
+            )
+        except FileTruncated:
+            # The files may be readable a moment later. A message that is not listed here must then be shown.
+            self.plan = replace(self.plan, now_ms=None)
+            return {}
+
+    def offsets(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Return partition -> the ascending offsets of its messages, without those that have expired."""
+        segments = self.plan.segments
+        offsets = count_up_per_row(segments, segments.column("base_offset").to_numpy())
+        partitions = segments.column("partition").to_numpy()[segment_index_per_row(segments)]
+        by_partition = {partition: offsets[partitions == partition] for partition in np.unique(partitions).tolist()}
+        return {
+            partition: np.setdiff1d(numbers, self.expired[partition]) if partition in self.expired else numbers
+            for partition, numbers in by_partition.items()
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return all messages by partition and offset, with the columns of Spark's Kafka source.
+
+        Raises:
+            FileTruncated: messages are missing or damaged.
+            StorageError: the store failed.
+        """
+        return self._read(self.plan)
+
+    def pieces(self, limit: int | None = None, target_bytes: int = 16 << 20) -> Iterator[pa.Table]:
+        """Yield the messages in order, in tables of bounded size.
+
+        Args:
+            limit: the most messages; None: all.
+            target_bytes: about the size of a table.
+
+        Raises:
+            FileTruncated: messages are missing or damaged.
+            StorageError: the store failed.
+        """
+        return read_in_pieces(self._read, self.plan, limit, target_bytes)
+
+    def _read(self, plan: FetchPlan) -> pa.Table:
+        return self._read_or_replan(plan, lambda current: fetch_arrow(self._namespace.files, current, self._cache))
+
+    def _read_or_replan(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
+        """Read by the plan. If files are gone because they were merged, read by a new plan."""
+        try:
+            return read(plan)
+        except FileTruncated:
+            new_plan = self._replan(plan)
+            if new_plan is None:
+                raise
+        return read(new_plan)
+
+    def to_spark(self) -> DataFrame:
+        """Return all messages as a DataFrame with the columns of Spark's Kafka source, in no particular order.
+
+        Raises:
+            IllegalState: there is no Spark session.
+            FileTruncated: messages are missing or damaged.
+        """
+        if self._spark is None:
+            raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
+        from .spark import fetch_spark  # pyspark is heavy, and not every client has it
+
+        spark = self._spark
+        return self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))
+
+    def __iter__(self) -> Iterator[Message]:
+        return chain.from_iterable(map(_iterate_messages, self.to_arrow().to_batches(max_chunksize=10_000)))
+
+    def __len__(self) -> int:
+        return self.record_count
+
+
+def _iterate_messages(batch: pa.RecordBatch) -> Iterator[Message]:
+    """Yield the rows of a batch (FETCHED), column by column: a dictionary per row would take four times as long."""
+    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    columns = {name: batch.column(name) for name in names}
+    headers = columns.pop("headers")
+    # Messages that were published together have the same time, so convert each distinct time once.
+    times = columns["timestamp"].cast(pa.timestamp("us")).dictionary_encode()
+    distinct = [time.replace(tzinfo=timezone.utc) for time in times.dictionary.to_numpy(zero_copy_only=False).tolist()]
+    return map(
+        Message,
+        columns["topic"].to_pylist(),
+        columns["partition"].to_pylist(),
+        columns["offset"].to_pylist(),
+        map(distinct.__getitem__, times.indices.to_numpy().tolist()),
+        columns["key"].to_pylist(),
+        columns["value"].to_pylist(),
+        map(_to_pairs, headers.to_pylist()) if headers.null_count < len(headers) else repeat(()),
+    )
+
+
+def _to_pairs(headers: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((header["key"], header["value"]) for header in headers or ())

@@ -1,0 +1,158 @@
+"""The fetcher of a connection: its reader, which one thread at a time moves on, and the plans made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.delta_log import log_folder
+from lakemq.tables.storage.inotify import Watch
+
+from ...namespace.clock import Clock
+from ...namespace.namespace import Namespace
+from ...namespace.process import OwnLock
+from ...protocol.projection import MEMBERS
+from ...protocol.values.state import State
+from .fetch_result import FetchResult
+from .plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
+from .positions import offsets_for_times, plan_positions, plan_tail
+from .reader import WHOLE, Reader
+from .row_group_cache import RowGroupCache
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+
+class Fetcher:
+    """Reads the state and messages of a namespace. Thread-safe. Its arguments were checked by the caller."""
+
+    def __init__(self, namespace: Namespace, clock: Clock, spark: SparkSession | None) -> None:
+        self._namespace, self._clock, self._spark = namespace, clock, spark
+        self._lock = OwnLock("This connection")
+        self._reader = Reader(namespace.store, clock)
+        self._knows_groups = False
+
+    def read_state(self) -> State:
+        """Return a snapshot of topics and partitions as of the newest step, which no later call changes."""
+        return self.query(State.snapshot)
+
+    def query(self, read: Callable[[State], T]) -> T:
+        """Return what `read` makes of topics and partitions as of the newest step.
+
+        `read` must not keep any part of the state, because later steps change it.
+        """
+        with self._lock.own:
+            return read(self._reader.refresh())
+
+    def query_groups(self, read: Callable[[State], T]) -> T:
+        """Return what `read` makes of the state as of the newest step, with groups, members and offsets.
+
+        The first call loads these; from then on they are followed. `read` must not keep any part of the state.
+        """
+        with self._lock.own:
+            if not self._knows_groups:
+                self._reader, self._knows_groups = Reader(self._namespace.store, self._clock, MEMBERS), True
+            return read(self._reader.refresh())
+
+    def read_whole_state(self) -> State:
+        """Return the state with producers, transactions and groups, loaded for this call alone."""
+        return self.follow_whole_state()()
+
+    def follow_whole_state(self) -> Callable[[], State]:
+        """Return a function that returns the whole state as of the newest step.
+
+        Each call changes the state that the call before returned. So keep no part of it, and share it with no thread.
+        """
+        return Reader(self._namespace.store, self._clock, WHOLE).refresh
+
+    def find_dead_letter_topics(self) -> list[str]:
+        """Return the names of topics that have dead letters in the tables."""
+        is_dead_letter = (pc.field("kind") == "data") & pc.field("dead_letter").is_valid()
+        topic_ids = self._namespace.store.open(SEGMENTS).read(["topic_id"], is_dead_letter).column("topic_id").unique()
+        return self.query(
+            lambda state: sorted(state.topics[i].topic for i in topic_ids.to_pylist() if i in state.topics)
+        )
+
+    def find_bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+        """Return (topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+
+        def find(state: State) -> dict[tuple[str, int], Bounds]:
+            return {
+                (name, partition): bounds
+                for name in topics
+                for partition, bounds in enumerate(read_bounds(state.topic(name), isolation))
+            }
+
+        return self.query(find)
+
+    def plan(
+        self,
+        topic: str,
+        isolation: Isolation,
+        start: FetchPosition,
+        end: FetchPosition,
+        partitions: list[int] | None = None,
+        include_expired: bool = False,
+    ) -> FetchPlan:
+        """Return the plan of a fetch as of the newest step; see `plan_positions`."""
+
+        def plan_with(reader: Reader) -> FetchPlan:
+            reader.refresh()
+            return plan_positions(
+                reader, self._namespace.files, topic, isolation, start, end, partitions, include_expired
+            )
+
+        if isinstance(start, datetime) or isinstance(end, datetime):
+            # Times need data files. A reader of its own reads them, so that no other thread waits for the lock.
+            return plan_with(Reader(self._namespace.store, self._clock))
+        with self._lock.own:
+            return plan_with(self._reader)
+
+    def open_plan(self, plan: FetchPlan, cache: RowGroupCache | None = None) -> FetchResult:
+        """Return the result of a plan. cache: row groups of a consumer, which reads on in them."""
+        return FetchResult(self._namespace, plan, self._spark, self._replan, cache)
+
+    def _replan(self, plan: FetchPlan) -> FetchPlan | None:
+        reader = Reader(self._namespace.store, self._clock)
+        reader.refresh()
+        return replan(reader, plan)
+
+    def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
+        """Yield tables of what comes from the starts of a plan on, without end; None each time nothing has come."""
+        position, planned_step = {range_.partition: range_.start for range_ in first.ranges}, -1
+        while True:
+            plan = None
+            with self._lock.own:
+                step = self._reader.refresh().step
+                if step != planned_step:
+                    plan = plan_tail(self._reader, first.topic, first.topic_id, isolation, position)
+            planned_step = step
+            if plan is None:
+                yield None
+                continue
+            position.update({range_.partition: range_.end for range_ in plan.ranges})
+            if not plan.ranges:
+                yield None
+                continue
+            table = self.open_plan(plan).to_arrow()
+            if table.num_rows:  # else there were only markers, aborted or expired messages
+                yield table
+
+    def watch_steps(self) -> Watch | None:
+        """Return a watch that tells of new steps; None if the store cannot tell."""
+        return self._namespace.files.watch(log_folder(JOURNAL.name))
+
+    def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
+        """Return partition -> (offset, timestamp in ms) of its first message not before the time; None: there is none.
+
+        It reads data files with a reader of its own, so that no other thread waits.
+        """
+        return offsets_for_times(Reader(self._namespace.store, self._clock), self._namespace.files, topic, times)

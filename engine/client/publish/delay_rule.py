@@ -1,0 +1,171 @@
+"""Due times of delayed rows: computed once, when rows are sent, as absolute times that are rounded up.
+
+Runs on Spark executors too: pyarrow and numpy only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+
+Numbers = npt.NDArray[np.int64]
+
+DUE_BY_CALL = "due_by_call"
+"""An extra column of a body: due times that count delays from the call. Topics with LogAppendTime use it."""
+
+NO_DUE = -(2**63)
+"""Due time of a row without a delay."""
+NEGATIVE = NO_DUE + 1
+"""Due time of a row with a negative delay."""
+BOTH = NO_DUE + 2
+"""Due time of a row with both a delivery time and a delay."""
+UNREADABLE = NO_DUE + 3
+"""Due time of a row whose delay header is not a number."""
+
+DELAY_HEADERS = ("DELIVER_AT", "DELAY_MS")
+"""Headers with the delivery time or delay in decimal milliseconds, if no column has it. They are removed from the
+message, so that a message that is forwarded is not delayed again.
+"""
+
+MOST_DELAY_MS = MAX_TIMESTAMP_US // 1000 + 1
+"""A delay with which every row is due after year 9999."""
+FAR_MS = 2 * MOST_DELAY_MS
+"""A time after all allowed due times."""
+
+FAR_US = 1000 * FAR_MS
+"""The same in microseconds. With any delay added, it still fits 64 bits."""
+
+BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE = (-2, -3, -4, -5, -6)
+"""Due times (ms) of rows that are refused, in the order of the refusals in `placing`."""
+
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+
+
+def compute_requested_due_us(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, since_us: Any) -> pa.ChunkedArray:
+    """Return the requested due times in microseconds; null for rows without a delay.
+
+    since_us: what a delay is counted from, a column or a number.
+    """
+    # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is refused as out of range
+    delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
+    since_us = pc.min_element_wise(since_us, FAR_US)
+    by_delay = pc.if_else(pc.less(delay_ms, 0), pa.scalar(NEGATIVE), pc.add(since_us, delay_us))
+    at_us = pc.if_else(pc.and_(at_us.is_valid(), delay_ms.is_valid()), pa.scalar(BOTH), at_us)
+    return pc.coalesce(at_us, by_delay)
+
+
+def delay_from_headers(headers: Iterable[tuple[str | None, bytes | None]]) -> tuple[int | None, int | None]:
+    """Return the delivery time (us) and the delay (ms) from DELAY_HEADERS. The first header of a name counts."""
+    values: dict[str | None, bytes | None] = {}
+    for name, value in headers:
+        if name in DELAY_HEADERS:
+            values.setdefault(name, value)
+    numbers = [None if name not in values else values[name] or b"" for name in DELAY_HEADERS]
+    if any(number is not None and not _DIGITS.fullmatch(number) for number in numbers):
+        return UNREADABLE, None
+    at_ms, delay_ms = (None if number is None else int(number) for number in numbers)
+    return None if at_ms is None else 1000 * min(at_ms, FAR_MS), delay_ms
+
+
+def move_delay_headers(
+    headers: pa.ChunkedArray, at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
+    """Move DELAY_HEADERS into the columns where both columns are null, and return headers without them."""
+    if headers.null_count == len(headers):
+        return headers, at_us, delay_ms
+    lists = pa.concat_arrays(headers.chunks)
+    flat, rows = lists.flatten(), pc.list_parent_indices(lists).to_numpy()
+    is_delay_header = pc.fill_null(pc.is_in(pc.struct_field(flat, "key"), pa.array(DELAY_HEADERS)), False)
+    if not pc.any(is_delay_header).as_py():
+        return headers, at_us, delay_ms
+    has = np.zeros(len(lists), np.bool_)
+    has[rows[is_delay_header.to_numpy(zero_copy_only=False)]] = True
+    columns = [column.to_pylist() for column in (at_us, delay_ms)]
+    for row in np.flatnonzero(has).tolist():
+        if columns[0][row] is columns[1][row] is None:
+            columns[0][row], columns[1][row] = delay_from_headers(
+                (header["key"], header["value"]) for header in lists[row].as_py()
+            )
+    is_other = pc.invert(is_delay_header)
+    counts = np.bincount(rows[is_other.to_numpy(zero_copy_only=False)], minlength=len(lists))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    nothing = pa.array((has & (counts == 0)) | lists.is_null().to_numpy(zero_copy_only=False))
+    other_headers = pa.ListArray.from_arrays(offsets, flat.filter(is_other), type=lists.type, mask=nothing)
+    at_us, delay_ms = (pa.chunked_array([pa.array(column, pa.int64())]) for column in columns)
+    return pa.chunked_array([other_headers]), at_us, delay_ms
+
+
+class DelayRule(NamedTuple):
+    """The delay settings of a topic.
+
+    slot_ms: due times are rounded up to multiples of it. levels_ms: allowed delays, ascending; empty: any delay.
+    clamps: a delay above the last level becomes that level; otherwise it is refused. by_call: delays count from the
+    call, not from the timestamp.
+    """
+
+    slot_ms: int
+    levels_ms: tuple[int, ...] = ()
+    clamps: bool = False
+    by_call: bool = False
+
+
+EXACT = DelayRule(1000)
+
+
+@dataclass(frozen=True)
+class RequestedDelays:
+    """Per row, in microseconds: timestamp, and the requested due time, with delays counted from the timestamp and from
+    the call. Special values: NO_DUE, NEGATIVE, BOTH, UNREADABLE.
+    """
+
+    timestamp_us: Numbers
+    due_us: Numbers
+    due_by_call_us: Numbers
+
+
+@dataclass(frozen=True)
+class DueTimes:
+    """ms: due time per row, or NOT_DELAYED. together: equal for rows that may share a run."""
+
+    ms: Numbers
+    together: Numbers
+
+    @classmethod
+    def of(cls, due_ms: Numbers, by_slot: bool) -> DueTimes:
+        return cls(due_ms, due_ms if by_slot else due_ms // HOUR_MS)
+
+
+def compute_due_ms(rule: DelayRule, wanted: RequestedDelays) -> Numbers:
+    """Return due times per row in milliseconds: NOT_DELAYED without a delay, one of BAD for a refused row."""
+    requested = wanted.due_by_call_us if rule.by_call else wanted.due_us
+    waits = requested > UNREADABLE
+    in_range = waits & (requested >= MIN_TIMESTAMP_US) & (requested <= MAX_TIMESTAMP_US)
+    due_us = np.where(in_range, requested, 0)
+    too_long = np.zeros(len(requested), np.bool_)
+    if rule.levels_ms:
+        delay_us = np.where(in_range, wanted.due_us - np.where(in_range, wanted.timestamp_us, 0), 0)
+        levels_us = np.array(rule.levels_ms, np.int64) * 1000
+        level = np.searchsorted(levels_us, delay_us)
+        too_long = in_range & (level == len(levels_us))
+        rounded = levels_us[np.minimum(level, len(levels_us) - 1)]
+        # rows that are due already have no delay to round
+        due_us = np.where(delay_us > 0, due_us + rounded - delay_us, due_us)
+    slot_us = rule.slot_ms * 1000
+    due_us = -(-due_us // slot_us) * slot_us
+    in_range &= due_us <= MAX_TIMESTAMP_US
+    due_ms = np.where(in_range, due_us // 1000, _OUT_OF_RANGE)
+    if not rule.clamps:
+        due_ms = np.where(too_long, _TOO_LONG, due_ms)
+    for request, bad in ((NEGATIVE, _NEGATIVE), (BOTH, _BOTH), (UNREADABLE, _UNREADABLE)):
+        due_ms = np.where(requested == request, bad, due_ms)
+    return np.where(requested == NO_DUE, NOT_DELAYED, due_ms)

@@ -1,0 +1,108 @@
+"""Rows that callers publish, from any library, and the choice of their message columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.tables.specs.spec import TIME
+
+from ...protocol.errors import InvalidRecord
+from ..arguments import invalid_argument, parse_list, parse_text
+from .record import parse_delay, parse_ttl
+
+
+def to_arrow_table(data: Any) -> pa.Table | None:
+    """Return rows of this process as an Arrow table, from any object with Arrow's C stream, as in pandas and Polars.
+
+    None: a DataFrame of Spark, whose rows its executors write; or nothing that has rows. Raises InvalidRecord.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if _is_spark_dataframe(data) or isinstance(data, type) or not _has_arrow_stream(data):
+        return None
+    try:
+        return pa.table(data)
+    except Exception as error:  # it is another library's code that gives them
+        raise InvalidRecord(f"The rows cannot be converted to Arrow: {error}", found=type(data).__name__) from None
+
+
+def check_dataframe(name: str, data: Any, expected: str) -> None:
+    """Raises InvalidRequest unless it is a DataFrame of Spark."""
+    if isinstance(data, type) or not _is_spark_dataframe(data):
+        raise invalid_argument(name, data, expected)
+
+
+def _is_spark_dataframe(data: Any) -> bool:
+    # pyspark is heavy, and not every client has it; Spark's DataFrames speak Arrow, too, and would be collected
+    kinds = type(data).__mro__
+    return any(k.__module__.startswith("pyspark.sql.") and k.__name__ == "DataFrame" for k in kinds)
+
+
+def _has_arrow_stream(data: Any) -> bool:
+    return isinstance(data, pa.RecordBatch) or hasattr(data, "__arrow_c_stream__")
+
+
+def sort_rows(table: pa.Table, order_by: Any) -> pa.Table:
+    """Sort the rows by these columns, ascending. Raises InvalidRequest, InvalidRecord."""
+    if order_by is None:
+        return table
+    names = [order_by] if isinstance(order_by, str) else parse_list("order_by", order_by)
+    _check_columns(table, [parse_text("order_by", name) for name in names])
+    try:
+        return table.sort_by([(name, "ascending") for name in names]) if names else table
+    except pa.ArrowException as error:
+        raise InvalidRecord(f"The rows cannot be ordered so: {error}", found=names) from None
+
+
+def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Return a table of message columns: those that the call names, else those with the message's column names."""
+    constants, existing = constant_columns(columns), table.column_names
+    chosen = {
+        name: name if column is None else parse_text(name, column)
+        for name, column in columns.items()
+        if name not in constants and (column is not None or name in existing)
+    }
+    if any(
+        columns.get(name) is not None for name in DELAY_COLUMNS
+    ):  # an argument of the call wins over a column of that name
+        chosen = {
+            name: given for name, given in chosen.items() if name not in DELAY_COLUMNS or columns[name] is not None
+        }
+    _check_columns(table, list(chosen.values()))
+    if not constants and list(chosen) == list(chosen.values()) and set(chosen) == set(existing):
+        return table
+    picked = {name: table.column(column) for name, column in chosen.items()}
+    return pa.table({**picked, **{name: pa.repeat(value, table.num_rows) for name, value in constants.items()}})
+
+
+DELAY_COLUMNS = ("deliver_at", "delay_ms")
+
+
+def constant_delay(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
+    """Return the delay that the call sets for all rows, by column name. Raises InvalidRecord, InvalidTimestamp."""
+    at, delay = (None if isinstance(columns.get(name), str) else columns.get(name) for name in DELAY_COLUMNS)
+    if sum(columns.get(name) is not None for name in DELAY_COLUMNS) > 1:
+        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+    at_us, delay_ms = parse_delay(at, delay)
+    if at_us is not None:
+        return {"deliver_at": pa.scalar(at_us, TIME)}
+    return {} if delay_ms is None else {"delay_ms": pa.scalar(delay_ms, pa.int64())}
+
+
+def constant_columns(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
+    """Return delay and time to live that the call sets for all rows. Raises InvalidRecord, InvalidTimestamp."""
+    ttl = columns.get("ttl_ms")
+    ttl_ms = None if isinstance(ttl, str) else parse_ttl(ttl)
+    alike = constant_delay(columns)
+    return alike if ttl_ms is None else alike | {"ttl_ms": pa.scalar(ttl_ms, pa.int64())}
+
+
+def _check_columns(table: pa.Table, names: list[str]) -> None:
+    there = table.column_names
+    if missing := [name for name in names if name not in there]:
+        raise InvalidRecord("The table lacks columns.", found=there, expected=", ".join(missing))
+    if twice := [name for name in names if there.count(name) > 1]:
+        raise InvalidRecord("The table has a column twice.", found=twice[0])

@@ -1,0 +1,171 @@
+"""Schedule the leader's search for the rows of dying messages, those that become dead letters.
+
+A step decides the findings. A search reads tables beside the steps, and writes nothing. From its beginning until its
+findings have landed, no data file may be removed: a file that was merged meanwhile is named by nothing but these
+findings. `removing` is the lock for that; the search holds it, and so does the removal of files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from threading import Lock
+
+from ..maintenance.dying_messages import DyingMessages, Sighting
+from ..namespace.clock import Clock
+from ..protocol.values.dead_letters import REDRIVE, DyingFound
+from ..protocol.values.state import State
+
+log = logging.getLogger("lakemq.serve")
+
+LOOK_TIMEOUT_MS = 10_000
+"""Findings of a search that takes longer are ignored."""
+RETRY_MS = 60_000
+"""When to look again for messages that cannot become dead letters now. A new topic may be the missing one, so its
+creation starts a search at once.
+"""
+PATIENCE_MS = 10_000
+"""How long the rows of dying messages may be in no table yet. After that they count as missing."""
+_EVERY_MS = 100
+_AT_ONCE = 100
+"""Partitions per search."""
+
+
+@dataclass
+class _PartitionSearch:
+    """The search for one partition's dying messages of a group.
+
+    Attributes:
+        wanted: the messages to find.
+        since_ms: since when they are searched.
+        again_ms: when to search again.
+        looked_until: offsets before this one were searched already.
+        parked_at: nothing comes of a search while this is the id of the next topic.
+    """
+
+    wanted: DyingMessages | None
+    since_ms: int
+    again_ms: int
+    looked_until: int = 0
+    parked_at: int | None = None
+
+
+Find = Callable[[Sequence[DyingMessages]], list[Sighting]]
+GroupPlace = tuple[str, int, int]
+"""Group, topic id, partition."""
+
+
+class DyingSearch:
+    """The searches of one term. The sequencer's thread calls it; a search runs in `executor`."""
+
+    def __init__(self, find: Find, executor: Executor, clock: Clock, removing: Lock) -> None:
+        """removing: whoever holds it removes data files, or keeps others from removing any."""
+        self._find, self._executor, self._clock, self._removing = find, executor, clock, removing
+        self._holds_files = False
+        self._running: Future[list[Sighting]] | None = None
+        self._begun_ms = self._next_ms = clock.steady_ms()
+        self._searched: list[DyingMessages] = []
+        self._searches: dict[GroupPlace, _PartitionSearch] = {}
+
+    def is_working(self, state: State) -> bool:
+        """Return whether a search runs or is due."""
+        return self._is_search_running or not all(self._is_parked(state, place) for place in state.dying)
+
+    def _is_parked(self, state: State, place: GroupPlace) -> bool:
+        search = self._searches.get(place)
+        return search is not None and search.parked_at == state.next_topic_id
+
+    @property
+    def _is_search_running(self) -> bool:
+        return self._running is not None and self._clock.steady_ms() < self._begun_ms + LOOK_TIMEOUT_MS
+
+    def due_in_ms(self, state: State) -> float | None:
+        """Return in how many ms there is work. None: no message is dying."""
+        if not state.dying:
+            return None
+        if self.is_working(state):
+            return _EVERY_MS
+        again_ms = min(self._searches[place].again_ms for place in state.dying)
+        return max(_EVERY_MS, again_ms - self._clock.steady_ms())
+
+    def take_findings(self, state: State) -> list[DyingFound]:
+        """Return what the next step must decide, and begin a search when one is due.
+
+        Call it once per step. What the call before returned has landed by then.
+        """
+        findings = self._take_result(state) if self._running is not None and self._running.done() else []
+        now_ms = self._clock.steady_ms()
+        if findings or self._is_search_running:
+            return findings
+        if self._holds_files:  # let a waiting removal of files run until the next step
+            self._holds_files = False
+            self._removing.release()
+            return []
+        if now_ms >= self._next_ms and state.dying:
+            self._next_ms = now_ms + _EVERY_MS
+            self._searched = self._choose_due(state, now_ms)
+            if self._searched and self._removing.acquire(blocking=False):
+                self._begun_ms, self._holds_files = now_ms, True
+                self._running = self._executor.submit(self._find, self._searched)
+        return []
+
+    def _choose_due(self, state: State, now_ms: int) -> list[DyingMessages]:
+        self._searches = {place: search for place, search in self._searches.items() if place in state.dying}
+        chosen: list[DyingMessages] = []
+        for place in sorted(state.dying):
+            messages, search = _list_dying(state, *place), self._searches.get(place)
+            if search is None or search.wanted != messages:
+                search = self._searches[place] = _PartitionSearch(messages, now_ms, now_ms)
+            if messages is None:
+                search.parked_at, search.again_ms = state.next_topic_id, now_ms + RETRY_MS
+            elif len(chosen) < _AT_ONCE and (now_ms >= search.again_ms or not self._is_parked(state, place)):
+                chosen.append(messages.cut_before(search.looked_until))
+        return chosen
+
+    def _take_result(self, state: State) -> list[DyingFound]:
+        running, self._running = self._running, None
+        assert running is not None
+        now_ms, error = self._clock.steady_ms(), running.exception()
+        if error is not None:
+            is_known = isinstance(error, OSError)
+            log.warning("Dying messages could not be looked for: %s", error, exc_info=None if is_known else error)
+            self._next_ms = now_ms + 10 * _EVERY_MS
+            return []
+        if now_ms >= self._begun_ms + LOOK_TIMEOUT_MS:
+            return []
+        sightings = running.result()
+        for messages, (finding, end) in zip(self._searched, sightings, strict=False):  # the rest is looked for again
+            search = self._searches.get((messages.group, messages.topic_id, messages.partition))
+            if search is None:
+                continue
+            if end < messages.end:
+                search.looked_until = end
+                continue
+            count = sum(rows.length for rows in finding.rows) + sum(length for _, length in finding.empty)
+            is_whole = count == sum(length for _, length in messages.ranges)
+            search.looked_until = 0
+            is_parked = is_whole or now_ms > search.since_ms + PATIENCE_MS
+            search.parked_at = state.next_topic_id if is_parked else None
+            search.again_ms = now_ms + (RETRY_MS if is_parked else 0)
+        findings = [finding for finding, _ in sightings if finding.rows or finding.empty]
+        if findings:
+            self._next_ms = now_ms  # one search may not find everything
+        return findings
+
+
+def _list_dying(state: State, group: str, topic_id: int, partition: int) -> DyingMessages | None:
+    deliveries, group_state = state.find_deliveries(group, (topic_id, partition)), state.groups.get(group)
+    has_owner = group == REDRIVE or group_state is not None
+    if deliveries is None or not has_owner or topic_id not in state.topics or not deliveries.dying_count:
+        return None
+    log_start = int(state.topics[topic_id].log_starts[partition])
+    stretches = (
+        stretch.cut(max(stretch.first, log_start), stretch.end)
+        for stretch in deliveries.dying_stretches()
+        if stretch.end > log_start
+    )
+    ranges = tuple((stretch.first, stretch.length) for stretch in stretches)
+    committed = group_state is None or group_state.setting("isolation.level") == "read_committed"
+    return DyingMessages(group, topic_id, partition, ranges, committed) if ranges else None

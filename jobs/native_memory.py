@@ -1,0 +1,56 @@
+"""Bound the native memory of a process that serves for months.
+
+Python objects and live Arrow buffers are a small part of it. The rest is freed memory that an allocator keeps. Two
+measures bound it:
+
+- Arrow allocates from the system. Its own allocator, mimalloc, kept 107 MB after 4,500 small steps, with 0.4 MB
+  in use. A likely reason: it keeps a heap per thread, and a leader frees most buffers in other threads than those
+  that made them.
+- The system's allocator gives unused memory back at intervals. By itself, glibc returns only the end of a heap.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+ALLOCATOR_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
+"""Arrow reads it once, when it is loaded. `pyarrow.set_memory_pool` comes too late: readers keep the first pool."""
+
+RELEASE_INTERVAL_S = 2.0
+"""After 20,000 steps, about 60 MB of unused memory gather within four seconds. A release takes a few milliseconds."""
+
+
+def choose_allocator() -> None:
+    """Have Arrow allocate from the system, unless the environment names an allocator.
+
+    Call it before Arrow is loaded.
+    """
+    os.environ.setdefault(ALLOCATOR_VARIABLE, "system")
+
+
+class MemoryRelease:
+    """Gives unused memory back to the system at intervals."""
+
+    def __init__(self, interval_s: float = RELEASE_INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._next_s = time.monotonic() + interval_s
+
+    def look(self) -> bool:
+        """Release unused memory if the interval has passed, and return whether it has."""
+        if time.monotonic() < self._next_s:
+            return False
+        release_unused_memory()
+        # counted from the end, so that a slow release is not followed by another one at once
+        self._next_s = time.monotonic() + self._interval_s
+        return True
+
+
+def release_unused_memory() -> None:
+    """Give the allocators' unused memory back to the system. For the system's allocator, Arrow calls `malloc_trim`.
+
+    Other threads run meanwhile: Arrow releases the interpreter's lock.
+    """
+    import pyarrow as pa  # imported late: Arrow is slow to load, and must be loaded after the allocator is chosen
+
+    pa.default_memory_pool().release_unused()

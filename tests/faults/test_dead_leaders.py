@@ -1,0 +1,100 @@
+"""A leader that was killed is noticed by its lock: nobody on its machine waits for its lease."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.commands import LEASE_MS, Process, lakemq, leader, values
+
+SOON_S = 60
+"""On a loaded machine a command takes seconds to start. The lease is far longer."""
+
+
+def long_lease(path: Path) -> None:
+    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
+
+
+def killed(path: Path, start: Callable[..., Process]) -> float:
+    """When a leader with a long lease was killed, by the steady clock."""
+    long_lease(path)
+    serving = start("serve")
+    serving.says("leads with epoch ")
+    lakemq(path, "topics", "create", "t")
+    serving.signal(signal.SIGKILL)
+    serving.ended()
+    return time.monotonic()
+
+
+def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[..., Process]) -> None:
+    long_lease(path)
+    first = start("serve")
+    name = first.says("leads with epoch 1").split()[2]
+    second = start("serve")
+    second.says(f"stands by: {name} leads with epoch 1")
+    first.signal(signal.SIGKILL)
+    killed_s = time.monotonic()
+    second.says(f"{name} has ended without handing over its lease")
+    second.says("leads with epoch 2")
+    assert time.monotonic() - killed_s < SOON_S
+    lakemq(path, "topics", "create", "t")
+
+
+def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
+    killed_s = killed(path, start)
+    assert lakemq(path, "step", "--until-idle") == [{"letters": 0}]
+    assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
+    assert time.monotonic() - killed_s < SOON_S
+    assert leader(path).startswith("no sequencer leads")
+
+
+@pytest.mark.extended
+def test_a_command_serves_itself_when_the_leader_was_killed(path: Path, start: Callable[..., Process]) -> None:
+    killed_s = killed(path, start)
+    publish = start("publish", "--topic", "t")
+    publish.stdin.write("1\n")
+    publish.stdin.close()
+    assert (publish.ended(), publish.err) == (0, [])
+    assert time.monotonic() - killed_s < SOON_S
+    assert values(path) == ["1"]
+
+
+@pytest.mark.extended
+def test_step_waits_out_the_lease_of_a_stopped_leader(path: Path, start: Callable[..., Process]) -> None:
+    serving = start("serve")
+    serving.says("leads with epoch 1")
+    serving.signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    assert lakemq(path, "step") == [{"letters": 0}]
+    assert time.monotonic() - stopped_s > LEASE_MS / 1000
+    serving.signal(signal.SIGCONT)
+    serving.says("leads with epoch 3")  # its process lives: it leads again as soon as nobody else does
+
+
+FORKS = """
+import multiprocessing, os, signal, sys, time, lakemq
+mq = lakemq.connect(sys.argv[1], config={"lease.ms": 300_000})
+serving = mq.serving()
+mq.topics.create("t")
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+child.start()
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.extended
+def test_a_worker_that_the_killed_process_forked_does_not_keep_the_lease(path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKS, str(path)], stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        worker = int(serving.stdout.readline())
+        assert serving.wait(SOON_S) == -signal.SIGKILL
+        try:
+            assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
+        finally:
+            subprocess.run(["kill", "-9", str(worker)], check=True)

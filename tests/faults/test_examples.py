@@ -1,0 +1,127 @@
+"""Each program of `examples/` does its work completely, although it is killed in the middle and started again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.examples import EXAMPLES, Shop, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    opened = Shop(tmp_path)
+    yield opened
+    opened.stop()
+
+
+def test_a_killed_producer_service_publishes_every_file_once(shop: Shop) -> None:
+    shop.serve()
+    outbox, expected = shop.folder / "outbox", Counter[str]()
+    outbox.mkdir()
+    for number in range(1, 31):
+        orders = [{"id": f"{number}-{n}", "customer": f"customer-{n}"} for n in range(3)]
+        expected.update(json.dumps(order) for order in orders)
+        (outbox / f"{number:06}.jsonl").write_text("\n".join(json.dumps(order) for order in orders))
+    service = shop.start("producer_service", str(outbox))
+    service.wait_for("000004.jsonl")
+    service.kill()
+    # killed after the publish and before the file was deleted
+    (outbox / "000001.jsonl").write_text(json.dumps({"id": "1-0", "customer": "customer-0"}))
+    again = shop.start("producer_service", str(outbox))
+    wait_until(lambda: not any(outbox.iterdir()), "every file was published and deleted")
+    assert "000001.jsonl: published before" in again.text()
+    assert shop.read("orders") == expected
+
+
+@pytest.mark.extended
+def test_the_other_members_write_the_invoices_of_a_killed_one(shop: Shop) -> None:
+    invoices, orders = shop.folder / "invoices", shop.order(200)
+    shop.serve()
+    members = [shop.start("consumer_group", str(invoices)) for _ in range(2)]
+    members[0].wait_for("invoices")
+    members[0].kill()
+    shop.start("consumer_group", str(invoices))
+    wait_until(lambda: len([*invoices.glob("order-*.txt")]) == len(orders), "an invoice for each order")
+    assert {file.stem for file in invoices.glob("order-*.txt")} == set(orders)
+
+
+@pytest.mark.extended
+def test_a_killed_pipeline_that_runs_again_ships_every_order_once(shop: Shop) -> None:
+    orders = shop.order(400)
+    run = shop.start("exactly_once_pipeline")
+    run.wait_for("100 shipped")
+    run.kill()
+    shop.start("exactly_once_pipeline").end()
+    assert shop.read("shipments") == Counter(json.dumps({"ship": order}) for order in orders)
+    last = shop.start("exactly_once_pipeline")  # nothing is left, and nothing is shipped twice
+    last.end()
+    assert last.text() == ""
+
+
+@pytest.mark.extended
+def test_every_unpaid_order_gets_one_reminder_though_the_scheduler_is_killed(shop: Shop) -> None:
+    orders, delay_ms = shop.order(60), 2_000
+    shop.serve()
+    run = shop.start("delayed_reminders", "schedule", str(delay_ms))
+    run.wait_for("scheduled")
+    run.kill()
+    mailer = shop.start("delayed_reminders", "send")
+    again = shop.start("delayed_reminders", "schedule", str(delay_ms))
+    again.end()
+    shop.order(1, prefix="paid")
+    shop.start("delayed_reminders", "schedule", "3600000").end()
+    payment = shop.start("delayed_reminders", "pay", "paid-0")
+    payment.end()
+    assert payment.text() == "paid-0: cancelled\n"
+    expected = Counter(f"Please pay {order}." for order in orders)
+    wait_until(lambda: shop.read("reminders").total() >= len(expected), "all reminders are due")
+    assert shop.read("reminders") == expected
+    wait_until(lambda: mailer.text().count("Please pay") >= len(expected), "all reminders are sent")
+    time.sleep(1)  # more of them would come now
+    assert Counter(line.split(": ")[1] for line in mailer.text().splitlines()) == expected
+
+
+@pytest.mark.extended
+def test_a_killed_packer_leaves_no_order_unpacked_and_rejected_ones_come_back_once(shop: Shop) -> None:
+    orders = shop.order(60) + shop.order(6, prefix="odd", product="an unknown tea")
+    catalog = shop.folder / "products.json"
+    catalog.write_text(json.dumps(["tea"]))
+    shop.serve()
+    first = shop.start("dead_letters", "pack")
+    first.wait_for("packed")
+    first.kill()
+    second = shop.start("dead_letters", "pack")
+
+    def packed() -> Counter[str]:
+        return Counter((first.text() + second.text()).split("packed ")[1:]) if second.text() else Counter()
+
+    wait_until(lambda: len(packed()) >= 60, "all orders of a known product are packed")
+    wait_until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
+    catalog.write_text(json.dumps(["tea", "an unknown tea"]))
+    packed_before = packed()
+    redrives = [shop.start("dead_letters", "redrive") for _ in range(2)]  # two at once
+    for redrive in redrives:
+        redrive.end()
+    assert sum(int(redrive.text().split()[0]) for redrive in redrives) == 6
+    wait_until(lambda: len(packed()) == len(orders), "the rejected orders are packed")
+    assert {name.strip() for name in packed()} == set(orders)
+    assert Counter({name.strip(): 1 for name in packed() - packed_before}) == Counter(orders[60:])
+
+
+def topics(shop: Shop) -> list[str]:
+    import lakemq
+
+    with lakemq.connect(shop.path) as mq:
+        return [topic.topic for topic in mq.topics.list()]
+
+
+def test_every_example_has_a_test() -> None:
+    tests = Path(__file__).read_text() + (Path(__file__).parents[1] / "spark/test_example.py").read_text()
+    assert [file.stem for file in EXAMPLES.glob("*.py") if f'"{file.stem}"' not in tests] == []

@@ -1,0 +1,214 @@
+"""Jobs that are killed and run again, where no sequencer lives longer than a job: nothing they left is left undone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from targets import extended_but
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.protocol.codec.beat import decode_beat, encode_beat
+
+pytestmark = pytest.mark.slow
+
+CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "lease.ms": 1_000}
+COUNT = 600
+CHECKOUT = Path(__file__).parents[2]
+HOUR_S = 3_600
+
+KILLED = """
+import os, signal, sys
+import lakemq
+path, protocol = sys.argv[1:]
+mq = lakemq.connect(path, config={"lease.ms": 1_000})
+mq.serving()
+options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
+if protocol == "static":
+    options["instance_id"], protocol = "host", "cooperative"
+consumer = mq.consumer("billing", topics=["orders"], protocol=protocol, **options)
+while not (batch := consumer.poll(max_records=100, timeout_ms=10_000)):
+    pass
+consumer.commit(batch)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A namespace with orders, which nobody serves."""
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("orders", 4)
+        mq.publish(
+            "orders", pa.table({"key": [f"k{i}" for i in range(COUNT)], "value": [str(i) for i in range(COUNT)]})
+        )
+    return path
+
+
+def run_until_killed(path: str, protocol: str) -> None:
+    """Run a consumer that reads some orders and is killed."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, path, protocol], timeout=120, check=False)
+    assert ended.returncode == -9
+
+
+def move_elsewhere(path: str, age_s: int) -> None:
+    """Let all beats be those of another machine, put so long ago."""
+    for beat in Path(path, "beats").iterdir():
+        members = decode_beat(beat.read_bytes())
+        beat.write_bytes(encode_beat([msgspec.structs.replace(member, process="elsewhere") for member in members]))
+        then_s = time.time() - age_s
+        os.utime(beat, (then_s, then_s))
+
+
+WORK = """
+import os, signal, sys
+import lakemq
+path, protocol, dies = sys.argv[1:]
+with lakemq.connect(path, config={"lease.ms": 1_000}) as mq, mq.serving():
+    options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "session_timeout_ms": 6_000}
+    with mq.consumer("billing", topics=["orders"], protocol=protocol, **options) as consumer:
+        for number, batch in enumerate(consumer.until_end(max_records=100)):
+            if number == 2 and dies == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            print(*(message.value.decode() for message in batch), flush=True)
+            consumer.commit(batch)
+"""
+
+DIE = """
+import os, signal
+def die(times=[]):
+    times.append(1)
+    if len(times) == int(os.environ.get("DIE_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+AIRFLOW = """
+import os, sys, types
+import lakemq
+class Anything:
+    def __init__(self, *names, **options): pass
+def decorator(**options): return lambda function: function
+class LakeMQHook:
+    def get_conn(self): return lakemq.connect(os.environ["NAMESPACE"])
+for name, members in {
+    "airflow": {}, "airflow.providers": {}, "airflow.providers.common": {}, "airflow.providers.common.messaging": {},
+    "airflow.providers.common.messaging.triggers": {},
+    "airflow.providers.common.messaging.triggers.msg_queue": {"MessageQueueTrigger": Anything},
+    "airflow.sdk": {"Asset": Anything, "AssetWatcher": Anything, "dag": decorator, "task": decorator},
+    "lakemq.jobs.airflow_provider.hooks": {"LakeMQHook": LakeMQHook},
+}.items():
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(members)
+"""
+
+
+def run(code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with a short lease."""
+    environ = {**os.environ, **environ}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+def python_blocks(page: str, language: str = "python") -> list[str]:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> str:
+    """A settings file, for programs that name no settings."""
+    file = tmp_path / "conf.yaml"
+    file.write_text("lease.ms: 1000\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic", "queue"]))
+def test_a_job_that_is_killed_and_run_again_does_all_its_work(path: str, protocol: str) -> None:
+    first = run(WORK, path, protocol, "dies")
+    assert first.returncode == -signal.SIGKILL
+    second = run(WORK, path, protocol, "lives")
+    assert second.returncode == 0, second.stderr
+    assert sorted(map(int, (first.stdout + second.stdout).split())) == list(range(COUNT))
+    third = run(WORK, path, protocol, "lives")
+    assert (third.returncode, third.stdout) == (0, "")
+
+
+@pytest.mark.extended
+def test_a_job_that_was_killed_elsewhere_is_waited_for_until_its_session_is_over(path: str) -> None:
+    first = run(WORK, path, "cooperative", "dies")
+    move_elsewhere(path, 0)
+    second = run(WORK, path, "cooperative", "lives")
+    assert second.returncode == 0, second.stderr
+    assert sorted(map(int, (first.stdout + second.stdout).split())) == list(range(COUNT))
+
+
+@pytest.mark.extended
+def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Path, conf: str) -> None:
+    orders, *_ = python_blocks("README.md")
+    (billing,) = python_blocks("docs/patterns.md", "python billing")
+    assert run(orders, folder=tmp_path, LAKEMQ_CONF=conf).returncode == 0
+    code = billing.replace("txn.send_offsets(batch)", "txn.send_offsets(batch); die()")
+    assert code != billing
+    code = f"{DIE}\n{code}"
+    assert run(code, folder=tmp_path, LAKEMQ_CONF=conf, DIE_AT="2").returncode == -signal.SIGKILL
+    again = run(code, folder=tmp_path, LAKEMQ_CONF=conf)
+    assert (again.returncode, again.stdout) == (0, "1000 0\n"), again.stderr
+
+
+@pytest.mark.extended
+def test_the_task_of_the_airflow_page_is_killed_midway_and_tried_again(path: str, conf: str) -> None:
+    (dag,) = [block for block in python_blocks("docs/airflow.md") if "# your work" in block]
+    code = dag.replace("# your work", "; die(); print(*(int(m.value) for m in batch), flush=True)")
+    assert code != dag
+    environ = {"LAKEMQ_CONF": conf, "NAMESPACE": path}
+    assert run(AIRFLOW + DIE + code, **environ, DIE_AT="1").returncode == -signal.SIGKILL
+    again = run(AIRFLOW + DIE + code, **environ)
+    assert again.returncode == 0, again.stderr
+    assert sorted(map(int, again.stdout.split())) == list(range(COUNT))
+    with lakemq.connect(path) as mq:
+        assert mq.groups.describe("invoicing").lag == 0
+
+
+def member_count(mq: Connection) -> int:
+    return len(mq.groups.members("billing"))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str, protocol: str) -> None:
+    run_until_killed(path, protocol)
+    with lakemq.connect(path, config=CONFIG) as mq:
+        assert member_count(mq) == 1
+        mq.step_until_idle(wait_ms=20_000)
+        assert member_count(mq) == 0
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("protocol", ["cooperative", "static"])
+def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, protocol: str) -> None:
+    run_until_killed(path, protocol)
+    move_elsewhere(path, HOUR_S)
+    with lakemq.connect(path, config=CONFIG) as mq:
+        mq.step_until_idle(wait_ms=20_000)
+        assert member_count(mq) == 0
+
+
+@pytest.mark.extended
+def test_a_run_of_step_leaves_alone_who_may_live(path: str) -> None:
+    run_until_killed(path, "cooperative")
+    move_elsewhere(path, 0)
+    with lakemq.connect(path, config=CONFIG) as mq:
+        begun_s = time.monotonic()
+        mq.step_until_idle(wait_ms=20_000)
+        took_s = time.monotonic() - begun_s
+        assert member_count(mq) == 1 or took_s > 6, "its session was not over"

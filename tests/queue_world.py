@@ -1,0 +1,161 @@
+"""Real queue consumers over the core in memory: no store, no threads; letters arrive when a test says so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from clocks import ManualClock
+from protocol_harness import Harness
+
+from lakemq.engine.client.consume.membership import MemberOptions, Membership
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
+from lakemq.engine.protocol.values.deliveries import Acquire
+
+_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass
+class Letter:
+    """Requests that travel together, and the futures of their answers."""
+
+    requests: list[Any]
+    futures: list[Future[Any]] = field(default_factory=list)
+
+
+class SteppedConsumer(QueueConsumer):
+    """One whose polls wait for no answer in real time: the clock moves instead."""
+
+    def _rest(self, ms: int) -> None:
+        self._clock.sleep(max(ms, 1))
+
+
+class QueueWorld:
+    """A namespace in memory. While `holds_letters`, what consumers submit without waiting is held until `deliver`."""
+
+    def __init__(self, partitions: int = 1, topic: str = "t") -> None:
+        self.core, self.topic, self.clock = Harness(), topic, ManualClock()
+        self.core.now_ms = self.clock.ms
+        self.core.create(topic, partitions)
+        self.holds_letters = False
+        self.letters: list[Letter] = []
+        self._member_numbers = itertools.count(1)
+
+    def publish(self, counts: Mapping[int, int]) -> None:
+        self.decide([self.core.produce(counts, self.topic)])
+
+    def pass_time(self, ms: int) -> None:
+        self.clock.ms += ms
+        self.core.now_ms = self.clock.ms
+        self.core.expire()
+        self.core.assign()
+
+    def consumer(self, group: str = "g", listener: Any = None, **config: Any) -> QueueConsumer:
+        """A member of a queue group. config: its settings, whose keys are written with _ for a dot."""
+        settings = {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
+        options = MemberOptions([self.topic], auto_offset_reset="earliest", config=settings)
+        heart = SimpleNamespace(add=lambda *_: SimpleNamespace(note_poll=lambda: None, stop=lambda: None))
+        membership = Membership(
+            self,  # type: ignore[arg-type]
+            heart,  # type: ignore[arg-type]
+            self._look,
+            lambda: f"C{next(self._member_numbers)}",
+            group,
+            "read_committed",
+            options,
+        )
+        return SteppedConsumer(self, membership, self._fetch, self.clock, group, listener=listener)  # type: ignore[arg-type]
+
+    def _look(self, look: Any) -> Any:
+        self.core.now_ms = max(self.core.now_ms, self.clock.ms)
+        return look(self.core.state)
+
+    # -- letters ------------------------------------------------------------------------------------------
+
+    def decide(self, requests: Sequence[Any]) -> list[Any]:
+        """Results of one letter; refusals are errors."""
+        self.core.now_ms = max(self.core.now_ms, self.clock.ms)
+        results = self.core.ask(*requests)
+        self.core.assign()
+        return [error_from_refusal(one) if isinstance(one, Refusal) else one for one in results]
+
+    def ask(self, request: Any) -> Any:
+        (result,) = self.decide([request])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def submit(self, request: Any) -> Future[Any]:
+        return self.submit_all([(request, None)])[0]
+
+    def submit_all(self, requests: Sequence[tuple[Any, Any]]) -> list[Future[Any]]:
+        letter = Letter([request for request, _ in requests], [Future() for _ in requests])
+        self.letters.append(letter)
+        if not self.holds_letters:
+            self.deliver()
+        return letter.futures
+
+    def deliver(self, count: int | None = None, is_answered: bool = True) -> None:
+        """Decide the oldest letters. is_answered: else their clients only learn that nobody answered."""
+        for letter in self.letters[:count]:
+            for future, result in zip(letter.futures, self.decide(letter.requests), strict=True):
+                if not is_answered and not isinstance(letter.requests[0], Acquire):
+                    result = RequestTimedOut("No answer; the outcome is unknown.")
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+        del self.letters[:count]
+
+    def lose(self, count: int | None = None) -> None:
+        """The oldest letters never arrive, and their clients learn that nobody answered."""
+        for future in (one for letter in self.letters[:count] for one in letter.futures):
+            future.set_exception(RequestTimedOut("No answer; the outcome is unknown."))
+        del self.letters[:count]
+
+    # -- what is known --------------------------------------------------------------------------------------
+
+    def deliveries(self, group: str = "g") -> dict[int, list[tuple[int, int, str, int]]]:
+        """By partition, as the group knows them: first, count, status, how often."""
+        return {
+            partition: [(one.first, one.length, one.status.value, one.deliveries) for one in known.stretches]
+            for (_, partition), known in sorted(self.core.state.deliveries.get(group, {}).items())
+        }
+
+    def _fetch(self, topic: str, isolation: str, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+        return _Fetched(topic, self.core.state.topic_ids[topic], start, end)
+
+
+class _Fetched:
+    """Messages by their offsets: each offset of the topic holds one."""
+
+    def __init__(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> None:
+        self._topic, self._spans = topic, [(p, start[p], end[p]) for p in sorted(start)]
+        columns = {
+            "partition": [p for p, _, _ in self._spans],
+            "base_offset": [first for _, first, _ in self._spans],
+            "record_count": [until - first for _, first, until in self._spans],
+        }
+        ranges = [SimpleNamespace(partition=p, start=first) for p, first, _ in self._spans]
+        self.plan = SimpleNamespace(
+            topic=topic,
+            topic_id=topic_id,
+            ranges=ranges,
+            segments=pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()}),
+        )
+        self.expired: dict[int, np.ndarray[Any, Any]] = {}
+        self.record_count = sum(columns["record_count"])
+
+    def __iter__(self) -> Iterator[Message]:
+        for partition, first, until in self._spans:
+            for offset in range(first, until):
+                yield Message(self._topic, partition, offset, _EPOCH, None, b"%d" % offset, ())

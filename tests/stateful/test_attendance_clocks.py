@@ -1,0 +1,134 @@
+"""Sessions under clocks that jump, machines that sleep and leaders that come and go: only the dead are thought dead."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from clocks import ManualClock
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from protocol_harness import AtOnce, Harness
+from stateful.world import TimedFiles
+
+from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.sequencer.attendance import MAX_READ_GAP_MS, READ_INTERVAL_MS, Attendance
+from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.objects import Data
+
+pytestmark = pytest.mark.slow
+
+SESSION_MS, INTERVAL_MS = 30_000, 3_000
+CONFIRM_MS = MAX_READ_GAP_MS + 2 * INTERVAL_MS
+HOUR_MS = 3_600_000
+TICK_MS = 500
+
+
+class StampedFiles(TimedFiles):
+    """A store that stamps an object with its own time when it is put."""
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+        super().put(name, data, durable=durable)
+        self._seen[name] = self.time_ms()
+
+
+class Simulation:
+    """A member that beats and a leader that looks, each on its own; time passes in ticks, for both or for one."""
+
+    def __init__(self, folder: str) -> None:
+        self.store_clock, self.clock, self.mq = ManualClock(), ManualClock(), Harness()
+        self.files = StampedFiles(folder, self.store_clock)
+        self.beats = Beats(self.files)
+        self.mq.create("t")
+        self.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=SESSION_MS))
+        self.number, self.next_beat_ms, self.next_look_ms = 0, self.clock.ms, self.clock.ms
+        self.leader: Attendance | None = None
+        self.lives = True
+        self.beat()
+
+    def beat(self) -> None:
+        self.number += 1
+        self.beats.put("a", self.number, encode_beat([MemberBeat("g", "C1", self.number, INTERVAL_MS)]))
+        self.next_beat_ms = self.clock.ms + INTERVAL_MS
+
+    def lead(self) -> None:
+        self.leader = Attendance(self.beats, self.clock, AtOnce())
+        self.next_look_ms = self.clock.ms
+
+    def pass_ms(self, ms: int, member_runs: bool = True, leader_runs: bool = True) -> list[str]:
+        """Time passes; returns who the leader finds silent meanwhile."""
+        found = []
+        for _ in range(ms // TICK_MS):
+            self.clock.ms += TICK_MS
+            self.store_clock.ms += TICK_MS
+            if self.lives and member_runs and self.clock.ms >= self.next_beat_ms:
+                self.beat()
+            if self.leader is not None and leader_runs and self.clock.ms >= self.next_look_ms:
+                found += self.leader.find_silent_members(self.mq.state) + self.leader.find_silent_members(self.mq.state)
+                self.next_look_ms = self.clock.ms + READ_INTERVAL_MS
+        return [one.member_id for one in found]
+
+    def sleep(self, ms: int) -> None:
+        """The machine of both sleeps."""
+        self.clock.ms += ms
+        self.store_clock.ms += ms
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[str]:
+    path = tempfile.mkdtemp()
+    yield path
+    shutil.rmtree(path)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.integers(1, 2 * SESSION_MS)),
+        st.tuples(st.just("new leader"), st.just(0)),
+        st.tuples(st.just("no leader"), st.integers(1, 2 * HOUR_MS)),
+        st.tuples(st.just("leader stops"), st.integers(1, 2 * SESSION_MS)),
+        st.tuples(st.just("both sleep"), st.integers(1, HOUR_MS)),
+        st.tuples(st.just("store clock jumps"), st.integers(-2 * HOUR_MS, 2 * HOUR_MS)),
+        st.tuples(st.just("member pauses"), st.integers(1, SESSION_MS - INTERVAL_MS - 2 * READ_INTERVAL_MS)),
+    ),
+    max_size=8,
+)
+
+
+@given(events=EVENTS)
+@examples(40)
+def test_who_lives_is_never_thought_dead_and_who_died_is_found(folder: str, events: list[tuple[str, int]]) -> None:
+    files = StampedFiles(folder, ManualClock())
+    files.delete(files.list("beats"))
+    scene = Simulation(folder)
+    for event, ms in events:
+        match event:
+            case "run":
+                assert scene.pass_ms(ms) == []
+            case "new leader":
+                scene.lead()
+            case "no leader":
+                scene.leader = None
+                scene.sleep(ms)
+                scene.beat()  # it went on beating
+                scene.lead()
+            case "leader stops":
+                assert scene.pass_ms(ms, leader_runs=False) == []
+            case "both sleep":
+                scene.sleep(ms)
+            case "store clock jumps":
+                scene.store_clock.ms += ms
+            case "member pauses":
+                assert scene.pass_ms(ms, member_runs=False) == []
+                scene.beat()
+    assert scene.pass_ms(SESSION_MS) == []
+    scene.lives = False
+    scene.leader = None
+    scene.sleep(SESSION_MS)
+    scene.lead()
+    assert scene.pass_ms(CONFIRM_MS - READ_INTERVAL_MS) == []
+    assert set(scene.pass_ms(3 * READ_INTERVAL_MS)) == {"C1"}, "no whole session more"

@@ -1,0 +1,233 @@
+"""Real consumers of a queue group over the core, against a plain model: who was shown what, in which order, how often.
+
+Letters are held, lost or decided without an answer; members come, go, are lost; transactions abort. The promise of
+`nack.order=partition`: what was given back is shown before anything later of its partition, whoever has that by then.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from queue_world import QueueWorld
+from stateful.runs import runs
+
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.protocol.values.deliveries import Acknowledge, DeliveryStatus
+from lakemq.engine.protocol.values.groups import MemberSilent
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.transactions import EndTransaction
+from lakemq.errors import FencedMemberEpoch, IllegalState, InvalidRecordState, LakeMQError, UnknownMemberId
+
+_MAX_REDELIVERIES = 4
+_DONE = (DeliveryStatus.ACKNOWLEDGED, DeliveryStatus.DYING)
+
+Key = tuple[int, int]
+"""Partition and offset."""
+
+
+@dataclass
+class Shown:
+    """What the model knows of a message. member: who was shown it last."""
+
+    count: int = 0
+    member: int = -1
+    is_given_back: bool = False
+    is_accepted: bool = False
+
+
+@dataclass
+class Hands:
+    """A member and the messages in its user's hands."""
+
+    consumer: QueueConsumer
+    messages: list[Message] = field(default_factory=list)
+    batch: Any = None
+
+
+class QueueOrder(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = QueueWorld(2)
+        self.hands: dict[int, Hands] = {}
+        self.next_member = 0
+        self.messages: dict[Key, Shown] = {}
+        self.newest: dict[int, int] = {}
+        self.is_calm = True
+        """Only one member so far, and it was never lost: deliveries are counted as they were shown."""
+        self.join()
+
+    # -- members ------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.hands) < 3)
+    @rule()
+    def join(self) -> None:
+        consumer = self.world.consumer(
+            max_redelivery_count=_MAX_REDELIVERIES,
+            max_handoff_ms=500,
+            rebalance_delay_ms=1_000,
+            max_delivered_unacked_msgs_per_flow=6,
+        )
+        self.is_calm &= not self.hands
+        self.hands[self.next_member] = Hands(consumer)
+        self.next_member += 1
+
+    @precondition(lambda self: len(self.hands) > 1)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.hands.pop(self.draw(data)).consumer.close()
+
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data(), is_killed=st.booleans())
+    def be_lost(self, data: st.DataObject, is_killed: bool) -> None:
+        """It is killed, or only thought lost, and comes back with its next poll."""
+        self.is_calm = False
+        number = self.draw(data)
+        self.world.core.see(MemberSilent("g", self.hands[number].consumer.member_id, "session"))
+        self.world.core.assign()
+        if is_killed and len(self.hands) > 1:
+            del self.hands[number]
+
+    def draw(self, data: st.DataObject) -> int:
+        return int(data.draw(st.sampled_from(sorted(self.hands))))
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    @rule(partition=st.integers(0, 1), count=st.integers(1, 5))
+    def publish(self, partition: int, count: int) -> None:
+        self.world.publish({partition: count})
+
+    @rule(data=st.data(), most=st.integers(1, 5), waits=st.booleans())
+    def poll(self, data: st.DataObject, most: int, waits: bool) -> None:
+        number = self.draw(data)
+        self.poll_with(number, most, 100 if waits else 0)
+
+    def poll_with(self, number: int, most: int, timeout_ms: int) -> None:
+        hands = self.hands[number]
+        try:
+            batch = hands.consumer.poll(most, timeout_ms)
+        except (IllegalState, InvalidRecordState, UnknownMemberId):
+            return
+        messages = list(batch)
+        if messages:
+            hands.batch = batch
+        for message in messages:
+            self.show(number, message)
+        hands.messages += messages
+
+    def show(self, number: int, message: Message) -> None:
+        partition, offset = message.partition, message.offset
+        known = self.messages.setdefault((partition, offset), Shown())
+        earlier = [
+            at for (of, at), one in self.messages.items() if of == partition and at < offset and one.is_given_back
+        ]
+        waiting = [at for at in earlier if not self.is_done(partition, at)]
+        assert not waiting, f"{partition}: {offset} was shown before {waiting}"
+        assert not known.is_accepted or message.redelivered
+        if known.count == 0:
+            assert offset > self.newest.get(partition, -1), "a first delivery steps back"
+            self.newest[partition] = offset
+        assert message.delivery_count > known.count
+        assert message.delivery_count <= 1 + _MAX_REDELIVERIES
+        if self.is_calm:
+            assert message.delivery_count == known.count + 1, "what was not shown was counted"
+        self.messages[partition, offset] = Shown(message.delivery_count, number)
+
+    def is_done(self, partition: int, offset: int) -> bool:
+        known = self.world.core.state.find_deliveries("g", (self.world.core.state.topic_ids["t"], partition))
+        assert known is not None
+        found = known.find_stretches([(offset, 1)])
+        return offset < known.start or (bool(found) and found[0].status in _DONE)
+
+    @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack", "nack", "late nack", "reject"]))
+    def say(self, data: st.DataObject, how: str) -> None:
+        number = self.draw(data)
+        hands = self.hands[number]
+        if not hands.messages:
+            return
+        message = hands.messages.pop(data.draw(st.integers(0, len(hands.messages) - 1)))
+        try:
+            if how == "ack":
+                hands.consumer.ack(message)
+            elif how == "reject":
+                hands.consumer.reject(message)
+            else:
+                hands.consumer.nack(message, 300 if how == "late nack" else None)
+        except (FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
+            return
+        known = self.messages[message.partition, message.offset]
+        if "nack" in how and known.member == number:
+            known.is_given_back = True
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """The batch polled last is acknowledged in a transaction, which is aborted."""
+        number = self.draw(data)
+        hands = self.hands[number]
+        if self.world.letters or hands.batch is None:
+            return
+        batch, hands.batch = hands.batch, None
+        done = self.world.ask(InitProducer("tx", 60_000))
+        ref = TransactionRef("tx", done.producer_id, done.producer_epoch)
+        parts = batch.offsets.messages
+        try:
+            self.world.ask(Acknowledge("g", hands.consumer.member_id, parts, ref))
+            self.world.ask(EndTransaction(ref, False))
+        except LakeMQError:
+            return
+        hands.consumer.go_back(batch)
+        offsets = {(message.partition, message.offset) for message in batch}
+        hands.messages = [one for one in hands.messages if (one.partition, one.offset) not in offsets]
+        for key in offsets:
+            if self.messages[key].member == number and not self.is_done(*key):
+                self.messages[key].is_given_back = True
+
+    # -- letters and time -----------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 60, 300, 1_000]))
+    def pass_time(self, ms: int) -> None:
+        self.world.pass_time(ms)
+
+    @rule(holds=st.booleans())
+    def hold_letters(self, holds: bool) -> None:
+        self.world.holds_letters = holds
+        if not holds:
+            self.world.deliver()
+
+    @rule(how=st.sampled_from(["decided", "decided", "unanswered", "lost"]))
+    def deliver(self, how: str) -> None:
+        if how == "lost":
+            self.world.lose(1)
+        else:
+            self.world.deliver(1, is_answered=how == "decided")
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Who polls and acknowledges all comes to the end of both partitions, whatever was before."""
+        self.hold_letters(False)
+        for hands in list(self.hands.values())[1:]:
+            hands.consumer.close()
+        (number, hands), *_ = self.hands.items()
+        self.hands = {number: hands}
+        for _ in range(60):
+            self.poll_with(number, 10, 100)
+            for message in hands.messages:
+                with suppress(FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
+                    hands.consumer.ack(message)
+            hands.messages = []
+            with suppress(LakeMQError):
+                hands.consumer.flush()
+            self.world.pass_time(300)
+        topic = self.world.core.state.topic("t")
+        for partition in range(2):
+            for offset in range(int(topic.high_watermarks[partition])):
+                assert self.is_done(partition, offset), (partition, offset, self.world.deliveries())
+
+
+TestQueueOrder = QueueOrder.TestCase
+TestQueueOrder.settings = runs(30, 40)

@@ -1,0 +1,145 @@
+"""Hooks at the end of the interpreter: their order, their bounds, and that forked children have none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lakemq.engine.namespace.at_exit import ExitHooks, Stage
+
+LONG_S = 30
+
+
+def test_stages_run_in_order_whatever_the_order_of_adding() -> None:
+    hooks, calls = ExitHooks(), []
+    for stage in (Stage.SERVING, Stage.PRODUCERS):
+        hooks.add(stage, stage.name, lambda stage=stage: calls.append(stage), LONG_S)
+    hooks.run()
+    assert calls == [Stage.PRODUCERS, Stage.SERVING]
+
+
+def test_a_hook_runs_once_and_not_after_it_was_cancelled() -> None:
+    hooks, calls = ExitHooks(), []
+    kept = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)
+    cancelled = hooks.add(Stage.PRODUCERS, "cancelled", lambda: calls.append("cancelled"), LONG_S)
+    cancelled.cancel()
+    cancelled.cancel()
+    hooks.run()
+    hooks.run()
+    kept.cancel()
+    assert calls == ["kept"]
+
+
+def test_hooks_of_a_stage_run_side_by_side() -> None:
+    hooks, met = ExitHooks(), []
+    both = threading.Barrier(2)
+    for name in ("a", "b"):
+        hooks.add(Stage.PRODUCERS, name, lambda: met.append(both.wait(LONG_S)), LONG_S)
+    hooks.run()
+    assert sorted(met) == [0, 1]
+
+
+def test_a_hook_that_hangs_or_fails_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    hooks, calls, never = ExitHooks(), [], threading.Event()
+
+    def fail() -> None:
+        raise OSError("no space left")
+
+    hooks.add(Stage.PRODUCERS, "The hanging producer", lambda: never.wait(LONG_S), 0.01)
+    hooks.add(Stage.PRODUCERS, "The failing producer", fail, LONG_S)
+    hooks.add(Stage.SERVING, "serving", lambda: calls.append("serving"), LONG_S)
+    begun_s = time.monotonic()
+    with caplog.at_level(logging.ERROR, "lakemq.exit"):
+        hooks.run()
+    never.set()
+    assert calls == ["serving"]
+    assert time.monotonic() - begun_s < LONG_S / 2
+    assert "The hanging producer did not end within 0.01 s" in caplog.text
+    assert "The failing producer could not be closed at exit: OSError: no space left" in caplog.text
+
+
+def test_without_a_thread_the_hook_runs_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    hooks, calls = ExitHooks(), []
+    hooks.add(Stage.PRODUCERS, "producer", lambda: calls.append("producer"), LONG_S)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    hooks.run()
+    assert calls == ["producer"]
+
+
+def test_a_forked_child_has_no_hooks() -> None:
+    hooks = ExitHooks()
+    hooks.add(Stage.PRODUCERS, "of the parent", lambda: os._exit(7), LONG_S)
+    child = os.fork()
+    if child == 0:
+        hooks.run()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PROGRAM = """
+import sys, threading
+from lakemq.engine.namespace.at_exit import HOOKS, Stage
+
+def work():
+    ended.wait(30)
+    print("thread", flush=True)
+
+ended = threading.Event()
+threading.Thread(target=work).start()
+for stage in reversed(Stage):
+    HOOKS.add(stage, stage.name, lambda stage=stage: print(stage.name, flush=True), 30)
+ended.set()
+raise SystemExit(3)
+"""
+
+
+def test_the_interpreter_runs_them_after_its_threads_have_ended() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert ended.stdout.split() == ["thread", "PRODUCERS", "SERVING"]
+
+
+# -- children of multiprocessing, which end with os._exit --------------------------------------------------
+
+CHILDREN = """
+import multiprocessing, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+def work(path):
+    from lakemq.engine.namespace.at_exit import HOOKS, Stage
+    written = []
+    ThreadPoolExecutor(1).submit(written.append, "pool").result()
+    late = threading.Thread(target=lambda: (time.sleep(0.2), written.append("late thread")))
+    HOOKS.add(Stage.PRODUCERS, "work", lambda: Path(path).write_text(" ".join(written)), 30)
+    late.start()
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(sys.argv[2],))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_hooks_run_in_children_of_multiprocessing_after_their_threads(tmp_path: Path, method: str) -> None:
+    program, written = tmp_path / "program.py", tmp_path / "written"
+    program.write_text(CHILDREN)
+    ended = subprocess.run(
+        [sys.executable, str(program), method, str(written)], capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert written.read_text() == "pool late thread"

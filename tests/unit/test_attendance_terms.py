@@ -1,0 +1,341 @@
+"""Sessions that run on from one leader to the next: the dead are found, and nobody who lives is thought dead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from protocol_harness import AtOnce
+from unit.test_attendance import SESSION_MS, Scene
+
+from lakemq.engine.namespace.process_identity import is_process_gone, read_own_identity
+from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS, Attendance
+
+INTERVAL_MS = 200
+CONFIRM_MS = MAX_READ_GAP_MS + 2 * INTERVAL_MS
+HOUR_MS = 3_600_000
+
+
+class Terms(Scene):
+    """Leaders that follow each other, and beats whose age by the store's clock the test says."""
+
+    def lead(self) -> list[tuple[str, str]]:
+        """A new leader takes its first look; returns who it finds silent."""
+        self.attendance = Attendance(self.beats, self.clock, AtOnce())
+        return self.look()
+
+    def beat_as(self, beats_id: str, member: str, process: str = "", age_ms: int = 0) -> None:
+        self.numbers[beats_id] = number = self.numbers.get(beats_id, 0) + 1
+        self.beats.put(beats_id, number, encode_beat([MemberBeat("g", member, 1, INTERVAL_MS, process or "elsewhere")]))
+        self.age(beats_id, age_ms)
+
+    def age(self, beats_id: str, age_ms: int) -> None:
+        """The newest beat was put so long ago, by the store's clock."""
+        for name in self.files.list("beats"):
+            if name.startswith(f"beats/{beats_id}-"):
+                then_s = time.time() - age_ms / 1000
+                os.utime(Path(self.files.root, name), (then_s, then_s))
+
+    def age_all(self, age_ms: int) -> None:
+        for name in self.files.list("beats"):
+            self.age(name.removeprefix("beats/").partition("-")[0], age_ms)
+
+    def wait_ms(self, ms: int) -> list[tuple[str, str]]:
+        """The time passes, and the leader looks every second at least."""
+        found = []
+        while ms > 0:
+            found += self.pass_ms(min(ms, 1_000))
+            ms -= 1_000
+        return found
+
+    def observation_left_ms(self) -> int:
+        return self.attendance.observation_left_ms(self.mq.state)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Terms:
+    return Terms(tmp_path)
+
+
+def test_who_died_before_this_leader_came_is_lost_once_it_was_seen_not_to_beat(scene: Terms) -> None:
+    scene.join("C1")
+    scene.beat_as("a", "C1", age_ms=HOUR_MS)
+    assert scene.lead() == []
+    assert scene.wait_ms(CONFIRM_MS) == []
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_what_is_left_of_a_session_is_what_the_store_says(scene: Terms) -> None:
+    """Sessions are not begun anew by each leader: five short ones find what one long one would."""
+    scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=45_000))
+    for age_ms in (0, 10_000, 20_000, 30_000):
+        scene.beat_as("a", "C1", age_ms=age_ms)
+        assert scene.lead() == []
+        assert scene.pass_ms(1_000) == []
+    # the store's clock is the machine's: on a busy one some seconds may pass between a beat and the look at it
+    assert scene.wait_ms(8_000) == []
+    assert set(scene.wait_ms(7_000)) == {("C1", "session")}
+
+
+@pytest.mark.parametrize("age_ms", [HOUR_MS, 24 * HOUR_MS, -HOUR_MS])
+def test_whatever_the_stores_clock_says_who_beats_lives(scene: Terms, age_ms: int) -> None:
+    """The clock has jumped, the machine slept, or the store could not be written for as long."""
+    scene.join("C1")
+    scene.beat_as("a", "C1", age_ms=age_ms)
+    assert scene.lead() == []
+    assert scene.wait_ms(CONFIRM_MS - 1) == []
+    scene.beat_as("a", "C1", age_ms=age_ms)
+    assert scene.pass_ms(2) == []
+    # from here on it has a whole session
+    assert scene.wait_ms(SESSION_MS) == []
+    assert set(scene.wait_ms(2_000)) == {("C1", "session")}
+
+
+def test_a_leader_that_was_stopped_while_it_watched_begins_to_watch_anew(scene: Terms) -> None:
+    scene.join("C1")
+    scene.beat_as("a", "C1", age_ms=HOUR_MS)
+    scene.lead()
+    assert scene.wait_ms(CONFIRM_MS - 1) == []
+    assert scene.pass_ms(MAX_READ_GAP_MS + 1) == []
+    assert scene.wait_ms(CONFIRM_MS) == []
+    scene.beat_as("a", "C1", age_ms=HOUR_MS)
+    assert scene.pass_ms(2) == []
+
+
+def test_a_leader_that_stops_within_its_first_look_thinks_beats_younger(
+    scene: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.join("C1")
+    scene.beat_as("a", "C1", age_ms=0)
+    hour_ago_ms = scene.files.time_ms() - HOUR_MS
+    monkeypatch.setattr(scene.files, "time_ms", lambda: hour_ago_ms)  # it was told the time, and stopped for an hour
+    assert scene.lead() == []
+    assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
+
+
+def test_where_the_store_does_not_tell_the_time_sessions_begin_anew(
+    scene: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(scene.files, "time_ms", fails)
+    scene.join("C1")
+    scene.beat_as("a", "C1", age_ms=HOUR_MS)
+    assert scene.lead() == []
+    assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
+
+
+def test_how_seldom_a_member_beats_says_how_long_it_is_watched(scene: Terms) -> None:
+    scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=100_000))
+    scene.beats.put("a", 1, encode_beat([MemberBeat("g", "C1", 1, 20_000, "elsewhere")]))
+    scene.age("a", HOUR_MS)
+    scene.lead()
+    assert scene.wait_ms(MAX_READ_GAP_MS + 40_000) == []
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_a_member_that_shares_its_beats_lives_with_the_process(scene: Terms) -> None:
+    scene.join("C1", "C2")
+    scene.beat("a", "C1", "C2")
+    scene.age("a", HOUR_MS)
+    scene.lead()
+    scene.beat("a", "C2")
+    # C1 is not among the beats any more
+    found = [one for _ in range(7) for one in (scene.beat("a", "C2"), *scene.pass_ms(1_000)) if one]
+    assert set(found) == {("C1", "session")}
+
+
+def test_a_beat_that_outlived_its_thread_keeps_nobody_alive(scene: Terms) -> None:
+    """Two beats name the member: the one that does not change any more must not make the other look new."""
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.beat("b", "C1")
+    scene.lead()
+    assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
+
+
+def test_the_younger_of_two_beats_counts(scene: Terms) -> None:
+    scene.join("C1")
+    for beats_id, age_ms in ("a", HOUR_MS), ("b", 0), ("c", HOUR_MS):
+        scene.beat_as(beats_id, "C1", age_ms=age_ms)
+    scene.lead()
+    assert scene.pass_ms(500) == []
+    assert scene.observation_left_ms() == 0
+
+
+# -- members without any beat -------------------------------------------------------------------------------
+
+
+def test_who_never_beat_is_noted_and_lost_under_a_later_leader(scene: Terms) -> None:
+    """Its first beat never landed, or it closed without leaving: no leader lives for a session."""
+    scene.join("C1")
+    assert scene.lead() == []
+    scene.age_all(0)
+    assert scene.lead() == []
+    assert scene.observation_left_ms() == 0
+    scene.age_all(SESSION_MS + 1_000)  # a file system may tell the time some ms late
+    assert scene.lead() == []
+    assert scene.observation_left_ms() > 0
+    assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
+    assert len(scene.files.list("beats")) == 1, "one note is enough"
+
+
+def test_a_note_neither_keeps_a_member_alive_nor_hides_that_it_does_not_poll(scene: Terms) -> None:
+    scene.join("C1", poll_ms=2_000)
+    scene.lead()
+    scene.lead()
+    found = []
+    for _ in range(6):
+        scene.beat("a", "C1", polls=3)
+        found += scene.pass_ms(1_000)
+    assert set(found) == {("C1", "poll")}
+
+
+def test_a_member_that_begins_to_beat_after_it_was_noted_lives(scene: Terms) -> None:
+    scene.join("C1")
+    scene.lead()
+    scene.age_all(HOUR_MS)
+    scene.lead()
+    for _ in range(20):
+        scene.beat("a", "C1")
+        assert scene.pass_ms(1_000) == []
+
+
+def test_nobody_is_noted_while_a_beat_cannot_be_read(scene: Terms) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.files.unreadable = "beats/"
+    scene.lead()
+    assert len(scene.files.list("beats")) == 1
+
+
+def test_what_dead_processes_left_is_deleted_by_its_age(scene: Terms) -> None:
+    scene.join("C1")
+    scene.beat("dead", "C0")
+    scene.beat("abc", "C1")
+    scene.age_all(ABANDONED_AFTER_MS + 1_000)
+    scene.lead()
+    scene.beat("abc", "C1")
+    scene.pass_ms(1_000)
+    scene.pass_ms(1_000)
+    assert [name.split("-")[0] for name in scene.files.list("beats")] == ["beats/abc"]
+
+
+# -- how long a run of `step` waits -------------------------------------------------------------------------
+
+
+def test_a_run_waits_for_its_first_look_and_then_for_nobody_who_seems_alive(scene: Terms) -> None:
+    assert scene.observation_left_ms() == 0
+    scene.join("C1")
+    scene.beat_as("a", "C1")
+    assert scene.observation_left_ms() > 0
+    scene.lead()
+    assert scene.observation_left_ms() == 0
+
+
+def test_a_run_waits_until_it_knows_whether_who_seems_dead_is(scene: Terms) -> None:
+    scene.join("C1", "C2")
+    scene.beat_as("a", "C1", age_ms=HOUR_MS)
+    scene.beat_as("b", "C2", age_ms=HOUR_MS)
+    scene.lead()
+    assert CONFIRM_MS <= scene.observation_left_ms() <= CONFIRM_MS + 100
+    scene.beat_as("b", "C2")
+    assert scene.wait_ms(CONFIRM_MS) == []
+    assert scene.observation_left_ms() > 0
+    assert scene.pass_ms(1) == [("C1", "session")]
+
+
+def test_a_run_does_not_wait_for_beats_that_cannot_be_read(scene: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(prefix: str, limit: int | None = None) -> list[str]:
+        raise OSError(errno.EIO, "the store is gone", prefix)
+
+    scene.join("C1")
+    monkeypatch.setattr(scene.files, "list", fails)
+    assert scene.lead() == []
+    assert scene.observation_left_ms() == 0
+
+
+# -- processes of this machine ------------------------------------------------------------------------------
+
+needs_identity = pytest.mark.skipif(not read_own_identity(), reason="this system does not name processes")
+
+
+def ended_process() -> str:
+    """The identity of a process of this machine that has ended."""
+    code = "from lakemq.engine.namespace.process_identity import read_own_identity; print(read_own_identity())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.extended
+@needs_identity
+@pytest.mark.slow
+def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(scene: Terms) -> None:
+    identity = ended_process()
+    scene.join("C1", "C2")
+    scene.mq.ask(JoinGroup("g", "C3", ["t"], instance_id="host", session_timeout_ms=SESSION_MS))
+    scene.beat_as("a", "C1", identity)
+    scene.beat_as("b", "C2", read_own_identity())
+    scene.beat_as("c", "C3", identity)
+    assert scene.lead() == [("C1", "process")]
+
+
+@needs_identity
+def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
+    """Another one may have its id by now. Of other machines, and of other namespaces of processes, nothing is known."""
+    own = read_own_identity()
+    assert not is_process_gone(own, own)
+    *machine, pid, started = own.split("/")
+    assert is_process_gone("/".join([*machine, pid, str(int(started) + 1)]), own)
+    for number in range(3):
+        other = [*machine, pid, "1"]
+        other[number] += "x"
+        assert not is_process_gone("/".join(other), own)
+    assert not is_process_gone(own, "")
+
+
+@pytest.mark.parametrize("identity", ["", "elsewhere", "a/b/c/d", "////", "a/b/c/0/1", "a/b/c/-1/1", "a/b/c/1e9/1"])
+def test_what_is_no_identity_says_nothing(identity: str) -> None:
+    assert not is_process_gone(identity, identity)
+    assert not is_process_gone(identity, read_own_identity())
+
+
+@pytest.mark.extended
+@needs_identity
+@pytest.mark.slow
+def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
+    code = (
+        "from lakemq.engine.namespace.process_identity import read_own_identity as r; print(r(), flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert child.stdout is not None
+    identity = child.stdout.readline().strip()
+    own = read_own_identity()
+    try:
+        assert not is_process_gone(identity, own)
+        child.kill()
+        deadline_s = time.monotonic() + 30
+        while not is_process_gone(identity, own):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.communicate()
+    assert is_process_gone(identity, own)
+
+
+def test_beats_of_before_and_of_after_are_read_alike() -> None:
+    """Processes of two versions may meet in one namespace."""
+    assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]
+    longer = msgspec.msgpack.encode([["g", "m", 3, 200, "p", "of a later version"]])
+    assert decode_beat(longer) == [MemberBeat("g", "m", 3, 200, "p")]

@@ -1,0 +1,119 @@
+"""Who reads a namespace more slowly than its leader projects, merges and cuts gets there nevertheless."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocks import HastyClock
+from protocol_harness import letter_bytes
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.client.publish import ended_ranges
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.protocol.errors import ReadOvertaken
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.delays import RangeKey
+from lakemq.engine.protocol.values.topics import CreateTopic
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.store import Store, TableHandle
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+CONFIG = {
+    "project.interval.ms": 0,
+    "journal.retention.ms": 0,
+    "compact.min.files": 2,
+    "checkpoint.interval": 5,
+}
+"""Each step is projected at once; then the journal is cut."""
+
+
+class AtOnce(Executor):
+    """Does in the call what it is given."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class Busy:
+    """A leader that decides, projects and cuts the journal whenever it is told to go on."""
+
+    def __init__(self, mq: Connection) -> None:
+        self._mq, self._numbers = mq, itertools.count(1)
+        self.sequencer = Sequencer(mq.namespace, "busy", HastyClock(), itertools.count(1).__next__, background=AtOnce())
+        assert self.sequencer.try_lead()
+
+    def go_on(self) -> None:
+        for _ in range(3):
+            number = next(self._numbers)
+            letter = Letter("c", number, [CreateTopic(f"t{number}", 1)], 0)
+            self._mq.namespace.mailbox.put("c", number, letter_bytes(letter), 0)
+            assert self.sequencer.step().letters == 1
+
+
+class BusyStore(Store):
+    """While a table is opened the leader goes on."""
+
+    def __init__(self, files: Files, busy: Busy) -> None:
+        super().__init__(files)
+        self._busy, self.opened = busy, 0
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        handle = super().open(spec)
+        self._busy.go_on()
+        self.opened += 1
+        return handle
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
+        yield connection
+
+
+def test_a_reader_gets_there_at_its_first_look_though_the_journal_is_cut_between_any_two(mq: Connection) -> None:
+    busy = Busy(mq)
+    busy.go_on()
+    store = BusyStore(mq.namespace.files, busy)
+    reader = Reader(store, HastyClock())
+    begun_at = busy.sequencer.state.step
+    state = reader.refresh()
+    assert store.opened < 20, "it starts over"
+    assert begun_at <= state.step < busy.sequencer.state.step
+    projected = read_watermark(mq.namespace.store).step
+    assert projected > state.step, "the leader did nothing meanwhile"
+    # followed from there, step by step: also where the watermark was ahead of the journal
+    assert reader.refresh().step == busy.sequencer.state.step
+    assert {topic.topic for topic in reader.state.topics.values()} == {
+        topic.topic for topic in busy.sequencer.state.topics.values()
+    }
+    busy.sequencer.resign()
+
+
+def test_what_became_of_delays_is_told_though_the_journal_is_cut_meanwhile(mq: Connection) -> None:
+    busy = Busy(mq)
+    busy.go_on()
+    store = BusyStore(mq.namespace.files, busy)
+    assert ended_ranges.read_ended_ranges(store, HastyClock(), [RangeKey(1, 0, 0)]) == {}
+    assert store.opened == 3
+    busy.sequencer.resign()
+
+
+def test_a_reader_that_is_overtaken_again_and_again_says_that_it_may_be_tried_later(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, quick_to_give_up: None
+) -> None:
+    monkeypatch.setattr(Reader, "_try_to_load", lambda reader: None)
+    with pytest.raises(ReadOvertaken) as overtaken:
+        Reader(mq.namespace.store, HastyClock()).refresh()
+    assert overtaken.value.retriable

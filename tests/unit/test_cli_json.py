@@ -1,0 +1,163 @@
+"""`--output json` prints one JSON object a line on stdout, and nothing else, whatever the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import lakemq
+from lakemq.jobs.cli import app
+
+# Spark's shell prints what Spark prints; `serve` prints nothing at all; tests/quality runs the audit, which takes long.
+ELSEWHERE = {"spark-sql", "serve", "audit"}
+
+COMMANDS = {
+    "init": [],
+    "step": ["--wait-ms", "0"],
+    "catalog": [],
+    "doctor": ["--no-spark"],
+    "topics create": ["made", "--partitions", "2"],
+    "topics list": [],
+    "topics describe": ["orders"],
+    "topics alter": ["orders", "--config", "retention.ms=1000000000"],
+    "topics delete-records": ["orders", "--before", "0=1", "--yes"],
+    "topics delete": ["doomed", "--yes"],
+    "publish": ["--topic", "orders", "--format", "lines"],
+    "fetch": ["orders"],
+    "tail": ["orders"],
+    "consume": ["orders", "--group", "g", "--limit", "1"],
+    "sql": ["SELECT count(*) FROM log"],
+    "describe-producers": ["orders", "0"],
+    "transactions list": [],
+    "transactions describe": ["txn"],
+    "transactions find-hanging": [],
+    "transactions abort": ["txn-open"],
+    "delayed list": [],
+    "delayed describe": ["orders"],
+    "delayed cancel": ["--topic", "orders", "--dry-run"],
+    "delayed purge": ["orders", "--dry-run"],
+    "delayed reschedule": ["RECEIPT", "--delay-ms", "1000000"],
+    "delayed release": [],
+    "dead-letters list": [],
+    "dead-letters show": ["orders.dlq"],
+    "dead-letters redrive": ["orders.dlq", "--dry-run"],
+    "dead-letters purge": ["orders.dlq", "--dry-run"],
+    "groups list": [],
+    "groups describe": ["done"],
+    "groups members": ["done"],
+    "groups assignments": ["done"],
+    "groups create": ["new"],
+    "groups alter": ["new", "--config", "max.redelivery.count=3"],
+    "groups remove-members": ["done", "--instance", "away"],
+    "groups handoffs": ["done"],
+    "groups lag": ["done"],
+    "groups reset-offsets": ["done", "--all-topics", "--to-earliest", "--export"],
+    "groups delete-offsets": ["done", "--topic", "orders", "--yes"],
+    "groups delete": ["forgotten", "--yes"],
+}
+
+
+def commands(group: Any, words: str = "") -> Iterator[str]:
+    """Yield the words of every command of the tree."""
+    for name, command in group.commands.items():
+        full = f"{words} {name}".strip()
+        yield from commands(command, full) if hasattr(command, "commands") else (full,)
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert {*commands(typer.main.get_command(app))} - ELSEWHERE == {*COMMANDS}
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A namespace in which each command has something to show; nobody serves it."""
+    path = tmp_path_factory.mktemp("json") / "mq"
+    with lakemq.connect(str(path), create=True) as mq, mq.serving():
+        for topic in ("orders", "doomed"):
+            mq.topics.create(topic)
+            mq.publish(topic, pa.table({"key": ["a"] * 5, "value": [b"1", b"\xff", b"3", b"4", b"5"]}))
+        with mq.consumer("done", topics=["orders"], protocol="queue", auto_offset_reset="earliest") as consumer:
+            first, *_, last = consumer.poll(timeout_ms=30_000)
+            consumer.reject(first, error="broken")
+            consumer.ack(last)
+            consumer.flush()
+        for group in ("done-by-offset", "forgotten"):
+            mq.groups.create(group)
+        away = mq.consumer("done", topics=["orders"], protocol="queue", instance_id="away")
+        away.poll(timeout_ms=10_000)
+        away.close()
+        mq.delayed.schedule("orders", "later", delay_ms=10**9)
+        with mq.transaction("txn") as txn:
+            txn.publish("orders", pa.table({"value": ["6"]}))
+        subprocess.run([sys.executable, "-c", LEAVE_OPEN, str(path)], timeout=120, check=True)
+    return path
+
+
+LEAVE_OPEN = """
+import os, sys, lakemq
+producer = lakemq.connect(sys.argv[1]).producer(transactional_id="txn-open")
+producer.init_transactions()
+producer.begin_transaction()
+producer.send("orders", "7").result(60)
+os._exit(0)
+"""
+"""A process that dies with an open transaction, which `transactions abort` then ends."""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_stdout_is_objects_a_line(namespace: Path, command: str) -> None:
+    words = [receipt(namespace) if word == "RECEIPT" else word for word in COMMANDS[command]]
+    arguments = ["--path", str(namespace), *command.split(), *words, "--output", "json"]
+    done = CliRunner().invoke(app, arguments, input=b"text\n")
+    assert done.exit_code in (0, 1), (done.stdout, done.stderr)  # 1: the doctor has findings
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(isinstance(row, dict) for row in rows)
+    assert rows or command in MAY_BE_EMPTY, done.stderr
+
+
+MAY_BE_EMPTY = {
+    "groups handoffs",
+    "groups members",
+    "groups assignments",
+    "transactions find-hanging",
+    "describe-producers",
+}
+
+
+def receipt(path: Path) -> str:
+    """Schedule a message and return its receipt."""
+    with lakemq.connect(str(path)) as mq, mq.serving():
+        return mq.delayed.schedule("orders", "again", delay_ms=10**9)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_exported_offsets_are_read_back_from_json(namespace: Path, tmp_path: Path) -> None:
+    run = ["--path", str(namespace), "groups", "reset-offsets", "backed-up"]
+    with lakemq.connect(str(namespace)) as mq, mq.serving(), mq.consumer("backed-up", assign=["orders"]) as consumer:
+        consumer.commit({("orders", 0): 3})
+    exported = CliRunner().invoke(app, [*run, "--all-topics", "--to-offset", "2", "--export", "--output", "json"])
+    assert json.loads(exported.stdout) == {"group": "backed-up", "topic": "orders", "partition": 0, "offset": 2}
+    (tmp_path / "offsets.jsonl").write_text(exported.stdout)
+    back = [*run, "--from-file", str(tmp_path / "offsets.jsonl"), "--execute", "--output", "json"]
+    done = CliRunner().invoke(app, back)
+    assert [(row["before"], row["after"]) for row in map(json.loads, done.stdout.splitlines())] == [(3, 2)]
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_file_of_offsets_that_is_no_json_is_refused(namespace: Path, tmp_path: Path) -> None:
+    (tmp_path / "offsets.jsonl").write_text('{"topic": "orders"\n')
+    run = ["--path", str(namespace), "groups", "reset-offsets", "x", "--from-file", str(tmp_path / "offsets.jsonl")]
+    assert CliRunner().invoke(app, run).exit_code == 2

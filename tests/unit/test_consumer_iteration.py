@@ -1,0 +1,175 @@
+"""`for message in consumer`: each message counts as read when the loop gets it, and not before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
+from unit.consuming import add, owned
+from unit.served import committed, new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume import iteration
+from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.fetch.fetch_result import Message
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+ENDS_MS = 300
+WITH_POSITIONS = pytest.mark.parametrize("protocol", [None, "cooperative", "classic"])
+ALL = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classic"])
+
+
+def consumer_of(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
+    reads: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
+    return mq.consumer(group, **reads, consumer_timeout_ms=ENDS_MS, **options)
+
+
+def values(messages: Iterable[Message]) -> list[str]:
+    return [(one.value or b"").decode() for one in messages]
+
+
+@ALL
+def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
+    mq: Connection, protocol: str | None
+) -> None:
+    topic, count = new_topic(mq, 2), iteration.POLL_RECORDS
+    add(mq, topic, {0: count, 1: 7})
+    with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
+        seen = values(consumer)
+        assert [one for one in seen if one.startswith("0.")] == [f"0.{n}" for n in range(count)]
+        assert [one for one in seen if one.startswith("1.")] == [f"1.{n}" for n in range(7)]
+        add(mq, topic, {0: 1}, "more ")
+        assert values(consumer) == ["more 0.0"]
+
+
+@WITH_POSITIONS
+def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
+    mq: Connection, protocol: str | None
+) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 5})
+    with consumer_of(mq, group, topic, protocol) as consumer:
+        for message in consumer:
+            assert consumer.position(topic, 0) == message.offset + 1
+            if message.offset == 2:
+                consumer.commit()
+                break
+        assert committed(mq, group, topic) == 3
+        assert consumer.lag() == {(topic, 0): 2}
+        assert values(consumer.poll(timeout_ms=5_000)) == ["0.3", "0.4"]
+
+
+@WITH_POSITIONS
+def test_seek_and_pause_in_the_loop_count_at_once(mq: Connection, protocol: str | None) -> None:
+    topic = new_topic(mq, 2)
+    add(mq, topic, {0: 4, 1: 2})
+    with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
+        seen = []
+        for message in consumer:
+            seen.append(*values([message]))
+            if seen == ["0.0", "0.1"]:
+                consumer.seek(topic, 0, 0)
+            elif seen[-1] == "1.0" and len(seen) == 3:
+                consumer.pause([(topic, 1)])
+            elif seen.count("0.3") == 1 and seen[-1] == "0.3":
+                consumer.resume([(topic, 1)])
+        assert seen == ["0.0", "0.1", "1.0", "0.0", "0.1", "0.2", "0.3", "1.1"]
+
+
+@ALL
+def test_it_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | None) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 3})
+    options: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
+    consumer, seen = mq.consumer(new_name("g"), **options), list[Message]()
+    for message in consumer:  # without a timeout it would wait for more
+        seen.append(message)
+        if len(seen) == 2:
+            consumer.close()
+    assert values(seen) == ["0.0", "0.1"]
+    other, seen = mq.consumer(new_name("g"), **options), []
+    closing = threading.Timer(0.05, other.close)
+    for message in other:
+        seen.append(message)
+        if len(seen) == 3:
+            closing.start()
+    assert values(seen) == ["0.0", "0.1", "0.2"]
+    closing.join()
+
+
+def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked_at_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 5})
+    with consumer_of(mq, group, topic, "queue") as consumer:
+        assert isinstance(consumer, QueueConsumer)
+        first, second = islice(consumer, 2)
+        consumer.ack(first)
+        assert values(islice(consumer, 1)) == ["0.2"]
+        batch = consumer.poll(timeout_ms=5_000)
+        assert [(one.offset, one.delivery_count) for one in batch] == [(3, 1), (4, 1)]
+        consumer.ack(batch)
+        consumer.ack(second)
+        consumer.flush()
+        assert consumer.lag() == {(topic, 0): 1}
+
+
+def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 6})
+    with consumer_of(mq, group, topic, "queue", ack_mode="auto") as consumer:
+        assert isinstance(consumer, QueueConsumer)
+        assert values(islice(consumer, 2)) == ["0.0", "0.1"]
+        assert values(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two before
+        consumer.flush()
+        assert consumer.lag() == {(topic, 0): 4}
+    with consumer_of(mq, group, topic, "queue") as after:
+        assert [(one.offset, one.delivery_count) for one in islice(after, 4)] == [(2, 2), (3, 1), (4, 1), (5, 1)]
+
+
+def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 4})
+    with consumer_of(mq, group, topic, "queue") as consumer:
+        assert isinstance(consumer, QueueConsumer)
+        seen = []
+        for message in consumer:
+            seen.append((message.offset, message.delivery_count))
+            if message.offset == 1 and message.delivery_count == 1:
+                consumer.nack(message)
+            else:
+                consumer.ack(message)
+        assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
+        consumer.flush()
+        assert consumer.lag() == {(topic, 0): 0}
+
+
+@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+def test_a_slow_loop_gives_up_partitions_between_two_messages(
+    mq: Connection, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iteration, "_KEEP_UP_MS", 0)
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 300, 1: 300})
+    with consumer_of(mq, group, topic, protocol) as first:
+        assert isinstance(first, GroupConsumer)
+        messages = iter(first)
+        seen = [next(messages)]
+        with consumer_of(mq, group, topic, protocol) as second:
+            assert isinstance(second, GroupConsumer)
+
+            def shared() -> bool:
+                message = next(messages)
+                seen.append(message)
+                first.commit({(message.topic, message.partition): message.offset + 1})
+                second.poll(max_records=1)
+                return len(owned(first)) == len(owned(second)) == 1
+
+            until(shared)
+            (kept,) = owned(first)
+            assert {one.partition for one in islice(messages, 5)} == {kept}

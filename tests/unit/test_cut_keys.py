@@ -1,0 +1,47 @@
+"""Keys that a handoff cut: those of which both owners acknowledged messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from unit.consuming import owned, taken
+from unit.served import new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.jobs.handoffs import count_cut_keys, read_handoffs
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+
+def publish(mq: Connection, topic: str, keys: str) -> None:
+    """A message to partition 1 for each letter, which is its key."""
+    rows: dict[str, Any] = {"key": [*keys], "value": [*keys], "partition": [1] * len(keys)}
+    mq.publish(topic, pa.table(rows))
+
+
+@pytest.mark.parametrize(("later", "cut"), [("de", 0), ("db", 1), ("ab", 2)])
+def test_a_key_counts_if_both_owners_acknowledged_messages_of_it(mq: Connection, later: str, cut: int) -> None:
+    """The first owner acknowledges a, b and, out of order, the second b; it keeps c, which the next owner gets."""
+    topic, group = new_topic(mq, 2), new_name("g")
+    mq.groups.create(group, {"group.protocol": "queue", "max.handoff.ms": 50, "rebalance.delay.ms": 0})
+    publish(mq, topic, "abcb")
+    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as one:
+        assert isinstance(one, QueueConsumer)
+        messages = taken(one, 4)
+        one.ack([message for message in messages if message.key != b"c"])
+        one.flush()
+        with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as two:
+            assert isinstance(two, QueueConsumer)
+            found: list[Any] = []
+            until(lambda: bool(one.poll() or found.extend(two.poll()) or owned(two) == [1]))
+            publish(mq, topic, later)
+            two.ack([*found, *taken(two, 3 - len(found))])
+            two.flush()
+            until(lambda: any(handoff.to_member == two.member_id for handoff in read_handoffs(mq, group)))
+            (handoff,) = [one for one in read_handoffs(mq, group) if one.to_member == two.member_id]
+            assert (handoff.from_offset, handoff.to_offset, handoff.redelivered) == (0, 2, 1)
+            assert handoff.to_acknowledged_ahead == "[[3,1]]"
+            assert count_cut_keys(mq, [handoff]) == [cut]

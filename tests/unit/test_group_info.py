@@ -1,0 +1,144 @@
+"""What `mq.groups` says of a group that waits, and of whose its members are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+from golden.story import Story
+from unit.projected import sql, tables
+from unit.served import new_name, new_topic
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.groups import Groups
+from lakemq.engine.protocol.rules.joining import decide_join
+from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
+from lakemq.engine.protocol.values.groups import GroupConfigured, JoinGroup
+from lakemq.engine.protocol.values.state import State
+from lakemq.errors import InvalidRequest
+
+FOR_GOOD = -1
+
+
+def groups_of(story: Story, now_ms: int) -> Groups:
+    nobody: Any = None
+    return Groups(lambda: story.mq.state, nobody, nobody, FOR_GOOD, lambda: now_ms, lambda: None)
+
+
+def played(*lines: dict[str, Any]) -> Story:
+    story = Story()
+    for line in lines:
+        story.tell(line)
+    return story
+
+
+# -- how long a rebalance waits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "setting"),
+    [("queue", "rebalance.delay.ms"), ("cooperative", "scheduled.rebalance.max.delay.ms")],
+)
+def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, setting: str) -> None:
+    config = {"group.protocol": protocol, setting: 4_000}
+    story = played(
+        {"create": {"t": 2}},
+        {"join": "C1", "config": config},
+        {"join": "C2", "config": config},
+        {"silent": "C1"},
+    )
+    lost_ms = story.mq.state.now_ms
+    for passed_ms, left_ms in (0, 4_000), (1_500, 2_500), (9_000, 0):
+        groups = groups_of(story, lost_ms + passed_ms)
+        assert groups.describe("g").delay_left_ms == left_ms
+        waits = {(one.state, one.delay_left_ms) for one in groups.assignments("g")}
+        # in a cooperative group the member had not given up what it was to
+        assert waits - {("ready", None)} == {("unbound", left_ms)}
+    story.tell({"wait_ms": 4_001})
+    groups = groups_of(story, story.mq.state.now_ms)
+    assert groups.describe("g").delay_left_ms == 0
+    assert [one.delay_left_ms for one in groups.assignments("g")] == [None, None]
+
+
+def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -> None:
+    config = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 3_000}
+    story = played({"create": {"t": 1}}, {"join": "C1", "config": config})
+    groups = groups_of(story, story.mq.state.now_ms + 1_000)
+    assert groups.describe("g").delay_left_ms == 2_000
+    assert [(one.state, one.delay_left_ms) for one in groups.assignments("g")] == [("unassigned", 2_000)]
+
+
+def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() -> None:
+    config = {"group.protocol": "queue", "max.handoff.ms": 3_000}
+    story = played(
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 2, "t-1": 2}},
+        {"join": "C1", "config": config},
+        {"acquire": "C1"},
+        {"join": "C2", "config": config},
+    )
+    groups = groups_of(story, story.mq.state.now_ms + 500)
+    assert sorted(str(one.delay_left_ms) for one in groups.assignments("g")) == ["2500", "None"]
+    assert groups.describe("g").delay_left_ms == 0
+
+
+# -- whose a member is ----------------------------------------------------------------------------------------
+
+
+def test_a_member_says_whose_it_is_in_its_row_and_after_it_was_loaded_again() -> None:
+    story = played({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"], client_id="billing", host="rack-1", process_id=4711))
+    story.mq.ask(JoinGroup("g", "C2", ["t"]))
+    rows = sql(tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id")
+    assert [tuple(row) for row in rows] == [("C1", "billing", "rack-1", 4711), ("C2", None, None, None)]
+    members = groups_of(story, 0).members("g")
+    assert [(one.client_id, one.host, one.process_id) for one in members] == [
+        ("billing", "rack-1", 4711),
+        (None, None, None),
+    ]
+
+
+def test_a_member_shows_the_assignors_that_it_supports_also_after_its_group_was_loaded_again() -> None:
+    story = played({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"], assignors=["sticky", "range"]))
+    story.mq.ask(JoinGroup("g", "C2", ["t"]))
+    rows = sql(tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
+    assert [tuple(row) for row in rows] == [("C1", ["sticky", "range"]), ("C2", [])]
+    assert [one.assignors for one in groups_of(story, 0).members("g")] == [["sticky", "range"], []]
+
+
+def test_a_new_group_takes_what_its_first_member_supports_rather_than_the_default_of_the_namespace() -> None:
+    given = DecisionInputs(Limits(group_defaults={"group.assignor": "range", "offsets.retention.ms": 5}))
+    for assignors, config in (
+        (["sticky"], {"offsets.retention.ms": 5}),
+        ([], {"group.assignor": "range", "offsets.retention.ms": 5}),
+    ):
+        decided = decide_join(State(), JoinGroup("g", "C1", [], assignors=assignors), given)
+        assert [one.record.config for one in decided.entries if isinstance(one.record, GroupConfigured)] == [config]
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    story = played({"create": {"t": 1}})
+    for what in "client_id", "host":
+        refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{what: "x" * 250}))
+        assert refusal.error == InvalidRequest.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
+def test_the_id_of_a_member_tells_its_client_its_host_and_its_process(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with mq.consumer(group, topics=[topic], protocol=protocol, client_id="billing") as consumer:
+        (member,) = mq.groups.members(group)
+        assert (member.client_id, member.host, member.process_id) == ("billing", socket.gethostname()[:64], os.getpid())
+        assert member.member_id == consumer.member_id  # type: ignore[attr-defined]
+        assert member.member_id.startswith(f"billing-{member.host}-{member.process_id}-")
+    with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
+        (member,) = mq.groups.members(group)
+        assert member.client_id is None
+        assert member.member_id.startswith(f"{member.host}-{member.process_id}-")
+    for wrong in "", "x" * 101, 3:
+        with pytest.raises(InvalidRequest, match="client_id"):
+            mq.consumer(group, topics=[topic], protocol=protocol, client_id=wrong)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""How keys spread over partitions: exact counts of the newest messages, and warnings at twice the fair share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.cli import app
+from lakemq.jobs.doctor.namespace import check_spread
+from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
+
+# -- what is warned of ------------------------------------------------------------------------------------
+
+
+def spread_of(*partitions: tuple[int, int, int, int]) -> KeySpread:
+    """Partitions of so many messages, keys, bytes and messages of the most frequent key."""
+    made = tuple(
+        PartitionSpread(number, messages, keys, size_bytes, b"secret" if keys else None, hot_key_messages)
+        for number, (messages, keys, size_bytes, hot_key_messages) in enumerate(partitions)
+    )
+    count = sum(partition.messages for partition in made)
+    return KeySpread("t", made, count, count)
+
+
+EVEN = (1_000, 100, 10_000, 20)
+
+
+@pytest.mark.parametrize(
+    ("partition", "warned"),
+    [
+        (EVEN, []),
+        ((1_000, 299, 10_000, 20), []),
+        ((1_000, 300, 10_000, 20), ["50% of the keys; a fair share is 25%"]),
+        ((1_000, 100, 29_999, 20), []),
+        ((1_000, 100, 30_000, 20), ["50% of the bytes; a fair share is 25%"]),
+        ((5_000, 100, 50_000, 1_999), ["62% of the bytes"]),
+        ((5_000, 100, 50_000, 2_000), ["62% of the bytes", "One key has 25% of the messages of t, in partition 0"]),
+    ],
+)
+def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warned: list[str]) -> None:
+    found = spread_of(partition, EVEN, EVEN, EVEN).warnings()
+    assert len(found) == len(warned)
+    assert all(text in warning for text, warning in zip(warned, found, strict=True))
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        [(1_000, 100, 10_000, 1_000)],
+        [(199, 100, 1_990, 199), (0, 0, 0, 0)],
+        [(0, 0, 0, 0)] * 3,
+    ],
+    ids=["one partition", "few messages", "nothing"],
+)
+def test_what_may_be_chance_is_not_told(partitions: list[tuple[int, int, int, int]]) -> None:
+    assert spread_of(*partitions).warnings() == []
+
+
+def test_few_keys_are_no_unfair_share_of_keys() -> None:
+    assert spread_of((500, 3, 5_000, 200), (500, 1, 5_000, 200)).warnings() == []
+
+
+# -- what is counted --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("spread")) as connection:
+        yield connection
+
+
+def rows(partition: int, keys: list[str | None], value: str = "v") -> pa.Table:
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.string()),
+            "value": [value] * len(keys),
+            "partition": [partition] * len(keys),
+        }
+    )
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> None:
+    topic = new_topic(mq, 3)
+    mq.publish(topic, rows(0, ["a", "b", "a", None]))
+    mq.publish(topic, rows(1, ["c"] * 3, value="12345"))
+    found = find_key_spread(mq, topic)
+    assert found.partitions == (
+        PartitionSpread(0, messages=4, keys=2, size_bytes=7, hot_key=b"a", hot_key_messages=2),
+        PartitionSpread(1, messages=3, keys=1, size_bytes=18, hot_key=b"c", hot_key_messages=3),
+        PartitionSpread(2, messages=0, keys=0, size_bytes=0, hot_key=None, hot_key_messages=0),
+    )
+    assert (found.offsets, found.read) == (7, 7)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_of_many_the_newest_are_read_the_same_share_of_each_partition(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    mq.publish(topic, rows(0, [f"old{i}" for i in range(60)] + ["new"] * 60))
+    mq.publish(topic, rows(1, [f"k{i}" for i in range(40)]))
+    found = find_key_spread(mq, topic, newest=80)
+    assert [(one.messages, one.keys) for one in found.partitions] == [(60, 1), (20, 20)]
+    assert (found.offsets, found.read) == (160, 80)
+
+
+# -- at the command line ----------------------------------------------------------------------------------
+
+
+def describe(mq: Connection, topic: str, *options: str, output: str = "json") -> Result:
+    done = CliRunner().invoke(
+        app, ["--path", mq.namespace.path, "--output", output, "topics", "describe", topic, *options]
+    )
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_command_names_the_share_of_a_hot_key_and_the_key_only_if_asked(mq: Connection) -> None:
+    topic = new_topic(mq, 4)
+    for partition in range(4):
+        mq.publish(topic, rows(partition, [f"k{partition}-{i}" for i in range(100)]))
+    mq.publish(topic, rows(2, ["ann@example.org"] * 600))
+    done = describe(mq, topic, "--keys")
+    said: dict[str, Any] = json.loads(done.stdout)
+    spread = said["key_spread"]
+    assert [one["keys"] for one in spread["partitions"]] == [100, 100, 101, 100]
+    assert [one["messages"] for one in spread["partitions"]] == [100, 100, 700, 100]
+    assert spread["partitions"][2]["hot_key_share"] == pytest.approx(600 / 700, abs=0.001)
+    assert len(spread["warnings"]) == 2
+    assert all(warning in done.stderr for warning in spread["warnings"])
+    assert "One key has 60% of the messages" in done.stderr
+    assert "ann@" not in done.output
+    assert "ann@example.org" in describe(mq, topic, "--keys", "--show-hot-keys").stdout
+    table = describe(mq, topic, "--keys", output="table")
+    assert "hot_key_share" in table.stdout
+    assert "ann@" not in table.stdout
+    assert "key_spread" not in json.loads(describe(mq, topic).stdout)
+    assert describe(mq, topic).stderr == ""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) -> None:
+    assert check_spread(mq).ok
+    even, uneven = new_topic(mq, 3), new_topic(mq, 3)
+    for partition, count in ((0, 100), (1, 100), (2, 100)):
+        mq.publish(even, rows(partition, ["k"] * count))
+        mq.publish(uneven, rows(partition, ["k"] * (count if partition else 400)))
+    found = check_spread(mq)
+    assert found.ok
+    assert f"partition 0 of {uneven} has 67% of the offsets, fair is 33%" in found.found
+    assert "--keys" in found.found
+    assert f"of {even} has" not in found.found

@@ -1,0 +1,185 @@
+"""Locks of leaders: whose process is dead, and when nothing is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakemq.tables.storage import leader_locks
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.leader_locks import FOLDER, LeaderLocks
+from lakemq.tables.storage.object_store import ArrowFiles
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(str(tmp_path))
+
+
+def names(files: LocalFiles) -> list[str]:
+    return sorted(os.listdir(Path(files.root, FOLDER)))
+
+
+def in_a_child(files: LocalFiles, name: str) -> int:
+    """A forked process that holds the lock of the leader `name` until it is killed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        LeaderLocks(files).hold(name)
+        os.write(write, b".")
+        signal.pause()
+        os._exit(1)
+    assert os.read(read, 1) == b"."
+    os.close(read)
+    os.close(write)
+    return child
+
+
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_a_killed_leader_is_dead_and_a_stopped_one_is_not(files: LocalFiles) -> None:
+    child, locks = in_a_child(files, "leader"), LeaderLocks(files)
+    try:
+        assert not locks.is_dead("leader")
+        os.kill(child, signal.SIGSTOP)
+        assert not locks.is_dead("leader")
+    finally:
+        kill(child)
+    assert locks.is_dead("leader")
+
+
+def test_a_leader_of_this_process_lives_also_for_others_of_the_process(files: LocalFiles) -> None:
+    leader, standby = LeaderLocks(files), LeaderLocks(files)
+    leader.hold("leader")
+    assert not standby.is_dead("leader")
+    assert not leader.is_dead("leader")
+    leader.release()
+    leader.release()
+    assert not standby.is_dead("leader")  # it has handed over, or says nothing: there is no file any more
+    assert names(files) == []
+
+
+def test_a_fork_of_the_leader_does_not_keep_its_lock(files: LocalFiles) -> None:
+    """The leader forks a child that outlives it, as a multiprocessing worker may."""
+    read, write = os.pipe()
+    leader = os.fork()
+    if leader == 0:
+        locks = LeaderLocks(files)
+        locks.hold("leader")
+        grandchild = os.fork()
+        if grandchild == 0:
+            locks.release()  # of its parent's
+            os.write(write, b".")
+            signal.pause()
+            os._exit(1)
+        os.write(write, str(grandchild).encode())
+        signal.pause()
+        os._exit(1)
+    told = b""
+    while b"." not in told or len(told) < 2:
+        told += os.read(read, 100)
+    grandchild = int(told.replace(b".", b""))
+    try:
+        assert not LeaderLocks(files).is_dead("leader")
+        kill(leader)
+        assert LeaderLocks(files).is_dead("leader")
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        os.close(read)
+        os.close(write)
+
+
+def test_a_program_that_the_leader_starts_does_not_get_its_lock(files: LocalFiles) -> None:
+    locks, held_before = LeaderLocks(files), set(leader_locks._held)
+    locks.hold("leader")
+    started = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print('x', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    )
+    assert started.stdout is not None
+    started.stdout.readline()
+    (file,) = leader_locks._held - held_before  # sequencers of other tests may hold theirs
+    os.close(file)  # what the kernel does when the process ends
+    leader_locks._held.discard(file)
+    try:
+        assert LeaderLocks(files).is_dead("leader")
+    finally:
+        started.communicate()
+
+
+def test_nothing_is_said_of_another_boot_or_without_a_file(files: LocalFiles) -> None:
+    kill(in_a_child(files, "leader"))
+    locks = LeaderLocks(files)
+    assert locks.is_dead("leader")
+    Path(files.root, FOLDER, "leader").write_bytes(b"of another boot")
+    assert not locks.is_dead("leader")
+    for name in ("nobody", "", "..", "../leader", "a/b", "x\0y", "x" * 1000):
+        assert not locks.is_dead(name)
+
+
+def test_nothing_is_said_on_file_systems_of_several_machines(
+    files: LocalFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(in_a_child(files, "leader"))
+    monkeypatch.setattr(leader_locks, "_ONE_KERNEL", {})  # this one's is none of them
+    locks = LeaderLocks(files)
+    locks.hold("other")
+    assert not locks.is_dead("leader")
+    assert names(files) == ["leader"]
+
+
+def test_nothing_is_said_in_an_object_store(tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem
+
+    locks = LeaderLocks(ArrowFiles(LocalFileSystem(), str(tmp_path), str(tmp_path)))
+    locks.hold("leader")
+    assert not locks.is_dead("leader")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_leader_removes_the_files_of_dead_ones_only(files: LocalFiles) -> None:
+    kill(in_a_child(files, "dead"))
+    alive = in_a_child(files, "alive")
+    try:
+        kill(in_a_child(files, "of another boot"))
+        Path(files.root, FOLDER, "of another boot").write_bytes(b"of another boot")
+        locks = LeaderLocks(files)
+        locks.hold("new")
+        locks.remove_dead()
+        assert names(files) == ["alive", "new"]
+    finally:
+        kill(alive)
+
+
+def test_a_disk_that_takes_nothing_leaves_no_lock(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    held = set(leader_locks._held)
+    monkeypatch.setattr(os, "rename", full)
+    locks = LeaderLocks(files)
+    locks.hold("leader")
+    assert names(files) == []
+    assert leader_locks._held == held
+
+
+def test_a_lock_is_not_open_for_writing(files: LocalFiles) -> None:
+    """Else the disk could not be remounted read-only while somebody leads."""
+    locks = LeaderLocks(files)
+    locks.hold("leader")
+    (file,) = (
+        file for file in leader_locks._held if os.path.samestat(os.fstat(file), os.stat(f"{files.root}/leaders/leader"))
+    )
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(file, b"x")
+    locks.release()

@@ -1,0 +1,44 @@
+"""A batch says since when its partitions are owned, and where this ownership began: in all protocols."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from unit.consuming import add, owned
+from unit.served import new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+
+@pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
+def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Connection, protocol: Any) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
+    config = {delays[protocol]: 0} if protocol in delays else {}
+    mq.groups.create(group, {"group.protocol": protocol, **config})
+    add(mq, topic, {0: 3, 1: 2})
+    before_ms = time.time() * 1000 - 1
+    options: dict[str, Any] = {"topics": [topic], "auto_offset_reset": "earliest"}
+    with mq.consumer(group, **options) as one:
+        batch = one.poll(timeout_ms=5_000)
+        assert {place: own.first_offset for place, own in batch.ownership.items()} == {(topic, 0): 0, (topic, 1): 0}
+        since_ms = [own.since_ms for own in batch.ownership.values()]
+        assert all(before_ms <= ms <= time.time() * 1000 + 1 for ms in since_ms)
+        one.commit(batch)
+        with mq.consumer(group, **options) as two:
+            until(lambda: not one.poll() and not two.poll() and len(owned(one)) == len(owned(two)) == 1)
+            add(mq, topic, {0: 1, 1: 1})
+            (partition,) = owned(two)
+            later = two.poll(timeout_ms=5_000)
+            mine = later.ownership[topic, partition]
+            assert (mine.first_offset, list(later.ownership)) == ((3, 2)[partition], [(topic, partition)])
+            first = batch.ownership[topic, partition]
+            assert mine.since_ms >= first.since_ms
+            assert mine.epoch > first.epoch
+            assert mine.since.timestamp() * 1000 == pytest.approx(mine.since_ms)
+    reader = mq.consumer(new_name("g"), assign=[topic], auto_offset_reset="earliest")
+    assert reader.poll(timeout_ms=5_000).ownership == {}

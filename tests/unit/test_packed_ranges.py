@@ -1,0 +1,147 @@
+"""Ranges that are packed: nothing of them is lost, and who asks for one cannot tell that it was."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from examples import examples
+from hypothesis import given
+
+from lakemq.engine.protocol.values import packed
+from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, WaitingRange
+from lakemq.engine.protocol.values.packed import NEVER_MS, PackedRanges, pack_ranges
+from lakemq.engine.protocol.values.waiting import WaitingRanges
+
+BIG = 2**62
+HOUR_MS = 3_600_000
+
+numbers = st.integers(0, 2**40)
+told = st.builds(
+    DelayedRange,
+    topic_id=st.integers(1, 3),
+    topic=st.just(""),
+    partition=st.integers(0, 1000),
+    file_id=st.integers(0, 2**63 - 1),
+    footer_hash=st.none() | st.integers(-(2**63), 2**63 - 1),
+    first_row=numbers,
+    record_count=st.integers(1, 2**40),
+    first_due_ms=numbers,
+    last_due_ms=numbers,
+    min_timestamp_ms=st.integers(-(2**40), 2**40),
+    max_timestamp_ms=st.integers(-(2**40), 2**40),
+    has_ttl=st.booleans(),
+    reschedules=st.integers(0, 5),
+).map(lambda one: one._replace(topic=f"topic {one.topic_id}"))
+waiting = st.builds(
+    WaitingRange,
+    published=told,
+    step=st.integers(1, BIG),
+    position=st.integers(0, 10**6),
+    producer_id=st.none() | st.integers(0, BIG),
+    producer_epoch=st.none() | st.integers(0, 2**31 - 1),
+    transactional_id=st.none(),
+    is_open=st.just(False),
+    released_count=st.just(0) | st.integers(0, 9),
+    cancelled=st.just(()) | st.lists(st.integers(0, 9), min_size=1).map(tuple),
+    rescheduled=st.just(()),
+)
+some = st.lists(waiting, min_size=1, max_size=30, unique_by=lambda one: one.published.key)
+
+
+@examples(60)
+@given(some)
+def test_what_is_packed_comes_out_as_it_was(ranges: list[WaitingRange]) -> None:
+    block = pack_ranges(ranges)
+    assert sorted(block.ranges(block.list_remaining()), key=by_key) == sorted(ranges, key=by_key)
+
+
+def by_key(range_: WaitingRange) -> RangeKey:
+    return range_.published.key
+
+
+@examples(60)
+@given(some, some, st.data())
+def test_merged_blocks_have_what_was_left_in_them(
+    first: list[WaitingRange], second: list[WaitingRange], data: st.DataObject
+) -> None:
+    second = [one for one in second if by_key(one) not in set(map(by_key, first))]
+    ranges, gone = PackedRanges(), data.draw(st.sets(st.sampled_from([*map(by_key, first + second)])))
+    for part in filter(None, (first, second)):
+        ranges.append_block(pack_ranges(part))
+    assert {by_key(one) for one in ranges.take(gone)} == gone
+    left = [one for one in (*first, *second) if by_key(one) not in gone]
+    if left:
+        ranges.append_block(packed.merge_blocks(ranges.blocks))
+        assert sorted(ranges.blocks[-1].ranges(ranges.blocks[-1].list_remaining()), key=by_key) == sorted(
+            left, key=by_key
+        )
+
+
+def range_at(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
+    told = DelayedRange(topic_id, f"t{topic_id}", 0, 7, None, number, 1, due_ms, due_ms, 0, 0)
+    return WaitingRange(told, number, 0, None, None, None, False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Beside a dict, while everything is done to both that may be done to ranges."""
+    monkeypatch.setattr(packed, "BLOCK_RANGES", 16)
+    monkeypatch.setattr(packed, "MAX_SMALL_BLOCKS", 3)
+    chance, ranges, model = random.Random(seed), WaitingRanges(), dict[RangeKey, WaitingRange]()
+    for number in range(600):
+        added = range_at(number, chance.randrange(1000), chance.choice([1, 2]))
+        ranges.add(added)
+        ranges.idle[by_key(added)] = None
+        model[by_key(added)] = replace(added)
+        key = chance.choice([*model, RangeKey(1, 7, 10**6)])
+        match chance.randrange(8):
+            case 0:
+                assert ranges.pop(key) == model.pop(key, None)
+            case 1:
+                assert ranges.get(key) == model.get(key)
+            case 2:
+                assert (key in ranges) == (key in model)
+            case 3 if key in model:
+                ranges[key].cancelled = model[key].cancelled = [number]
+            case 4:
+                until_ms = chance.randrange(60)
+                woken: list[RangeKey] = []
+                while True:
+                    woken += ranges.wake(until_ms, 5, 1)
+                    if ranges.packed.first_due_ms > until_ms:
+                        break
+                due = {key for key, one in model.items() if one.published.first_due_ms <= until_ms}
+                assert len(set(woken)) == len(woken)
+                assert due <= ranges.unpacked.keys()
+                for key in woken:
+                    assert ranges.pop(key) == model.pop(key)
+            case 5 | 6 if len(ranges.idle) > 4:
+                ranges.pack(list(ranges.idle)[: chance.randrange(1, len(ranges.idle))])
+            case 7 if number % 10 == 0:
+                ranges.unpack_topic(2)
+                assert {key for key in model if key.topic_id == 2} <= ranges.unpacked.keys()
+        assert len(ranges) == len(model)
+    assert {by_key(one): one for one in ranges} == model
+    assert len(ranges.packed.blocks) < 40
+
+
+def test_a_range_that_is_not_there_is_not_found() -> None:
+    ranges = PackedRanges()
+    assert ranges.first_due_ms == NEVER_MS
+    assert not ranges.has_any([RangeKey(1, 7, 0)])
+    ranges.append_block(pack_ranges([range_at(number, HOUR_MS) for number in range(1000)]))
+    others = [RangeKey(1, 7, number, 1) for number in range(1000)] + [RangeKey(2, 7, number) for number in range(1000)]
+    assert not ranges.has_any(others)
+    assert ranges.take(others) == []
+    assert len(ranges) == 1000
+
+
+def test_a_packed_range_takes_few_bytes() -> None:
+    """Of messages that are sent one by one, a millisecond apart, and are due at any second of a year."""
+    chance = random.Random(1)
+    due_ms = [chance.randrange(365 * 24 * 3600) * 1000 for _ in range(4096)]
+    block = pack_ranges([range_at(number, ms) for number, ms in enumerate(due_ms)])
+    assert block.size_bytes / block.count < 8

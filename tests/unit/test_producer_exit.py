@@ -1,0 +1,132 @@
+"""What becomes of messages that nobody flushed when the interpreter ends: they are sent, or named on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.served import CONFIG, served, until, values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+
+@pytest.fixture(scope="module")
+def deserted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A namespace with the topics `t` and `u` and no sequencer."""
+    folder = tmp_path_factory.mktemp("deserted")
+    with served(folder) as first:
+        first.topics.create("t")
+        first.topics.create("u")
+    with lakemq.connect(str(folder / "mq"), config={**CONFIG, "request.timeout.ms": 200}) as mq:
+        yield mq
+
+
+def run(program: str, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=120)
+
+
+FORGETS = """
+import sys, lakemq
+producer = lakemq.connect(sys.argv[1]).producer(linger_ms=60_000)
+for number in range(1000):
+    producer.send("t", f"{number}")
+"""
+
+FORGETS_AFTER_SERVING = """
+import os, sys, lakemq
+mq = lakemq.connect(sys.argv[1], create=True)
+with mq.serving():
+    mq.topics.create("t")
+    producer = mq.producer(linger_ms=60_000)
+    for number in range(1000):
+        producer.send("t", f"{number}")
+    if os.fork() == 0:
+        sys.exit(0)  # what the parent has to send is not this one's
+    os.wait()
+"""
+
+
+def test_a_script_that_forgets_to_flush_loses_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        ended = run(FORGETS, str(tmp_path / "mq"))
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert values(mq, "t") == [f"{number}" for number in range(1000)]
+
+
+def test_a_sequencer_that_was_closed_before_serves_what_is_left(tmp_path: Path) -> None:
+    ended = run(FORGETS_AFTER_SERVING, str(tmp_path / "mq"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with lakemq.connect(str(tmp_path / "mq")) as mq:
+        assert values(mq, "t") == [f"{number}" for number in range(1000)]
+        assert mq.state().leader == ""
+
+
+UNDELIVERED = """
+import sys, lakemq, threading
+mq = lakemq.connect(sys.argv[1], config={"request.timeout.ms": 50})
+producer = mq.producer(delivery_timeout_ms=100)
+for topic in ("t", "t", "u"):
+    producer.send(topic, "x")
+"""
+
+
+def test_what_cannot_be_delivered_is_named_on_stderr(deserted: Connection) -> None:
+    ended = run(UNDELIVERED, deserted.namespace.path)
+    assert "lakemq: Messages were not delivered" in ended.stderr
+    assert "2 of 't', 1 of 'u'. REQUEST_TIMED_OUT" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# -- the same within this process -----------------------------------------------------------------------
+
+
+def test_the_wait_at_exit_has_an_end(deserted: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+    producer = deserted.producer(delivery_timeout_ms=1_000)
+    for topic in ("t", "u", "t"):
+        producer.send(topic, "x")
+    begun_s = time.monotonic()
+    deserted._producers.finish_at_exit(0.05)
+    assert time.monotonic() - begun_s < 10
+    assert "when the program ended: 2 of 't', 1 of 'u'. No sequencer answered" in capsys.readouterr().err
+    deserted._producers.discard(producer)
+
+
+def test_only_a_failure_that_nobody_was_told_of_is_named(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+    producer = mq.producer(linger_ms=0)
+    assert producer.send("missing-1", "x").exception() is not None
+    until(producer.send("missing-2", "x").done)
+    mq._producers.finish_at_exit()
+    said = capsys.readouterr().err
+    assert "when the program ended: 1 of 'missing-2'. UNKNOWN_TOPIC_OR_PARTITION" in said
+    mq._producers.discard(producer)
+
+
+def test_a_transaction_left_open_is_aborted_and_named(
+    mq: Connection, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    producer = mq.producer("left-open")
+    producer.begin_transaction()
+    producer.send(topic, "never seen")
+    producer.flush()
+    producer.send(topic, "never sent")
+    mq._producers.finish_at_exit()
+    assert "The transaction of 'left-open' was open when the program ended." in capsys.readouterr().err
+    assert mq.transactions.describe("left-open").state == "CompleteAbort"
+    assert len(mq._producers) == 0
+
+
+def test_the_hook_goes_with_the_last_producer(mq: Connection) -> None:
+    producers = [mq.producer(), mq.producer()]
+    assert mq._producers._hook is not None
+    producers[0].close()
+    assert mq._producers._hook is not None
+    producers[1].close()
+    assert mq._producers._hook is None

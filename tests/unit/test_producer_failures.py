@@ -1,0 +1,150 @@
+"""Which thread is told about which failure of a producer, and that what it knows refuses nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from unit.served import new_name, values
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.publish.failures import _MAX_FAILURES, Failure, Failures
+from lakemq.errors import LakeMQError, RequestTimedOut, UnknownTopicOrPartition
+
+
+def in_another_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(30)
+
+
+# -- through a producer ---------------------------------------------------------------------------------
+
+
+def test_an_error_that_a_future_has_told_refuses_no_later_record(mq: Connection, topic: str):
+    with mq.producer() as producer:
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.send(new_name("missing"), "lost").result()
+        assert isinstance(producer.send(new_name("missing"), "lost").exception(), UnknownTopicOrPartition)
+        producer.send(topic, "good").result()
+        producer.flush()
+        producer.send_arrow(topic, mq.fetch(topic).to_arrow().select(["value"]))
+    assert values(mq, topic) == ["good", "good"]
+
+
+def test_an_error_that_a_callback_has_told_refuses_no_later_record(mq: Connection, topic: str):
+    errors: list[LakeMQError | None] = []
+    called = threading.Event()
+
+    def look(future: Any) -> None:
+        errors.append(future.exception())
+        called.set()
+
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(new_name("missing"), "lost", on_delivery=lambda error, _: errors.append(error))
+        producer.flush()
+        producer.send(topic, "good")
+        producer.send(new_name("missing"), "lost").add_done_callback(look)
+        assert called.wait(30)
+        producer.send(topic, "good")
+    assert [type(error) for error in errors] == [UnknownTopicOrPartition] * 2
+    assert values(mq, topic) == ["good", "good"]
+
+
+def test_a_callback_that_does_not_ask_for_the_error_is_told_nothing(mq: Connection, topic: str):
+    called = threading.Event()
+    with mq.producer(linger_ms=0) as producer:
+        producer.send(new_name("missing"), "lost").add_done_callback(lambda _: called.set())
+        assert called.wait(30)
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.send(topic, "refused")
+        producer.send(topic, "good")
+    assert values(mq, topic) == ["good"]
+
+
+def test_the_error_of_one_record_does_not_hide_that_its_neighbour_is_lost(mq: Connection):
+    missing = new_name("missing")
+    with mq.producer(linger_ms=50) as producer:
+        first, second = producer.send(missing, "1"), producer.send(missing, "2")
+        assert first.exception()
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
+        assert second.exception()
+        producer.flush()
+
+
+def test_a_thread_is_told_what_a_future_has_told_to_another(mq: Connection, topic: str):
+    with mq.producer(linger_ms=0) as producer:
+        producer.flush()
+        future = producer.send(new_name("missing"), "lost")
+        assert in_another_thread(future.exception)
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
+        producer.flush()
+
+
+# -- which failures a thread knows ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def failures() -> Failures:
+    made = Failures(threading.RLock())
+    made.start_tracking()
+    return made
+
+
+def failed(number: int, record_count: int = 1, has_futures: bool = True) -> Failure:
+    return Failure(number, RequestTimedOut(f"{number}"), "t", record_count, has_futures)
+
+
+def raised_by(failures: Failures) -> str | None:
+    try:
+        failures.raise_unreported()
+    except LakeMQError as error:
+        return str(error)
+    return None
+
+
+def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
+    failures.add(failed(1, 2))
+    failures.mark_record_reported(1, 0)
+    failures.mark_record_reported(1, 0)
+    assert not failures.is_up_to_date
+    failures.mark_record_reported(1, 1)
+    assert failures.is_up_to_date
+
+
+def test_a_table_is_known_when_its_error_was_raised(failures: Failures):
+    failures.add(failed(1, has_futures=False))
+    assert raised_by(failures) == str(RequestTimedOut("1"))
+    assert raised_by(failures) is None
+
+
+def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failures: Failures):
+    for number in (1, 2, 3):
+        failures.add(failed(number))
+    failures.mark_record_reported(2, 0)
+    failures.mark_record_reported(1, 0)
+    assert not failures.is_up_to_date
+    assert raised_by(failures) == str(RequestTimedOut("3"))
+    assert failures.is_up_to_date
+
+
+def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures):
+    """The oldest kept one, 3, stands for 1 and 2."""
+    for number in range(1, _MAX_FAILURES + 3):
+        failures.add(failed(number))
+    for number in range(1, _MAX_FAILURES + 3):
+        failures.mark_record_reported(number, 0)
+    assert raised_by(failures) == str(RequestTimedOut("3"))
+    assert raised_by(failures) is None
+
+
+def test_a_thread_that_reads_each_future_in_time_is_never_interrupted(failures: Failures):
+    for number in range(1, 2 * _MAX_FAILURES):
+        failures.add(failed(number))
+        failures.mark_record_reported(number, 0)
+        assert failures.is_up_to_date
+    assert not failures.progress.records

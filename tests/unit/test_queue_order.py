@@ -1,0 +1,123 @@
+"""Redelivery in order: nothing later of a partition is shown before what was given back, if `nack.order` says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from queue_world import QueueWorld
+
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.deliveries import Acknowledge
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.transactions import EndTransaction
+
+
+def take(consumer: QueueConsumer, count: int) -> list[tuple[int, int]]:
+    """Poll by threes and acknowledge; return (offset, delivery count) of so many messages."""
+    found: list[tuple[int, int]] = []
+    for _ in range(30):
+        if len(found) < count:
+            batch = consumer.poll(max_records=3, timeout_ms=20)
+            found += [(message.offset, message.delivery_count) for message in batch]
+            consumer.ack(batch)
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.parametrize("delay_ms", [None, 300])
+def test_what_was_prefetched_is_shown_after_what_was_given_back(delay_ms: int | None) -> None:
+    world = QueueWorld()
+    world.publish({0: 7})
+    consumer = world.consumer()
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    consumer.ack(messages[0])
+    consumer.nack(messages[1], delay_ms)
+    consumer.ack(messages[2])
+    if delay_ms:
+        assert not consumer.poll(max_records=3, timeout_ms=200)
+        world.pass_time(delay_ms)
+    assert take(consumer, 5) == [(1, 2), (3, 1), (4, 1), (5, 1), (6, 1)]
+
+
+def test_where_others_may_pass_what_was_prefetched_is_shown() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    consumer = world.consumer(nack_order="none")
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    consumer.nack(messages[1], 60_000)
+    assert take(consumer, 3) == [(3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("has_arrived", [True, False])
+def test_what_is_on_its_way_is_shown_after_what_was_given_back(has_arrived: bool) -> None:
+    """A poll has asked for more, and the answer comes before or after the message was given back."""
+    world = QueueWorld()
+    world.publish({0: 3})
+    consumer = world.consumer()
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    world.publish({0: 3})
+    world.holds_letters = True
+    assert not consumer.poll(max_records=3)
+    if has_arrived:
+        world.deliver()
+    consumer.nack(messages[0])
+    world.holds_letters = False
+    assert not consumer.poll(max_records=3) if not has_arrived else True
+    world.deliver()
+    consumer.ack(messages[1:])
+    assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_after_an_abort_the_output_of_a_key_is_in_order(goes_back: bool) -> None:
+    world = QueueWorld()
+    world.publish({0: 9})
+    consumer = world.consumer()
+    batch = consumer.poll(max_records=3, timeout_ms=20)
+    done = world.ask(InitProducer("tx", 60_000))
+    ref = TransactionRef("tx", done.producer_id, done.producer_epoch)
+    parts: Any = batch.offsets.messages  # type: ignore[attr-defined]
+    world.ask(Acknowledge("g", consumer.member_id, parts, ref))
+    world.ask(EndTransaction(ref, False))
+    if goes_back:
+        assert consumer.go_back(batch)
+    assert take(consumer, 9) == [*[(at, 2) for at in range(3)], *[(at, 1) for at in range(3, 9)]]
+
+
+def test_what_is_given_back_goes_first_to_the_next_owner_too() -> None:
+    world = QueueWorld(2)
+    world.publish({1: 6})
+    consumer = world.consumer()
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    other = world.consumer()
+    consumer.nack(messages[1])
+    consumer.ack([messages[0], messages[2]])
+    assert not consumer.poll(max_records=3)
+    consumer.flush()
+    assert take(other, 4) == [(1, 2), (3, 1), (4, 1), (5, 1)]
+
+
+def test_a_last_delivery_comes_though_more_was_prefetched() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    consumer = world.consumer(max_redelivery_count=1)
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    consumer.ack(messages[1:])
+    consumer.nack(messages[0])
+    assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
+
+
+def test_what_nobody_answered_is_returned_once_more_and_nobody_is_told() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    consumer = world.consumer()
+    messages = list(consumer.poll(max_records=3, timeout_ms=20))
+    world.holds_letters = True
+    consumer.nack(messages[0])
+    consumer.ack(messages[1:])
+    assert not consumer.poll(max_records=3)
+    world.deliver(is_answered=False)
+    world.holds_letters = False
+    assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
+    consumer.flush()

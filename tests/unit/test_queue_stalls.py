@@ -1,0 +1,132 @@
+"""What stands still in a queue group says why: in `groups describe`, in the doctor's finding and in the poll itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from queue_world import QueueWorld
+
+from lakemq.engine.client.consume.groups import Groups, Stall
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.errors import IllegalState
+from lakemq.jobs.doctor import namespace as doctor
+
+
+def groups_of(world: QueueWorld) -> Groups:
+    return Groups(lambda: world.core.state, world, None, 1_000_000, lambda: world.clock.ms, lambda: None)  # type: ignore[arg-type]
+
+
+def stalls(world: QueueWorld) -> list[Stall]:
+    return groups_of(world).stalls("g")
+
+
+def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(doctor, "_store_now_ms", lambda _: world.clock.ms)
+    return doctor.check_groups(SimpleNamespace(groups=groups_of(world), namespace=SimpleNamespace(path="p")))  # type: ignore[arg-type]
+
+
+def poll(consumer: QueueConsumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(20):
+        if len(found) < count:
+            found += consumer.poll(timeout_ms=20)
+    return found
+
+
+def stalled(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
+    """One message is kept without a word, and another one waits for its last delivery."""
+    world.publish({0: 2, 1: 2})
+    consumer = world.consumer(max_redelivery_count=1)
+    messages = poll(consumer, 4)
+    consumer.ack([messages[1], messages[3]])
+    consumer.nack(messages[2])
+    world.publish({0: 5, 1: 5})
+    return consumer, messages
+
+
+def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = QueueWorld(2)
+    consumer, messages = stalled(world)
+    batch = consumer.poll(timeout_ms=100)
+    assert not batch
+    (stall,) = stalls(world)
+    assert (stall.kind, stall.member_id, stall.topic, stall.partition, stall.offset) == (
+        "last delivery",
+        consumer.member_id,
+        "t",
+        0,
+        0,
+    )
+    assert "t-1, offset 0 waits for its last delivery" in stall.found
+    assert f"member {consumer.member_id}" in stall.found
+    assert "1 message that it has not acknowledged, the first is t-0, offset 0." in stall.found
+    assert groups_of(world).describe("g").waits_for == [str(stall)] == batch.waits_for
+    assert examine(world, monkeypatch).ok
+    world.pass_time(61_000)
+    finding = examine(world, monkeypatch)
+    assert not finding.ok
+    assert "t-1, offset 0 waits for its last delivery" in finding.found
+    consumer.ack(messages[0])
+    assert [(one.partition, one.offset, one.delivery_count) for one in poll(consumer, 1)] == [(1, 0, 2)]
+    assert not stalls(world)
+
+
+def test_who_is_at_the_bound_is_named() -> None:
+    world = QueueWorld()
+    world.publish({0: 5})
+    consumer = world.consumer(max_delivered_unacked_msgs_per_flow=2)
+    messages = poll(consumer, 2)
+    with pytest.raises(IllegalState, match=r"Acknowledge them.*2, the first is t-0, offset 0"):
+        consumer.poll(timeout_ms=30)
+    (stall,) = stalls(world)
+    assert stall.kind == "bound"
+    assert "max.delivered.unacked.msgs.per.flow is 2: the first is t-0, offset 0." in stall.found
+    consumer.ack(messages)
+
+
+def test_who_polls_and_never_acknowledges_is_named_after_its_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = QueueWorld()
+    world.publish({0: 3})
+    consumer = world.consumer()
+    first, second, _ = poll(consumer, 3)
+    world.pass_time(200_000)
+    consumer.ack(first)
+    consumer.flush()
+    world.pass_time(200_000)
+    assert not stalls(world), "it has said something since"
+    world.pass_time(101_000)
+    (stall,) = stalls(world)
+    assert (stall.kind, stall.offset) == ("silent", 1)
+    assert "it has 2 messages of it, the first is offset 1." in stall.found
+    assert "remove-members" in examine(world, monkeypatch).mend
+    consumer.nack(second)
+    assert not stalls(world)
+
+
+def test_what_waits_for_its_time_says_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = QueueWorld()
+    world.publish({0: 3})
+    consumer = world.consumer()
+    messages = poll(consumer, 3)
+    consumer.nack(messages[0], 600_000)
+    consumer.ack(messages[1:])
+    (stall,) = stalls(world)
+    assert (stall.kind, stall.offset) == ("waiting", 0)
+    assert "comes again at 2023-11-14T22:23:2" in stall.found
+    assert consumer.poll(timeout_ms=20).waits_for == [str(stall)]
+    assert examine(world, monkeypatch).ok, "it ends by itself"
+    world.pass_time(600_000)
+    assert not stalls(world)
+
+
+def test_where_nothing_stands_still_nothing_is_said() -> None:
+    world = QueueWorld()
+    world.publish({0: 3})
+    consumer = world.consumer()
+    messages = poll(consumer, 3)
+    assert not stalls(world)
+    consumer.ack(messages)
+    assert consumer.poll(timeout_ms=20).waits_for == []
+    assert groups_of(world).describe("g").waits_for == []

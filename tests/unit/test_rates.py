@@ -1,0 +1,125 @@
+"""How fast a group consumes, from the table of committed offsets as it is and as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from unit.consuming import add
+from unit.served import new_name, new_topic, served, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.rates import WINDOW_MS, Consumption, read_consumption
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
+from lakemq.tables.storage.delta_log import DeltaLog
+
+# -- what a rate is -------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_what_was_done_in_the_window_by_its_length() -> None:
+    progress = Consumption(
+        2_000,
+        {"g": {(1, 0): 10, (1, 1): 50}, "h": {(1, 0): 0}},
+        {"g": {(1, 0): 30, (1, 1): 20, (1, 2): 8, (1, 3): 7}, "h": {(1, 0): 1_000}},
+    )
+    # 20 of the first; the second was reset; the third began at 2 meanwhile; of the fourth it is not known where
+    assert progress.rate("g", {(1, 0): 5, (1, 2): 2}) == (20 + 6) / 2
+    assert progress.rate("h", {}) == 500
+    assert progress.rate("nobody", {}) == 0
+    assert Consumption(0, {}, {"g": {(1, 0): 5}}).rate("g", {(1, 0): 0}) == 0
+
+
+# -- where it comes from --------------------------------------------------------------------------------------
+
+pytestmark_served = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("rates"), **{"project.interval.ms": 0}) as connection:
+        yield connection
+
+
+def settle(mq: Connection) -> int:
+    """Wait until the tables hold all that was decided; a time of the store at which they do, apart from later ones."""
+    step = mq.state().step
+    until(lambda: read_watermark(mq.namespace.store).step >= step)
+    now_ms = mq.namespace.files.time_ms()
+    until(lambda: mq.namespace.files.time_ms() > now_ms + 2)
+    return now_ms + 1
+
+
+@pytestmark_served
+@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    add(mq, topic, {0: 100, 1: 20})
+
+    def consume(count: int) -> None:
+        left = count
+        while left:
+            batch = consumer.poll(max_records=left, timeout_ms=5_000)
+            left -= batch.record_count
+            consumer.commit(batch)
+
+    with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
+        before_ms = settle(mq)
+        consume(50)
+        middle_ms = settle(mq)
+        consume(30)
+        after_ms = settle(mq)
+        store, now_ms = mq.namespace.store, mq.namespace.files.time_ms() + WINDOW_MS
+        assert now_ms > after_ms
+        for begin_ms, count in (before_ms, 80), (middle_ms, 30), (after_ms, 0):
+            window_ms = now_ms - begin_ms
+            progress = read_consumption(store, now_ms, window_ms)
+            assert progress is not None
+            assert progress.window_ms == window_ms
+            starts = {(mq.state().topic_ids[topic], partition): 0 for partition in range(2)}
+            assert progress.rate(group, starts) == round(1000 * count / window_ms, 3)
+        described = mq.groups.describe(group)
+        assert described.consumption_rate is not None
+        assert described.rate_window_ms is not None
+        assert 0 < described.rate_window_ms <= WINDOW_MS
+        if described.rate_window_ms < WINDOW_MS:  # all of it was in the last minute
+            assert described.consumption_rate == round(1000 * 80 / described.rate_window_ms, 3)
+        assert [one.rate_window_ms is not None for one in mq.groups.all()] == [True] * len(mq.groups.list())
+
+
+@pytestmark_served
+def test_where_the_log_reaches_back_less_far_the_window_is_shorter(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 10})
+    with mq.consumer(group, assign=[topic]) as consumer:
+        consumer.commit({(topic, 0): 4})
+        settle(mq)
+        first = mq.namespace.store.open(CONSUMER_OFFSETS).version
+        consumer.commit({(topic, 0): 9})
+        settle(mq)
+    real = DeltaLog.modified_ms
+    monkeypatch.setattr(DeltaLog, "modified_ms", lambda log, v: None if v < first else real(log, v))
+    store, now_ms = mq.namespace.store, mq.namespace.files.time_ms()
+    written_ms = DeltaLog(mq.namespace.files, CONSUMER_OFFSETS.name).modified_ms(first)
+    assert written_ms is not None
+    progress = read_consumption(store, now_ms, window_ms=now_ms - written_ms + 5_000)
+    assert progress is not None
+    assert progress.window_ms == now_ms - written_ms
+    assert progress.rate(group, {}) == round(1000 * 5 / progress.window_ms, 3)
+
+
+@pytestmark_served
+def test_a_version_that_was_removed_meanwhile_is_no_rate(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with mq.consumer(group, assign=[topic]) as consumer:
+        consumer.commit({(topic, 0): 0})
+    settle(mq)
+
+    def removed(*_: object) -> None:
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setattr("lakemq.tables.storage.store.Store.open_version", removed)
+    described = mq.groups.describe(group)
+    assert (described.consumption_rate, described.rate_window_ms) == (None, None)

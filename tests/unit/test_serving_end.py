@@ -1,0 +1,140 @@
+"""How an embedded sequencer ends: its own connection is answered, and the lease is handed over, also at exit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from unit.served import CONFIG, until, values
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.protocol.values.topics import CreateTopic
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+SOON_S = 15
+"""Far below the delivery timeout (120 s) and request.timeout.ms (30 s) that these tests waited out before."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    place = str(tmp_path / "mq")
+    with lakemq.connect(place, create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("t")
+    return place
+
+
+def leader_of(path: str) -> str:
+    with lakemq.connect(path) as mq:
+        return mq.state().leader
+
+
+def left_open(path: str, use: Callable[[Connection], object]) -> float:
+    """Seconds that `with connect() as mq, mq.serving():` takes to end after `use` has left something open."""
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving() as serving:
+        until(lambda: serving.sequencer.leads)
+        use(mq)
+        begun_s = time.monotonic()
+    return time.monotonic() - begun_s
+
+
+def test_a_producer_left_open_is_sent_and_closed_though_serving_ends_first(path: str) -> None:
+    assert left_open(path, lambda mq: mq.producer(linger_ms=60_000).send("t", "kept")) < SOON_S
+    with lakemq.connect(path) as mq:
+        assert values(mq, "t") == ["kept"]
+    assert leader_of(path) == ""
+
+
+def test_a_transaction_left_open_is_aborted_though_serving_ends_first(path: str) -> None:
+    def begin(mq: Connection) -> None:
+        producer = mq.producer(transactional_id="job")
+        producer.begin_transaction()
+        producer.send("t", "never seen")
+
+    assert left_open(path, begin) < SOON_S
+    with lakemq.connect(path) as mq:
+        assert values(mq, "t") == []
+        assert mq.transactions.describe("job").state == "CompleteAbort"
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str, protocol: str) -> None:
+    def join(mq: Connection) -> None:
+        consumer = mq.consumer("g", topics=["t"], protocol=protocol)
+        until(lambda: consumer.poll() is not None and bool(consumer.assignment()))
+
+    assert left_open(path, join) < SOON_S
+    with lakemq.connect(path) as mq:
+        assert mq.groups.members("g") == []
+
+
+def test_what_the_own_connection_has_asked_is_answered_before_serving_ends(path: str) -> None:
+    with lakemq.connect(path, config=CONFIG) as mq:
+        for number in range(5):  # whether a step was under way when it was asked is chance
+            serving = mq.serving()
+            asked = mq.requester.submit(CreateTopic(f"asked-{number}", 1, {}))
+            serving.close()
+            assert asked.done()
+    assert leader_of(path) == ""
+
+
+def test_serving_that_stands_by_ends_at_once_though_a_request_waits(path: str) -> None:
+    with lakemq.connect(path, config=CONFIG) as leading:
+        leader = leading.sequencer()
+        assert leader.try_lead()  # and then takes no step
+        with lakemq.connect(path, config={**CONFIG, "request.timeout.ms": 1_000}) as mq:
+            serving = mq.serving()
+            until(lambda: serving.sequencer.state.leader == leader.name)
+            mq.requester.submit(CreateTopic("waits", 1, {}))
+            begun_s = time.monotonic()
+            serving.close()
+            assert time.monotonic() - begun_s < 2
+        leader.resign()
+
+
+FORGETS = """
+import sys, lakemq
+mq = lakemq.connect(sys.argv[1], config={"lease.ms": 60_000})
+serving = mq.serving()
+mq.topics.create("late")
+"""
+
+
+def test_a_script_that_forgets_to_close_hands_the_lease_over_at_exit(path: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", FORGETS, path], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert leader_of(path) == ""
+
+
+FORKS = """
+import os, sys, lakemq
+mq = lakemq.connect(sys.argv[1])
+serving = mq.serving()
+mq.topics.create("late")
+child = os.fork()
+if child == 0:
+    sys.exit(0)  # the hooks of the parent are not this one's
+os.waitpid(child, 0)
+print(mq.topics.create("later").partitions, mq.state().leader == serving.sequencer.name)
+"""
+
+
+def test_a_forked_child_that_exits_leaves_the_lease_to_its_parent(path: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS, path], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1 True\n", "")
+    assert leader_of(path) == ""
+
+
+def test_an_embedded_sequencer_serves_again_after_it_was_closed(path: str) -> None:
+    with lakemq.connect(path, config=CONFIG) as mq:
+        producer = mq.producer()
+        for text in ("first", "second"):
+            with mq.serving():
+                producer.send("t", text)
+                producer.flush()
+        assert values(mq, "t") == ["first", "second"]

@@ -1,0 +1,131 @@
+"""The leader's queue of what is due: what is due much later holds up nothing, and is queued in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from protocol_harness import AtOnce, Harness
+
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.due_runs import DueRun
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.values.delays import CancelDelays, CancelOutcome, Delayed, DelayedRange, ranges_to_columns
+from lakemq.engine.protocol.values.journal import JournalEntry
+from lakemq.engine.protocol.values.segments import segments_to_table
+from lakemq.engine.sequencer import delay_queue
+from lakemq.engine.sequencer.delay_queue import NEAR_MS, DelayQueue
+
+HOUR_MS = 3_600_000
+BEGIN_MS = 500_000 * HOUR_MS
+SECOND_MS = 1000
+
+
+class Leader:
+    """A core and its slots, with a clock that goes on when it is told to. released: (file row, when), in order."""
+
+    def __init__(self) -> None:
+        self.mq, self.clock = Harness(), Steady()
+        self.mq.now_ms = BEGIN_MS
+        self.topic_id = self.mq.create("t")
+        self.slots = DelayQueue(self.mq.state.delays, self._read, AtOnce, self.clock, 120_000, 50_000, 100_000)
+        self.released: list[tuple[int, int]] = []
+
+    def _read(self, ranges: Sequence[DelayedRange]) -> list[list[DueRun]]:
+        raise AssertionError("ranges of one due time are not read")
+
+    def schedule(self, due_ms: Sequence[int]) -> None:
+        """Publish messages that are sent alone: a range each, in one data file."""
+        machine.begin_step(self.mq.state, self.mq.now_ms)
+        told = [DelayedRange(self.topic_id, "t", 0, 9, None, row, 1, ms, ms, 0, 0) for row, ms in enumerate(due_ms)]
+        self.mq.land(machine.fold(self.mq.state, [JournalEntry(Delayed(ranges_to_columns(told)))]))
+        self.slots.add_new_ranges(self.mq.state.delays)
+
+    def step(self, later_ms: int) -> None:
+        self.mq.now_ms += later_ms
+        self.clock.ms += later_ms
+        state, now_ms = self.mq.state, self.mq.now_ms
+        machine.begin_step(state, now_ms)
+        self.slots.read_ahead(state.delays, now_ms)
+        self.slots.add_new_ranges(state.delays)
+        due = self.slots.take_due(state.delays, now_ms)
+        for entry in [] if due is None else machine.release_delays(state, due):
+            for segment in segments_to_table([entry.segments]).to_pylist():
+                rows = range(segment["first_row"], segment["first_row"] + segment["record_count"])
+                self.released += [(row, now_ms) for row in rows]
+        self.slots.pack(state.delays, state.step)
+
+
+class Steady(SystemClock):
+    ms = 0
+
+    def steady_ms(self) -> int:
+        return self.ms
+
+
+def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> None:
+    leader, long_ms = Leader(), BEGIN_MS + 2 * HOUR_MS
+    short_ms = [BEGIN_MS + (1 + number % 5) * SECOND_MS for number in range(10_000)]
+    leader.schedule([long_ms, *short_ms])
+    for _ in range(6):
+        leader.step(SECOND_MS)
+    assert {row for row, _ in leader.released} == set(range(1, 10_001))
+    assert all(at_ms == short_ms[row - 1] for row, at_ms in leader.released)
+    while leader.mq.now_ms < long_ms - SECOND_MS:
+        leader.step(min(60 * SECOND_MS, long_ms - SECOND_MS - leader.mq.now_ms))
+    assert len(leader.released) == 10_000
+    leader.step(SECOND_MS)
+    assert leader.released[-1] == (0, long_ms)
+
+
+@pytest.mark.parametrize("later_ms", [90 * SECOND_MS, 7 * 60 * SECOND_MS])
+def test_what_was_packed_comes_on_time(later_ms: int) -> None:
+    """20,000 messages over six hours, of which only those of the next minutes are objects."""
+    leader = Leader()
+    due_ms = [BEGIN_MS + (1 + number) * 6 * HOUR_MS // 20_000 // SECOND_MS * SECOND_MS for number in range(20_000)]
+    leader.schedule(due_ms)
+    for _ in range(30):  # a step packs 4,096 and queues 1,000
+        leader.step(0)
+    ranges = leader.mq.state.delays.ranges
+    most_held = 20_000 * NEAR_MS // (6 * HOUR_MS) + 4096
+    assert len(ranges.packed) > 10_000
+    while leader.mq.now_ms < due_ms[-1]:
+        leader.step(later_ms)
+        assert len(ranges.unpacked) <= most_held
+        if leader.slots.is_working(leader.mq.now_ms):
+            leader.step(0)
+    assert Counter(row for row, _ in leader.released) == Counter(range(20_000))
+    assert all(due_ms[row] <= at_ms < due_ms[row] + later_ms + SECOND_MS for row, at_ms in leader.released)
+    assert [row for row, _ in leader.released] == list(range(20_000))
+    assert not ranges
+    assert not leader.mq.state.delays.pending
+
+
+def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
+    leader = Leader()
+    leader.schedule([BEGIN_MS + 9 * HOUR_MS + row for row in range(9_000)])
+    for _ in range(4):
+        leader.step(0)
+    assert len(leader.mq.state.delays.ranges.packed) == 8192
+    judged = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
+    assert judged.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    assert leader.mq.state.delays.pending == {leader.topic_id: 8_999}
+    again = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
+    assert again.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    leader.step(9 * HOUR_MS + 9 * SECOND_MS)
+    for _ in range(30):
+        leader.step(0)
+    assert sorted(row for row, _ in leader.released) == sorted({*range(9_000)} - {7})
+
+
+def test_a_long_queue_is_not_looked_at_again_before_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is added to it meanwhile, so that a sequencer that looked would spin."""
+    monkeypatch.setattr(delay_queue, "_MAX_QUEUE", 10)
+    leader, due_ms = Leader(), BEGIN_MS + NEAR_MS - 60 * SECOND_MS
+    leader.schedule([due_ms] * 20 + [BEGIN_MS + 2 * HOUR_MS])
+    leader.step(0)
+    while (wait_ms := leader.slots.due_in_ms(leader.mq.now_ms)) and leader.mq.now_ms < due_ms:
+        leader.step(int(wait_ms))
+    assert leader.mq.now_ms == due_ms
+    assert len(leader.released) == 20

@@ -1,0 +1,162 @@
+"""A member that asks for other topics while it lives, and one that asks for nothing for a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from unit.consuming import Told, add, texts
+from unit.served import new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.errors import IllegalState, InvalidRegularExpression, InvalidRequest, UnknownTopicOrPartition
+
+pytestmark = pytest.mark.slow
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
+
+
+def member(mq: Connection, group: str, *topics: str, protocol: str, **options: Any) -> GroupConsumer:
+    if protocol != "cooperative" and group not in mq.groups.list():  # who leaves is waited for otherwise
+        delay = {"queue": "rebalance.delay.ms", "classic": "group.initial.rebalance.delay.ms"}[protocol]
+        mq.groups.create(group, {"group.protocol": protocol, delay: 0})
+    consumer = mq.consumer(group, topics=topics, protocol=protocol, **options)
+    assert isinstance(consumer, GroupConsumer)
+    return consumer
+
+
+def poll_until_it_has(consumer: GroupConsumer, *places: tuple[str, int]) -> list[str]:
+    """Polls until these are its partitions; what it has read meanwhile."""
+    found: list[str] = []
+    until(lambda: bool(found.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
+    return found
+
+
+def read(consumer: GroupConsumer, count: int) -> list[str]:
+    found: list[str] = []
+    until(lambda: bool(found.extend(texts(consumer.poll(timeout_ms=20))) or len(found) >= count))
+    return found
+
+
+@pytest.mark.extended
+@PROTOCOLS
+def test_a_member_that_asks_for_other_topics_has_their_partitions_and_gives_up_the_rest(
+    mq: Connection, protocol: str
+) -> None:
+    group, kept, left, new = new_name("g"), new_topic(mq), new_topic(mq), new_topic(mq)
+    add(mq, new, {0: 2}, "new ")
+    told = Told()
+    with member(mq, group, kept, left, protocol=protocol, listener=told) as consumer:
+        poll_until_it_has(consumer, (kept, 0), (left, 0))
+        add(mq, kept, {0: 1})
+        assert read(consumer, 1) == ["0.0"]
+        consumer.commit()
+        consumer.subscribe([kept, new])
+        assert consumer.subscription() == sorted([kept, new])
+        assert consumer.assignment() == sorted([(kept, 0), (left, 0)])  # until it polls
+        assert consumer.position(kept, 0) == 1
+        found = poll_until_it_has(consumer, (kept, 0), (new, 0))
+        assert told.words[1][0] in (
+            "revoked",
+            "lost",
+        )  # a queue's is gone at once: nothing of it was left to acknowledge
+        assert consumer.position(kept, 0) == 1
+        assert found + read(consumer, 2 - len(found)) == ["new 0.0", "new 0.1"]
+        add(mq, left, {0: 1}, "left ")
+        add(mq, kept, {0: 1}, "kept ")
+        assert read(consumer, 1) == ["kept 0.0"]
+        consumer.commit()
+    assert mq.groups.describe(group).state == "Empty"
+
+
+@pytest.mark.extended
+@PROTOCOLS
+def test_a_member_may_ask_for_a_pattern_and_for_names_again(mq: Connection, protocol: str) -> None:
+    prefix, group, first = new_name("p"), new_name("g"), new_topic(mq)
+    mq.topics.create(f"{prefix}-a")
+    with member(mq, group, first, protocol=protocol) as consumer:
+        poll_until_it_has(consumer, (first, 0))
+        consumer.subscribe(pattern=f"{prefix}-.*")
+        poll_until_it_has(consumer, (f"{prefix}-a", 0))
+        mq.topics.create(f"{prefix}-b")
+        poll_until_it_has(consumer, (f"{prefix}-a", 0), (f"{prefix}-b", 0))
+        assert consumer.subscription() == [f"{prefix}-a", f"{prefix}-b"]
+        consumer.subscribe([first])
+        poll_until_it_has(consumer, (first, 0))
+
+
+@pytest.mark.extended
+@PROTOCOLS
+def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Connection, protocol: str) -> None:
+    group, topic, told = new_name("g"), new_topic(mq, 2), Told()
+    with (
+        member(mq, group, topic, protocol=protocol, listener=told) as one,
+        member(mq, group, topic, protocol=protocol) as other,
+    ):
+        until(lambda: bool(one.poll() or other.poll() or len(one.assignment()) == len(other.assignment()) == 1))
+        ((_, partition),) = one.assignment()
+        one.unsubscribe()
+        one.unsubscribe()  # again: nothing
+        assert (one.assignment(), one.lag(), one.subscription()) == ([], {}, [])
+        assert told.words[-1] == ("revoked", [partition])
+        with pytest.raises(IllegalState, match="subscribed to nothing"):
+            one.poll()
+        with pytest.raises(IllegalState, match="not assigned"):
+            one.position(topic, partition)
+        assert [info.member_id for info in mq.groups.members(group)] == [other.member_id]
+        poll_until_it_has(other, (topic, 0), (topic, 1))
+        add(mq, topic, {0: 1, 1: 1}, "first ")
+        assert sorted(read(other, 2)) == ["first 0.0", "first 1.0"]
+        other.commit()
+        other.unsubscribe()
+        add(mq, topic, {0: 1, 1: 1}, "then ")
+        one.subscribe([topic])
+        assert sorted(read(one, 2)) == ["then 0.0", "then 1.0"]
+        one.commit()
+    assert mq.groups.describe(group).state == "Empty"
+
+
+@PROTOCOLS
+def test_one_that_has_unsubscribed_is_closed_once(mq: Connection, protocol: str) -> None:
+    group, topic = new_name("g"), new_topic(mq)
+    consumer = member(mq, group, topic, protocol=protocol)
+    consumer.unsubscribe()
+    consumer.close()
+    for call in (lambda: consumer.subscribe([topic]), consumer.unsubscribe):
+        with pytest.raises(IllegalState, match="closed"):
+            call()
+
+
+def test_what_it_cannot_ask_for_is_refused_and_it_asks_for_the_same_as_before(mq: Connection) -> None:
+    group, topic = new_name("g"), new_topic(mq)
+    with member(mq, group, topic, protocol="cooperative") as consumer:
+        for error, given in (
+            (UnknownTopicOrPartition, {"topics": ["nowhere"]}),
+            (InvalidRequest, {}),
+            (InvalidRequest, {"topics": [topic], "pattern": "x"}),
+            (InvalidRequest, {"topics": topic}),
+            (InvalidRegularExpression, {"pattern": "("}),
+        ):
+            with pytest.raises(error):
+                consumer.subscribe(**given)  # type: ignore[arg-type]
+        assert consumer.subscription() == [topic]
+        poll_until_it_has(consumer, (topic, 0))
+
+
+def test_one_that_was_lost_joins_again_with_what_it_asks_for_now(mq: Connection) -> None:
+    group, before, after = new_name("g"), new_topic(mq), new_topic(mq)
+    with member(mq, group, before, protocol="cooperative") as consumer:
+        poll_until_it_has(consumer, (before, 0))
+        mq.groups.remove_members(group, [consumer.member_id])
+        consumer.subscribe([after])
+        poll_until_it_has(consumer, (after, 0))
+
+
+def test_a_new_topic_begins_as_the_member_says(mq: Connection) -> None:
+    group, before, after = new_name("g"), new_topic(mq), new_topic(mq)
+    add(mq, after, {0: 2}, "old ")
+    with member(mq, group, before, protocol="cooperative", auto_offset_reset="latest") as consumer:
+        consumer.subscribe([after])
+        add(mq, after, {0: 1}, "new ")
+        assert read(consumer, 1) == ["new 0.0"]

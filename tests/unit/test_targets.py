@@ -1,0 +1,147 @@
+"""Every test runs in a target that `.ci/run` calls, and `make test` shows every capability of the contributing page."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from _pytest.mark.expression import Expression
+
+CHECKOUT = Path(__file__).parents[2]
+CONTRIBUTING = CHECKOUT / "docs/contributing.md"
+MARKERS = ("slow", "extended", "long", "hypothesis")
+NOT_IN_CI = {"test-fast"}
+"""Targets that run a part of another one."""
+
+
+class Command(NamedTuple):
+    """A run of pytest: where it looks for tests, which files it ignores, and which markers it asks for."""
+
+    paths: list[str]
+    ignored: list[str]
+    asked: Expression
+
+    def runs(self, file: str, markers: frozenset[str]) -> bool:
+        """Tell whether it runs a test with these markers that stands in the file."""
+        is_there = any(file == path or file.startswith(f"{path}/") for path in self.paths)
+        return is_there and file not in self.ignored and self.asked.evaluate(lambda name, **_: name in markers)
+
+
+def targets_of_ci() -> list[str]:
+    """Return the targets that `.ci/run` makes, without their prerequisites."""
+    script = (CHECKOUT / ".ci/run").read_text(encoding="utf-8")
+    return [name for line in re.findall(r"^make (.+)$", script, re.MULTILINE) for name in line.split()]
+
+
+def pytest_commands(*targets: str) -> list[Command]:
+    """Return what the targets run with pytest."""
+    plan = subprocess.run(
+        ["make", "--dry-run", "--always-make", *targets], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    commands = []
+    for line in plan.stdout.splitlines():
+        _, is_pytest, arguments = line.partition("bin/pytest ")
+        if is_pytest:
+            words = shlex.split(arguments)
+            markers = words[words.index("-m") + 1] if "-m" in words else "slow or not slow"
+            paths = [word for word in words if word.startswith("tests/")]
+            ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
+            commands.append(Command(paths, ignored, Expression.compile(markers)))
+    return commands
+
+
+@pytest.fixture(scope="module")
+def commands() -> list[Command]:
+    return pytest_commands(*targets_of_ci())
+
+
+def combinations() -> Iterator[frozenset[str]]:
+    """Yield all sets of markers that a test may have."""
+    for count in range(len(MARKERS) + 1):
+        yield from map(frozenset, itertools.combinations(MARKERS, count))
+
+
+FILES = sorted(str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tests").rglob("test_*.py"))
+
+
+def test_every_test_runs_in_ci_whatever_its_markers(commands: list[Command]) -> None:
+    forgotten = [
+        (file, sorted(markers))
+        for file, markers in itertools.product(FILES, combinations())
+        if not any(command.runs(file, markers) for command in commands)
+    ]
+    assert not forgotten
+
+
+def test_ci_calls_every_target_of_tests() -> None:
+    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.findall(r"^(test[\w-]*):", makefile, re.MULTILINE)} - NOT_IN_CI
+    called, before = {*targets_of_ci()}, set[str]()
+    while called != before:  # a target runs its prerequisites first
+        before = called
+        called = called.union(*(re.findall(rf"^{name}: ([^#\n]*)", makefile, re.MULTILINE) for name in before))
+        called = {word for line in called for word in line.split()}
+    assert targets <= called
+    assert "lint" in called
+
+
+def test_what_make_test_leaves_out_is_run_by_one_other_target() -> None:
+    """A test that stands in two targets runs twice; only properties do, with more examples the second time."""
+    once = [pytest_commands(name) for name in ("test", "test-all", "test-long")]
+    ran_first = len(once[0])
+    once[1] = once[1][ran_first:]
+    for file, markers in itertools.product(FILES, combinations()):
+        count = sum(command.runs(file, markers) for commands in once for command in commands)
+        assert count <= 1 + ("hypothesis" in markers), (file, markers)
+
+
+# -- capabilities ---------------------------------------------------------------------------------------
+
+
+def capabilities() -> dict[str, list[str]]:
+    """Return the table of capabilities in the contributing page: a name, and tests as `file` or `file::test`."""
+    page = CONTRIBUTING.read_text(encoding="utf-8")
+    table = page[page.index("| capability | shown by |") :].split("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {name: re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", shown) for name, shown in rows}
+
+
+CAPABILITIES = capabilities()
+
+
+def is_left_out(node: ast.AST) -> bool:
+    """Tell whether a decorator or a `pytestmark` leaves a test, and not only some cases of it, to another target."""
+    text = ast.unparse(node)
+    return "parametrize" not in text and bool(re.search(r"mark\.(extended|long)\b", text))
+
+
+def names_in_make_test(file: str) -> set[str]:
+    """Return the names of the tests of a file that `make test` runs."""
+    module = ast.parse((CHECKOUT / file).read_text(encoding="utf-8"))
+    if any(isinstance(node, ast.Assign) and is_left_out(node) for node in module.body):
+        return set()
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    machines = {node.targets[0].id for node in module.body if isinstance(node, ast.Assign) and is_machine(node)}
+    return machines | {test.name for test in functions if not any(map(is_left_out, test.decorator_list))}
+
+
+def is_machine(node: ast.Assign) -> bool:
+    """Tell whether a line names a state machine as a test: `TestGroups = Groups.TestCase`."""
+    return isinstance(node.value, ast.Attribute) and node.value.attr == "TestCase"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_make_test_shows_every_capability(capability: str) -> None:
+    assert CAPABILITIES[capability]
+    for place in CAPABILITIES[capability]:
+        file, _, name = place.partition("::")
+        names = names_in_make_test(file)
+        assert names, f"`make test` runs no test of {file}"
+        assert not name or name in names, f"`make test` leaves out {place}"

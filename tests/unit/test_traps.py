@@ -1,0 +1,134 @@
+"""Small traps: times without a zone, `exist_ok` with other settings, folders that are taken, `~`, access denied."""
+
+from __future__ import annotations
+
+import errno
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.desk import Desk
+from unit.served import new_name
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.store_errors import store_errors
+from lakemq.errors import (
+    InvalidConfig,
+    InvalidTimestamp,
+    LakeMQError,
+    NamespaceError,
+    StorageAccessDenied,
+    StorageError,
+    TopicAlreadyExists,
+)
+
+# -- times ----------------------------------------------------------------------------------------------
+
+
+def test_a_time_of_delivery_without_a_zone_is_refused(mq: Connection, topic: str) -> None:
+    later = datetime.now() + timedelta(hours=1)
+    with mq.producer() as producer:
+        with pytest.raises(InvalidTimestamp, match="no time zone"):
+            producer.send(topic, "v", deliver_at=later)
+        with pytest.raises(InvalidTimestamp, match="no time zone"):
+            mq.delayed.schedule(topic, "v", deliver_at=later)
+        at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
+        for same in (at, at.astimezone(timezone(timedelta(hours=5))), int(at.timestamp() * 1000)):
+            assert producer.send(topic, "v", deliver_at=same).result().deliver_at_ms == int(at.timestamp() * 1000)
+
+
+# -- exist_ok -------------------------------------------------------------------------------------------
+
+
+def test_exist_ok_says_which_setting_differs(mq: Connection) -> None:
+    name = new_name("t")
+    config = {"retention.ms": 5, "delay.levels": "5s 10s"}
+    made = mq.topics.create(name, 2, config, ["flights/>", "trains"])
+    for asked in (config, {"retention.ms": "5"}, {}, {"ttl.ms": -1}):
+        assert mq.topics.create(name, 2, asked, exist_ok=True) == made
+    assert mq.topics.create(name, 2, subscriptions=["trains", "flights/>"], exist_ok=True) == made
+    for how, named in (
+        ({"partitions": 3, "config": config}, "another value of partitions"),
+        ({"partitions": 2, "config": {"retention.ms": 6}}, r"of retention\.ms\. Found .*: 5.*: 6"),
+        ({"partitions": 2, "config": {"ttl.ms": 1, "delay.levels": [5000]}}, r"of ttl\.ms, delay\.levels"),
+        ({"partitions": 2, "subscriptions": ["trains"]}, "of subscriptions"),
+    ):
+        with pytest.raises(TopicAlreadyExists, match=named):
+            mq.topics.create(name, exist_ok=True, **how)  # type: ignore[arg-type]
+
+
+# -- places ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_something_else_is_no_place_for_a_namespace(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        open_namespace(str(tmp_path / name), create=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(NamespaceError) as refused:
+        lakemq.connect(str(tmp_path), create=True)
+    assert "Found 'the namespace a/, the namespace b/, photos/, notes.txt'" in str(refused.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "b", "notes.txt", "photos"]
+    for number in range(10):
+        (tmp_path / f"z{number}").write_text("")
+    with pytest.raises(NamespaceError, match="and 9 more"):
+        lakemq.connect(str(tmp_path), create=True)
+
+
+@pytest.mark.parametrize("left", [".gitkeep", "lost+found/", "mailbox/", "leaders/"])
+def test_hidden_files_and_what_an_interrupted_creation_has_left_do_not_count(tmp_path: Path, left: str) -> None:
+    if left.endswith("/"):
+        (tmp_path / left).mkdir()
+    else:
+        (tmp_path / left).write_text("")
+    lakemq.connect(str(tmp_path), create=True).close()
+    lakemq.connect(str(tmp_path), create=True).close()
+
+
+def test_a_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("lease.ms: 1234")
+    with lakemq.connect("~/mq", create=True, conf="~/mine.yaml") as mq:
+        assert mq.namespace.path == str(tmp_path / "mq")
+        assert mq.namespace.config["lease.ms"] == 1234
+    monkeypatch.setenv("LAKEMQ_CONF", "~/none.yaml")
+    with pytest.raises(InvalidConfig, match=str(tmp_path)):
+        load_config()
+
+
+# -- access ---------------------------------------------------------------------------------------------
+
+
+def denied(*_: Any, **__: Any) -> Any:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_it_is_not_said_that_retrying_helps_where_access_is_denied(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.mailbox.put = denied  # type: ignore[method-assign]
+    with pytest.raises(StorageAccessDenied) as refused:
+        desk.ask()
+    assert "Retrying" not in str(refused.value)
+    assert not refused.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), StorageAccessDenied),
+        (OSError("Generic LocalFileSystem error: Permission denied (os error 13)"), StorageAccessDenied),
+        (OSError("AccessDenied: 403"), StorageAccessDenied),
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+        (OSError(errno.EROFS, "Read-only file system"), StorageError),
+    ],
+    ids=str,
+)
+def test_a_store_that_denies_access_is_told_from_one_that_fails(error: OSError, kind: type[LakeMQError]) -> None:
+    with pytest.raises(StorageError) as refused, store_errors():
+        raise error
+    assert type(refused.value) is kind
+    assert ("Retrying may help." in str(refused.value)) is (kind is StorageError)

@@ -1,0 +1,245 @@
+"""Reading until the end: the loop ends when the group has read all, and never before without an error."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from unit.consuming import add, texts
+from unit.served import new_name, new_topic, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.outcome import PollOutcome
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
+
+pytestmark = pytest.mark.slow
+
+PROTOCOLS = ["cooperative", "classic", "queue"]
+
+
+def new_group(mq: Connection, protocol: str) -> str:
+    """A group without delays."""
+    name = new_name("g")
+    delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
+    config: dict[str, Any] = {"group.protocol": protocol}
+    mq.groups.create(name, config | ({delays[protocol]: 0} if protocol in delays else {}))
+    return name
+
+
+def join(mq: Connection, group: str, topic: str) -> GroupConsumer:
+    member = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
+    assert isinstance(member, GroupConsumer)
+    return member
+
+
+def share(*members: GroupConsumer) -> None:
+    """Until each member has something."""
+
+    def all_have() -> bool:
+        for member in members:
+            member.poll(1)
+            member.go_back(member.poll(1))
+        return all(member.assignment() for member in members)
+
+    until(all_have)
+
+
+def read_all(member: GroupConsumer, **options: Any) -> list[str]:
+    found = []
+    for batch in member.until_end(**options):
+        found += texts(batch)
+        member.commit(batch)
+    return found
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_it_reads_all_that_was_there_and_ends(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 3), new_group(mq, protocol)
+    add(mq, topic, {0: 5, 1: 5})
+    with join(mq, group, topic) as member:
+        assert sorted(read_all(member, max_records=2)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
+        assert read_all(member) == []
+        assert set(member.group_lag().values()) == {0}
+    with join(mq, group, topic) as member:
+        assert read_all(member) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq), new_group(mq, protocol)
+    add(mq, topic, {0: 3})
+    with join(mq, group, topic) as member:
+        for batch in member.until_end(max_records=1):
+            add(mq, topic, {0: 1}, "later ")
+            member.commit(batch)
+        assert 1 <= sum(member.group_lag().values()) <= 3
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> None:
+    topic, group, found = new_topic(mq, 2), new_group(mq, protocol), list[str]()
+    with join(mq, group, topic) as one, join(mq, group, topic) as other:
+        share(one, other)
+        add(mq, topic, {0: 3, 1: 3})
+        reading = threading.Thread(target=lambda: found.extend(read_all(one)))
+        reading.start()
+        until(lambda: len(found) == 0 and sum(one.group_lag().values()) == 3)
+        assert reading.is_alive()
+        found_by_other = read_all(other)
+        reading.join(30)
+        assert not reading.is_alive()
+        assert sorted(found + found_by_other) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    with join(mq, group, topic) as one, join(mq, group, topic) as other:
+        share(one, other)
+        add(mq, topic, {0: 3, 1: 3})
+        left = threading.Timer(0.3, lambda: mq.groups.remove_members(group, [other.member_id]))
+        left.start()
+        assert sorted(read_all(one)) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    with join(mq, group, topic) as one, join(mq, group, topic) as other:
+        share(one, other)
+        ((_, theirs),) = other.assignment()
+        add(mq, topic, {0: 3, 1: 3})
+        with pytest.raises(EndNotReached, match=f"{topic}-{theirs} lacks 3, held by member {other.member_id}"):
+            read_all(one, timeout_ms=300)
+
+
+def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_group(mq, "queue")
+    add(mq, topic, {0: 3})
+    with join(mq, group, topic) as member, pytest.raises(EndNotReached, match="lacks 3, held by this consumer"):
+        for _ in member.until_end(timeout_ms=300):
+            pass
+
+
+def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_group(mq, "queue")
+    add(mq, topic, {0: 1})
+    with join(mq, group, topic) as member:
+        assert isinstance(member, QueueConsumer)
+        batches = member.until_end(timeout_ms=500)
+        member.nack(next(batches), delay_ms=600_000)
+        member.flush()
+        with pytest.raises(EndNotReached) as raised:
+            next(batches)
+    assert f"{topic}-0" in raised.value.detail.partition(". ")[2], raised.value
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connection, protocol: str) -> None:
+    """A commit stands after the last message, and markers come after that: nobody commits past them."""
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+
+    def write(commits: bool) -> None:
+        with mq.producer(new_name("tx")) as producer:
+            producer.begin_transaction()
+            for partition in range(2):
+                producer.send(topic, "v", partition=partition)
+            producer.commit_transaction() if commits else producer.abort_transaction()
+
+    write(commits=True)
+    write(commits=False)
+    with join(mq, group, topic) as one:
+        assert read_all(one, timeout_ms=20_000) == ["v", "v"]
+        with join(mq, group, topic) as other:
+            share(one, other)
+            assert read_all(one, timeout_ms=20_000) == []
+
+
+def test_a_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    add(mq, topic, {0: 3, 1: 3})
+    reader = mq.consumer(new_name("g"), assign=[(topic, 1)])
+    assert [text for batch in reader.until_end(max_records=1) for text in texts(batch)] == ["1.0", "1.1", "1.2"]
+    reader.seek(topic, 1, 0)
+    reader.pause([(topic, 1)])
+    with pytest.raises(EndNotReached, match=f"{topic}-1 lacks 3, held by this consumer"):
+        list(reader.until_end(timeout_ms=50))
+    mq.topics.delete(topic)
+    reader.close()
+    with pytest.raises(IllegalState):
+        reader.until_end()
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_not_waited_for(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_group(mq, "cooperative")
+    add(mq, topic, {0: 3})
+    with join(mq, group, topic) as member:
+        for _ in member.until_end(max_records=1):
+            mq.topics.delete(topic)
+
+
+@pytest.mark.parametrize("wrong", [{"max_records": 0}, {"timeout_ms": -1}, {"timeout_ms": "1"}])
+def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, Any]) -> None:
+    with join(mq, new_group(mq, "cooperative"), new_topic(mq)) as member, pytest.raises(InvalidRequest):
+        member.until_end(**wrong)
+
+
+# -- why a batch is empty -----------------------------------------------------------------------------------
+
+
+def outcome_after(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
+    """Poll until this is the outcome, and nothing comes."""
+    until(lambda: member.poll(timeout_ms=20).outcome is outcome)
+    return outcome
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    with join(mq, group, topic) as one:
+        outcome_after(one, PollOutcome.AT_END)
+        add(mq, topic, {0: 1})
+        until(lambda: bool(one.poll(timeout_ms=20)))
+        if protocol == "queue":  # until it is acknowledged
+            assert one.poll().outcome is PollOutcome.NOT_YET
+        one.commit()
+        outcome_after(one, PollOutcome.AT_END)
+        one.pause(one.assignment())
+        add(mq, topic, {0: 1})
+        outcome_after(one, PollOutcome.NOT_YET)
+        one.resume(one.assignment())
+        batch = one.poll(timeout_ms=5_000)
+        assert batch.outcome == "messages"
+        one.commit(batch)
+        with join(mq, group, topic) as other:
+            share(one, other)
+            outcome_after(one, PollOutcome.OTHERS_HOLD_THE_REST)
+            assert one.lag().keys() < one.group_lag().keys()
+
+
+def test_a_member_without_partitions_is_told_whether_to_wait(mq: Connection) -> None:
+    topic, group, classic = new_topic(mq), new_group(mq, "cooperative"), new_name("g")
+    with join(mq, group, topic) as one, join(mq, group, topic) as other:
+        outcome_after(one, PollOutcome.AT_END)
+        outcome_after(other, PollOutcome.OTHERS_HOLD_THE_REST)
+    mq.groups.create(classic, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 60_000})
+    with join(mq, classic, topic) as first:
+        assert first.poll(timeout_ms=20).outcome is PollOutcome.NOT_ASSIGNED
+
+
+def test_each_outcome_explains_itself() -> None:
+    assert all(outcome.sentence.endswith(".") for outcome in PollOutcome)
+
+
+def test_a_reader_of_assigned_partitions_says_why_a_batch_is_empty(mq: Connection) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 1})
+    reader = mq.consumer(new_name("g"), assign=[topic])
+    assert reader.poll().outcome is PollOutcome.MESSAGES
+    assert reader.poll().outcome is PollOutcome.AT_END
+    reader.pause([(topic, 0)])
+    add(mq, topic, {0: 1})
+    assert reader.poll().outcome is PollOutcome.NOT_YET
