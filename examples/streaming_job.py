@@ -39,6 +39,7 @@ def main(path: str, checkpoint: str) -> None:
 
         def publish_batch(batch: DataFrame, batch_id: int) -> None:
             mq.publish("totals", batch, txn_app_id=f"totals of {checkpoint}", txn_version=batch_id)
+            print(f"published batch {batch_id}", flush=True)
 
         query = (
             totals.writeStream.foreachBatch(publish_batch)
@@ -47,8 +48,7 @@ def main(path: str, checkpoint: str) -> None:
             .trigger(availableNow=True)
             .start()
         )
-        while not query.awaitTermination(1):
-            print(f"batch {query.lastProgress['batchId'] if query.lastProgress else 'none'}", flush=True)
+        query.awaitTermination()
     spark.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -72,6 +73,11 @@ class Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def processor_s(self) -> float:
+        """Return the processor time that the process has used so far, in seconds."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def where(path: Path) -> list[str]:

@@ -18,7 +18,7 @@ def test_a_killed_streaming_job_that_runs_again_counts_each_order_once(tmp_path:
     try:
         shop.order(200)
         job = shop.start("streaming_job", str(tmp_path / "checkpoint"))
-        job.wait_for("batch 1")
+        job.wait_for("published batch 1")
         job.kill()
         shop.start("streaming_job", str(tmp_path / "checkpoint")).end()
         expected = Counter[str]()
