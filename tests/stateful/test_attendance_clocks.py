@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from clocks import ManualClock
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol_harness import AtOnce, Harness
 from stateful.world import TimedFiles
@@ -93,12 +93,17 @@ EVENTS = st.lists(
         st.tuples(st.just("leader stops"), st.integers(1, 2 * SESSION_MS)),
         st.tuples(st.just("both sleep"), st.integers(1, HOUR_MS)),
         st.tuples(st.just("store clock jumps"), st.integers(-2 * HOUR_MS, 2 * HOUR_MS)),
-        st.tuples(st.just("member pauses"), st.integers(1, SESSION_MS - INTERVAL_MS - 2 * READ_INTERVAL_MS)),
+        st.tuples(st.just("member pauses"), st.integers(1, CONFIRM_MS - INTERVAL_MS - 2 * READ_INTERVAL_MS)),
+        # A leader that has seen a beat of its own term gives the member its whole session.
+        st.tuples(st.just("member runs and pauses"), st.integers(1, SESSION_MS - INTERVAL_MS - 2 * READ_INTERVAL_MS)),
     ),
     max_size=8,
 )
 
 
+# A pause that follows a sleeping machine, or a jump of the store's clock, before the leader's first look.
+@example([("new leader", 0), ("both sleep", 17_501), ("member pauses", 6_000)])
+@example([("store clock jumps", 2 * HOUR_MS), ("new leader", 0), ("member pauses", 6_000)])
 @given(events=EVENTS)
 @examples(40)
 def test_who_lives_is_never_thought_dead_and_who_died_is_found(folder: str, events: list[tuple[str, int]]) -> None:
@@ -123,6 +128,10 @@ def test_who_lives_is_never_thought_dead_and_who_died_is_found(folder: str, even
             case "store clock jumps":
                 scene.store_clock.ms += ms
             case "member pauses":
+                assert scene.pass_ms(ms, member_runs=False) == []
+                scene.beat()
+            case "member runs and pauses":
+                assert scene.pass_ms(2 * INTERVAL_MS + 2 * READ_INTERVAL_MS) == []
                 assert scene.pass_ms(ms, member_runs=False) == []
                 scene.beat()
     assert scene.pass_ms(SESSION_MS) == []
