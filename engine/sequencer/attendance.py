@@ -331,7 +331,7 @@ class Attendance:
         return record
 
     def _find_abandoned_beats(self) -> list[str]:
-        """Return the ids of beats that name no member and have not changed for ABANDONED_MS."""
+        """Return the ids of beats that name no member and have not changed for ABANDONED_AFTER_MS."""
         used = {beats_id for record in self._records.values() for beats_id in record.marks}
         oldest_ms = self._clock.steady_ms() - ABANDONED_AFTER_MS
         return [

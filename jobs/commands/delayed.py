@@ -98,6 +98,7 @@ def purge(
 ) -> None:
     session = get_session(ctx)
     with session.connect() as mq:
+        mq.topics.describe(topic)  # refuse a topic that does not exist before asking for confirmation
         confirm(f"Cancel all delayed messages of topic {topic!r}?", yes or dry_run)
         with ensure_sequencer(mq):
             counts = mq.delayed.cancel_where(topic, dry_run=dry_run).column("outcome").value_counts().to_pylist()

@@ -101,7 +101,11 @@ def test_yes_deletes(mq: Connection) -> None:
 
 
 def test_what_does_not_exist_is_refused_before_anybody_is_asked(mq: Connection) -> None:
-    for command in (["topics", "delete", "nosuch"], ["topics", "delete-records", "nosuch", "--before", "0=1"]):
+    for command in (
+        ["topics", "delete", "nosuch"],
+        ["topics", "delete-records", "nosuch", "--before", "0=1"],
+        ["delayed", "purge", "nosuch"],
+    ):
         done = CliRunner().invoke(app, ["--path", mq.namespace.path, *command])
         assert done.exit_code == 1
         assert done.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION")

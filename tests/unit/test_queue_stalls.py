@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +131,23 @@ def test_where_nothing_stands_still_nothing_is_said() -> None:
     consumer.ack(messages)
     assert consumer.poll(timeout_ms=20).waits_for == []
     assert groups_of(world).describe("g").waits_for == []
+
+
+def test_an_empty_batch_says_that_no_sequencer_answers() -> None:
+    world = QueueWorld()
+    world.publish({0: 2})
+    consumer = world.consumer()
+    messages = poll(consumer, 2)
+    world.publish({0: 1})
+    world.holds_letters = True
+    consumer.ack(messages)
+    assert not any("No sequencer" in reason for reason in consumer.poll(timeout_ms=500).waits_for)
+    world.pass_time(5_000)
+    (reason,) = consumer.poll(timeout_ms=500).waits_for
+    assert re.match(r"No sequencer has answered this consumer for [5-9] s", reason)
+    assert reason.endswith("Start one with `lakemq serve`.")
+    world.holds_letters = False
+    world.deliver()
+    assert [message.offset for message in poll(consumer, 1)] == [2]
+    consumer.ack(poll(consumer, 1))
+    assert consumer.poll(timeout_ms=5_000).waits_for == []

@@ -32,6 +32,8 @@ from .refusals import Refusals
 
 LONGEST_WAIT_MS = 60_000
 """Of one call of `wait`, because the operating system refuses very large timeouts."""
+SILENCE_MS = 2_000
+"""A request that is open for longer is reported. A sequencer answers in milliseconds, a busy one in a second."""
 _PAUSE_MS = 5
 """How long a flush sleeps before it repeats requests without an answer."""
 
@@ -60,6 +62,8 @@ class AckSender:
         self.refusals = Refusals()
         """Refused acknowledgements whose call has returned. `flush` and `poll` raise them."""
         self.sent_at_ms = clock.steady_ms()
+        self._waiting_since_ms: int | None = None
+        """Since when requests have been open, or the last answer. None: no request is open."""
         self._joined_count = 0
         self.is_lost = False
         """Whether the group does not know the member any more. Nothing is sent until it has joined again."""
@@ -96,6 +100,8 @@ class AckSender:
         if not recorded and not unseen and not wanted:
             return
         self.sent_at_ms = self._clock.steady_ms()
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = self.sent_at_ms
         requests = split_into_requests([*recorded, *unseen])
         futures = self._membership.submit(requests, wanted)
         self._unanswered += [
@@ -113,6 +119,7 @@ class AckSender:
         Raises:
             NoOffsetForPartition: the group has committed nothing, and `auto_offset_reset` is `none`.
         """
+        self._note_silence()
         for request in list(self._unanswered):
             if not request.answer.done():
                 continue
@@ -127,6 +134,29 @@ class AckSender:
             request_for_messages, self._acquire_request = self._acquire_request, None
             if isinstance(error := request_for_messages.exception(), NoOffsetForPartition):
                 raise error
+
+    def _note_silence(self) -> None:
+        """Note since when no request has been answered. A request that timed out was not answered either."""
+        open_requests = self.list_open_requests()
+        if self._acquire_request is not None:
+            open_requests.append(self._acquire_request)
+        done = [request for request in open_requests if request.done()]
+        if any(not isinstance(request.exception(), RequestTimedOut) for request in done):
+            self._waiting_since_ms = self._clock.steady_ms()
+        if not open_requests:
+            self._waiting_since_ms = None
+
+    def explain_silence(self) -> str | None:
+        """Return a sentence if no sequencer has answered this consumer for a while; otherwise None."""
+        if self._waiting_since_ms is None:
+            return None
+        silent_ms = self._clock.steady_ms() - self._waiting_since_ms
+        if silent_ms < SILENCE_MS:
+            return None
+        return (
+            f"No sequencer has answered this consumer for {silent_ms / 1000:.0f} s, so no message is delivered or"
+            " acknowledged. Start one with `lakemq serve`."
+        )
 
     def list_open_requests(self) -> list[Future[Any]]:
         return [request.answer for request in self._unanswered]

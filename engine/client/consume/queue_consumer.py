@@ -206,7 +206,9 @@ class QueueConsumer(GroupConsumer):
                     found=f"{self._poller.count_open()}, the first is {self._poller.name_first_open()}",
                     expected="less than max.delivered.unacked.msgs.per.flow",
                 )
-            batch.waits_for = [str(stall) for stall in self._membership.find_stalls() if stall.kind != "bound"]
+            silence = self._ack_sender.explain_silence()
+            batch.waits_for = [] if silence is None else [silence]
+            batch.waits_for += [str(stall) for stall in self._membership.find_stalls() if stall.kind != "bound"]
         return batch
 
     def _rest(self, ms: int) -> None:
