@@ -69,15 +69,15 @@ class Client:
         self._step = mq.state().step
 
     def ask(self, number: int) -> float:
-        """How long the step took, in seconds."""
+        """Return the processor time of the step, in seconds. Unlike its duration, other processes do not change it."""
         now_ms = self._clock.now_ms()
         body, _ = build_body(pa.table({"value": [value_of("p", number)]}), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
         self._mailbox.put("c", number, letter_bytes(Letter("c", number, [request], now_ms), body), now_ms)
-        begun_s = time.perf_counter()
+        began_s = time.thread_time()
         assert self._sequencer.step().letters == 1
-        took_s = time.perf_counter() - begun_s
+        took_s = time.thread_time() - began_s
         result = self._result(number)
         assert isinstance(result, Published), result
         assert result.units[0].base_offset == number - 1
