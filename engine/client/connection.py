@@ -518,12 +518,12 @@ class Connection:
         named = parse_topic_names("topics", topics)
         options.setdefault("protocol", self._consumers.find_protocol(group, "cooperative"))
 
-        def joined() -> GroupConsumer:
+        def join_group() -> GroupConsumer:
             consumer = self.consumer(group, topics=named, **options)
             assert isinstance(consumer, GroupConsumer)
             return consumer
 
-        return GroupStream(joined, self.transaction, self._clock, self._spark is not None)
+        return GroupStream(join_group, self.transaction, self._clock, self._spark is not None)
 
     def _arrow_publisher(self) -> ArrowPublisher:
         check_same_process(self._pid, "This connection")

@@ -224,6 +224,12 @@ class DataFileMerger:
         return self._settled_ms if file_id >= SEQUENCERS_FILES else self._config.ms("publish.max.duration.ms")
 
     def _merge(self, handles: Handles, chosen: Sequence[StoredFile], floor: int) -> bool:
+        """Replace the chosen files by one; return False, and change nothing, if fewer than two of them are readable.
+
+        The writes come in this order: announce the replaced files, write the merged file and add it to `messages`, let
+        each table point at the merged file, withdraw the announcement. So the merged file is there before a row points
+        at it, and the announcement stands until no row points at a replaced file.
+        """
         ids = np.array([parse_file_id(file.path) for file in chosen], np.int64)
         pointing = {name: self._read_pointing_rows(handles[name], ids) for name in REWRITTEN}
         bodies = self._read_bodies(chosen, ids, pointing[SEGMENTS.name].rows)

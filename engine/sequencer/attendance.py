@@ -360,6 +360,7 @@ def _judge_member(record: _MemberRecord, member: GroupMember, began_ms: int, bef
     session_end_ms, poll_end_ms = record.deadline_ms(member), record.poll_ms + member.max_poll_interval_ms
     has_missed_poll = record.beat_ms == began_ms and before_ms is not None and before_ms > poll_end_ms
     reason = "session" if began_ms > session_end_ms else "poll" if has_missed_poll else ""
+    # A poll deadline that has passed no longer says when to look. The end of the session does, until a beat shows more.
     return reason, session_end_ms if poll_end_ms < began_ms else min(session_end_ms, poll_end_ms)
 
 

@@ -38,6 +38,11 @@ class PendingOutcome(NamedTuple):
 class AckTracker:
     """Tracks open messages and recorded outcomes of one partition, under one assignment.
 
+    `show` opens a message. `record` closes it: its outcome is pending until `note_sending`. Then one of three things
+    happens. The group has decided: `note_answer`. The answer is missing: `requeue` makes the outcome pending again, and
+    it is unconfirmed, because the group may have it already. The group refuses it: `reopen`, and the next `follow`
+    opens the message if the group's state says that the member still has it.
+
     The consumer holds its lock for every call. Only `single_acks` may be appended to without it.
     """
 

@@ -123,6 +123,9 @@ class _Balance:
     def even_out(self) -> list[int]:
         """Move partitions along the shortest chain of members, as long as that brings two loads closer.
 
+        The fullest member may have no partition that the emptiest one can take. Then each member of a chain gives a
+        partition to the next one, and only the loads of the first and the last member change.
+
         Returns the most partitions that each member can have in any balanced assignment. If the fullest member finds no
         chain, all members that it can reach end with at most one partition less, and together hold partitions that no
         other member can take. They are finished, so no member is searched in vain twice.

@@ -165,6 +165,7 @@ def _plan_release(state: State, request: RangesDue) -> tuple[list[_ReleaseSpan],
         if not (range_.published.first_due_ms <= due_ms <= now_ms and before < upto <= range_.published.record_count):
             continue
         late_ms = max(late_ms, now_ms - due_ms)
+        # Extend the span only if no other range has come after it in this partition: the order is that of due times.
         if span is not None and last[span.place] is span:
             span.upto = upto
             continue
