@@ -154,7 +154,8 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
     check_all(family.path, {"p": committed})
 
 
-@pytest.mark.parametrize("letter", extended_but(["commit"], ["messages", "commit"]))
+@pytest.mark.extended
+@pytest.mark.parametrize("letter", ["messages", "commit"])
 def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, letter: str):
     """It is told that it is fenced; or that it has committed, when that was decided before its successor came."""
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):

@@ -63,7 +63,9 @@ def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Seque
     return Sequencer(mq.namespace, name, SystemClock(), new_file_id, reached)
 
 
-@pytest.mark.parametrize("point", ["sequencer.letters_taken", "sequencer.journal_appended"])
+@pytest.mark.parametrize(
+    "point", extended_but(["sequencer.journal_appended"], ["sequencer.letters_taken", "sequencer.journal_appended"])
+)
 def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processes):
     """Both decide the same letter; one step lands, and its answer is the one that stays."""
     with lakemq.connect(family.path, config=QUICK) as mq:

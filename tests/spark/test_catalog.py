@@ -82,6 +82,7 @@ def described(spark: SparkSession, database: str) -> dict[str, dict[str, object]
     return described
 
 
+@pytest.mark.extended
 def test_the_entries_are_those_that_the_statements_make(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from unit.served import until
@@ -11,6 +12,7 @@ from unit.served import until
 from lakemq.engine.client.connection import Connection
 
 
+@pytest.mark.extended
 def test_spark_shows_what_a_group_has_given_up_and_why(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:

@@ -78,6 +78,7 @@ def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> No
         mq.publish(topic, rows, delay_ms=-1)
 
 
+@pytest.mark.extended
 def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]) -> None:
     mq.topics.create(topic)
     mq.publish(topic, spark.createDataFrame([("a",), ("b",)], "value string"), delay_ms=10**9)

@@ -199,6 +199,7 @@ def test_a_drain_without_spark_says_what_is_missing(path: Path, mq: Connection) 
         plain.drain_inbox()
 
 
+@pytest.mark.extended
 def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=1)
     insert(spark, topic, "a")

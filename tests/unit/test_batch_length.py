@@ -25,7 +25,9 @@ def test_the_length_of_a_queue_batch_is_its_number_of_messages() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue", None])
+@pytest.mark.parametrize(
+    "protocol", ["cooperative", pytest.param("classic", marks=pytest.mark.extended), "queue", None]
+)
 def test_the_length_of_a_batch_is_its_number_of_messages(mq: Connection, protocol: str | None) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 2})

@@ -318,6 +318,7 @@ def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pyt
     assert "first" in [t["topic"] for t in objects(run(None, "topics", "list", "--output", "json"))]
 
 
+@pytest.mark.extended
 def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
     assert lake("step", code=4).stderr.startswith("NOT_LEADER: Another sequencer leads.")
     assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")

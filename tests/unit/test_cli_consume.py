@@ -44,7 +44,7 @@ def printed(result: Result) -> list[Any]:
     return [json.loads(line)["value"] for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
+@pytest.mark.parametrize("protocol", ["queue", pytest.param("cooperative", marks=pytest.mark.extended)])
 def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, ["a", "b", "c"])
@@ -55,6 +55,7 @@ def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: s
     assert mq.groups.describe(group).lag == 0
 
 
+@pytest.mark.extended  # a group's first rebalance waits for three seconds
 def test_a_classic_group_is_waited_for_that_is_about_to_give_something(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, ["a", "b"])

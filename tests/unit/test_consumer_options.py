@@ -98,7 +98,8 @@ def _reads(topic: str, protocol: str | None) -> dict[str, Any]:
     return {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
 
 
-READERS = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classic"])
+CLASSIC = pytest.param("classic", marks=pytest.mark.extended)
+READERS = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", CLASSIC])
 
 
 @pytest.mark.slow

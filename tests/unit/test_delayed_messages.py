@@ -322,6 +322,7 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(tmp_path:
         assert mq.delayed.all() == []
 
 
+@pytest.mark.extended
 def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         topic = quick(mq)
@@ -481,6 +482,7 @@ def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq:
     assert mq.delayed.reschedule(moved.receipt or "", delay_ms=0) == RescheduleResult("released")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [30, 2_000])
 def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, count: int) -> None:
     topic, other = quick(mq), quick(mq)
@@ -605,6 +607,7 @@ def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None
     assert mq.delayed.all(topic) == []
 
 
+@pytest.mark.extended
 def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
@@ -646,6 +649,7 @@ def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: 
     assert said[-1].endswith("none wait")
 
 
+@pytest.mark.extended
 def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():

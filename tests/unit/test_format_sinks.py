@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, NullType, StructType, VariantType, YearMonthIntervalType
+from targets import extended_but
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -207,7 +208,7 @@ def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path:
             StreamWriter({**given, "checkpointLocation": place}, schema)
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", extended_but([True], [True, False]))
 def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path, named: bool) -> None:
     rows = table("a", topic=[topic])
     options = {"path": mq.namespace.path, **({"topic": topic} if named else {})}

@@ -182,7 +182,7 @@ def test_a_step_may_leave_it_to_who_leads(tmp_path: Path, capsys: pytest.Capture
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("t")
-        assert step.main(["--path", path, "--until-idle"]) == 4
+        assert step.main(["--path", path, "--until-idle", "--wait-ms", "100"]) == 4
         assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
     assert last_line(capsys.readouterr().out)["letters"] == 0
 

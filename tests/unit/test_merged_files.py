@@ -342,6 +342,7 @@ def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None
             assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
 
 
+@pytest.mark.extended
 def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
     for old, other in merged_away(path, lambda other: values(other, "a")):
         assert sorted(values(other, "a")) == sorted([*old, "m4"])
@@ -466,6 +467,7 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
         assert values(mq, "a") == ["m0", "m1", "m2"]
 
 
+@pytest.mark.extended
 def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files with waiting rows are the smallest, and a merge has no room for more than them."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:

@@ -7,6 +7,7 @@ import itertools
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,16 +23,16 @@ NOT_IN_CI = {"test-fast"}
 
 
 class Command(NamedTuple):
-    """A run of pytest: where it looks for tests, which files it ignores, and which markers it asks for."""
+    """A run of pytest: where it looks for tests, which files it ignores, and which sets of markers it selects."""
 
     paths: list[str]
     ignored: list[str]
-    asked: Expression
+    selected: set[frozenset[str]]
 
     def runs(self, file: str, markers: frozenset[str]) -> bool:
         """Tell whether it runs a test with these markers that stands in the file."""
         is_there = any(file == path or file.startswith(f"{path}/") for path in self.paths)
-        return is_there and file not in self.ignored and self.asked.evaluate(lambda name, **_: name in markers)
+        return is_there and file not in self.ignored and markers in self.selected
 
 
 def targets_of_ci() -> list[str]:
@@ -40,10 +41,27 @@ def targets_of_ci() -> list[str]:
     return [name for line in re.findall(r"^make (.+)$", script, re.MULTILINE) for name in line.split()]
 
 
+def combinations() -> Iterator[frozenset[str]]:
+    """Yield all sets of markers that a test may have."""
+    for count in range(len(MARKERS) + 1):
+        yield from map(frozenset, itertools.combinations(MARKERS, count))
+
+
+def select_combinations(expression: Expression) -> Iterator[frozenset[str]]:
+    """Yield the sets of markers that the expression of `-m` matches."""
+    for markers in combinations():
+        if expression.evaluate(lambda name, markers=markers, **_: name in markers):
+            yield markers
+
+
 def pytest_commands(*targets: str) -> list[Command]:
     """Return what the targets run with pytest."""
     plan = subprocess.run(
-        ["make", "--dry-run", "--always-make", *targets], cwd=CHECKOUT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", *targets],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     commands = []
     for line in plan.stdout.splitlines():
@@ -53,19 +71,13 @@ def pytest_commands(*targets: str) -> list[Command]:
             markers = words[words.index("-m") + 1] if "-m" in words else "slow or not slow"
             paths = [word for word in words if word.startswith("tests/")]
             ignored = [word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")]
-            commands.append(Command(paths, ignored, Expression.compile(markers)))
+            commands.append(Command(paths, ignored, set(select_combinations(Expression.compile(markers)))))
     return commands
 
 
 @pytest.fixture(scope="module")
 def commands() -> list[Command]:
     return pytest_commands(*targets_of_ci())
-
-
-def combinations() -> Iterator[frozenset[str]]:
-    """Yield all sets of markers that a test may have."""
-    for count in range(len(MARKERS) + 1):
-        yield from map(frozenset, itertools.combinations(MARKERS, count))
 
 
 FILES = sorted(str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tests").rglob("test_*.py"))

@@ -141,7 +141,7 @@ def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
         assert consumer.commit() == {(topic, 0): 3}
 
 
-@pytest.mark.parametrize("protocol", ["cooperative", "classic", None])
+@pytest.mark.parametrize("protocol", ["cooperative", pytest.param("classic", marks=pytest.mark.extended), None])
 def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, protocol: str | None) -> None:
     """Though it waits for nothing, wants one message only, and thousands have expired before that."""
     topic, group = new_topic(mq, partitions=2), new_name("g")
