@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.request import COLUMNS
+from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import NotLeader
 from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
@@ -39,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--source-format", metavar="FORMAT", help="json, csv, parquet, delta, kafka, ...")
     source.add_argument("--source-option", metavar="KEY=VALUE", action="append", default=[], help="path=..., ...")
     source.add_argument("--source-schema", metavar="DDL", help="columns of files, such as 'id int, name string'")
-    source.add_argument("--query", help="permanent name of the stream, under which its batches are numbered")
-    source.add_argument("--checkpoint", help="checkpoint folder of Structured Streaming (default: a scratch folder)")
+    source.add_argument("--query", help="permanent name of the stream")
+    source.add_argument("--checkpoint", help="checkpoint of the stream (default: streams/<query> in the namespace)")
     source.add_argument("--topic", help="topic or destination to publish to")
     for name in COLUMNS:
         source.add_argument(f"--{name}", metavar="EXPRESSION", help=f"the {name}, as a SQL expression of the source")
@@ -76,6 +77,9 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     """Run one micro-batch. Returns the counts of published rows of the inbox and the source, and of decided letters."""
     from pyspark.sql import functions as F
 
+    from lakemq.engine.client.format.publishing import checkpoint_of_query
+    from lakemq.jobs.source_stream import SourceStream
+
     counts: dict[str, int] = {}
     with mq.serving():
         if not options.no_inbox:
@@ -84,10 +88,11 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
         if options.source_format:
             columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
             source = open_source(spark, options)
-            done = mq.publish_stream(
-                options.topic, source, query=options.query, checkpoint=options.checkpoint, **columns
-            )
-            counts |= {"batches": done.batch_count, "records": done.record_count, "refused": done.refused_count}
+            kept = checkpoint_of_query(mq.namespace.path, options.query)
+            reached = crash.from_environment()
+            stream = SourceStream(mq, options.query, options.topic, columns, options.checkpoint or kept, reached)
+            stream.publish_available(source)
+            counts |= {"batches": stream.batch_count, "records": stream.record_count, "refused": stream.refused_count}
     try:
         counts["letters"] = mq.step_until_idle()
     except NotLeader as leader:

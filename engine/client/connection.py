@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from ..sequencer.serving import Serving
     from .publish.inbox import DrainReport
     from .publish.spark import SparkPublisher
-    from .publish.streaming import StreamReport
 
 T = TypeVar("T")
 Closable = TypeVar("Closable", "Producer", "Serving", "GroupConsumer")
@@ -230,38 +229,6 @@ class Connection:
             return self._arrow_publisher().publish(publication, body, requested)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
         return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by, gate))
-
-    def publish_stream(
-        self, topic: str, stream: DataFrame, *, query: str, checkpoint: str | None = None, **how: Any
-    ) -> StreamReport:
-        """Publish all rows that the source of a streaming DataFrame has now, exactly once per query name.
-
-        Args:
-            topic: a topic, or a destination that topics subscribe to.
-            stream: a streaming DataFrame of Spark.
-            query: name of the query. The same name continues where it ended.
-            checkpoint: folder for the checkpoint of Structured Streaming. The namespace keeps a copy.
-            **how: columns, order_by and on_error, as in `publish`.
-
-        Raises:
-            IllegalState: the query runs twice, or its checkpoint does not fit.
-            InvalidRequest: an argument is not valid.
-            LakeMQError: the same errors as `publish`.
-        """
-        from .publish.streaming import publish_available  # pyspark is heavy, and not every client has it
-
-        def publish(batch: DataFrame, batch_id: int) -> PublishedRows:
-            return self.publish(topic, batch, txn_app_id=query, txn_version=batch_id, **how)
-
-        columns = {name: how.get(name) for name in COLUMNS}
-        if unknown := how.keys() - {*COLUMNS, "order_by", "on_error"}:
-            raise InvalidRequest("Not an option of a published stream.", found=sorted(unknown)[0])
-        parse_choice("on_error", how.get("on_error", "dead_letter"), ON_ERROR)
-        topic, query = parse_topic_name("topic", topic), parse_text("query", query)
-        checkpoint = None if checkpoint is None else parse_text("checkpoint", checkpoint)
-        check_dataframe("stream", stream, "a streaming DataFrame of Spark")
-        self.spark_publisher().check(topic, stream, columns, self._gates.of(topic))
-        return publish_available(self.namespace, stream, query, topic, publish, checkpoint, self._reached)
 
     def drain_inbox(self) -> DrainReport:
         """Publish the rows that SQL inserted into `inbox`, exactly once. Raises IllegalState without Spark."""

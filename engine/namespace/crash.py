@@ -43,7 +43,6 @@ POINTS: tuple[str, ...] = (
     "publish.letter_put",
     "inbox.published",
     "inbox.drained",
-    "stream.progress_saved",
     "stream.published",
 )
 

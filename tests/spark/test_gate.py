@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import NumberFormatException
+from pyspark.errors import NumberFormatException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
@@ -129,12 +129,29 @@ def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Conn
     source = tmp_path / "source"
     orders(spark, 60, bad=9).coalesce(1).write.json(str(source))
     stream = spark.readStream.schema("k string, v string, amount int, id long").json(str(source))
-    done = gated.publish_stream("streamed", stream, query="orders", key="k", value="v")
-    assert (done.record_count, done.refused_count) == (51, 9)
+    done: list[tuple[int, int]] = []
+    failures: list[Exception] = []
+
+    def publish(batch: DataFrame, number: int) -> None:
+        try:
+            rows = gated.publish("streamed", batch, key="k", value="v", txn_app_id="orders", txn_version=number)
+        except ExpectationFailed as failure:
+            failures.append(failure)
+            raise
+        done.append((rows.record_count, rows.refused_count))
+
+    def run(stream: DataFrame, checkpoint: str) -> None:
+        writer = stream.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    run(stream, "checkpoint")
+    assert done == [(51, 9)]
     orders(spark, 60, bad=60).coalesce(1).write.mode("append").json(str(source))
     for _ in range(2):
-        with pytest.raises(ExpectationFailed, match="60 of 60"):
-            gated.publish_stream("streamed", stream, query="orders", key="k", value="v")
-    with pytest.raises(ExpectationFailed, match="amount"):
-        gated.publish_stream("streamed", stream.drop("amount"), query="another", key="k", value="v")
+        with pytest.raises(PySparkException, match="60 of 60"):
+            run(stream, "checkpoint")
+    with pytest.raises(PySparkException, match="amount"):
+        run(stream.drop("amount"), "another")
+    assert len(failures) == 3
+    assert done == [(51, 9)]
     assert gated.fetch("streamed").record_count == 51

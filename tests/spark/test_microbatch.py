@@ -27,7 +27,7 @@ SPARK_BIN = Path(pyspark.__file__).parent / "bin"
 # Each point with a value that is inserted once the job has died there.
 INBOX_POINTS = {"publish.letter_put": "d", "inbox.published": "e", "inbox.drained": "f"}
 # Each with how many of the three rows the next run publishes.
-STREAM_POINTS = {"stream.progress_saved": 3, "stream.published": 1}
+STREAM_POINTS = {"publish.file_written": 3, "stream.published": 1}
 
 
 def job(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +78,7 @@ def insert(spark: SparkSession, *values: str) -> None:
 def test_every_point_of_a_job_is_tested() -> None:
     """All others are tested in tests/faults/test_crash_points.py."""
     ours = {point for point in crash.POINTS if point.startswith(("inbox.", "stream."))}
-    assert ours == ({*INBOX_POINTS} - {"publish.letter_put"}) | {*STREAM_POINTS}
+    assert ours == {point for point in (*INBOX_POINTS, *STREAM_POINTS) if not point.startswith("publish.")}
 
 
 @pytest.mark.long  # three JVMs, one after the other
@@ -99,28 +99,70 @@ def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
     assert spark.table("inbox").count() == 0
 
 
+def arguments_of_source(mq: Connection, folder: Path) -> list[str]:
+    """The arguments of a job that publishes the CSV files of the folder."""
+    folder.mkdir()
+    source = ["--path", mq.namespace.path, "--no-inbox", "--source-format", "csv", "--source-option", f"path={folder}"]
+    source += ["--source-schema", "k string, v string", "--query", "files", "--topic", "t"]
+    return [*source, "--key", "k", "--value", "upper(v)"]
+
+
+def counts_of(mq: Connection, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, int, int]:
+    assert microbatch.main(arguments) == 0
+    end = last_line(capsys.readouterr().out)
+    return end["batches"], end["records"], end["refused"]
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("point", STREAM_POINTS)
-def test_a_job_killed_in_a_stream_is_taken_up_by_the_next_without_its_checkpoint(
+def test_a_job_killed_in_a_stream_is_taken_up_by_the_next(
     own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str], point: str
 ) -> None:
-    """The batch it has noted is published by the next run, or it was published and is not again."""
-    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
-    source.mkdir()
-    path = own.namespace.path
-    arguments = ["--path", path, "--no-inbox", "--source-format", "csv", "--source-option", f"path={source}"]
-    arguments += ["--source-schema", "k string, v string", "--query", "files", "--topic", "t"]
-    arguments += ["--key", "k", "--value", "upper(v)", "--checkpoint", str(checkpoint)]
+    """The next run publishes the batch that it had begun, unless it was published."""
+    source = tmp_path / "source"
+    arguments = arguments_of_source(own, source)
     (source / "1.csv").write_text("k1,a\nk2,b\n")
     killed = job(*arguments, folder=str(tmp_path), LAKEMQ_CRASH_AT=point)
     assert killed.returncode == -9, killed.stderr
-    assert values(own) == ([] if point == "stream.progress_saved" else ["A", "B"])
-    shutil.rmtree(checkpoint)
+    assert values(own) == ([] if point == "publish.file_written" else ["A", "B"])
     (source / "2.csv").write_text("k1,c\n")
-    assert microbatch.main(arguments) == 0
-    end = last_line(capsys.readouterr().out)
-    assert (end["batches"], end["records"], end["refused"]) == (2, STREAM_POINTS[point], 0)
+    assert counts_of(own, arguments, capsys) == (2, STREAM_POINTS[point], 0)
     assert values(own) == ["A", "B", "C"]
+
+
+def test_a_stream_continues_from_its_checkpoint_which_need_not_be_named(
+    own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, named = tmp_path / "source", ["--checkpoint", str(tmp_path / "checkpoint")]
+    arguments = arguments_of_source(own, source)
+    (source / "1.csv").write_text("k1,a\nk2,b\n")
+    assert counts_of(own, arguments, capsys) == (1, 2, 0)
+    assert counts_of(own, arguments, capsys) == (0, 0, 0)
+    (source / "2.csv").write_text("k1,c\n")
+    assert counts_of(own, arguments, capsys) == (1, 1, 0)
+    assert values(own) == ["A", "B", "C"]
+    assert counts_of(own, [*arguments, *named], capsys) == (1, 3, 0)  # another checkpoint is another stream
+    assert counts_of(own, [*arguments, *named], capsys) == (0, 0, 0)
+    shutil.rmtree(Path(own.namespace.path) / "streams" / "files")
+    assert counts_of(own, arguments, capsys) == (1, 3, 0)  # without its checkpoint, too, and no row is skipped
+
+
+def test_a_batch_that_a_gate_refuses_ends_the_job_with_its_error_and_is_tried_again(
+    own: Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, suite = tmp_path / "source", tmp_path / "expectations" / "t.yaml"
+    suite.parent.mkdir()
+    (tmp_path / "lakemq.yaml").write_text("lease.ms: 1000\n")
+    arguments = [*arguments_of_source(own, source), "--conf", str(tmp_path / "lakemq.yaml")]
+    expectation = "{type: expect_column_values_to_not_be_null, kwargs: {column: k}}"
+    suite.write_text(f"name: t\nexpectations: [{expectation}]\n")
+    (source / "1.csv").write_text(",a\n,b\n")
+    assert microbatch.main(arguments) == 5
+    assert last_line(capsys.readouterr().out)["error"] == "EXPECTATION_FAILED"
+    assert values(own) == []
+    suite.unlink()
+    assert counts_of(own, arguments, capsys) == (1, 2, 0)
+    assert values(own) == ["A", "B"]
 
 
 @pytest.mark.extended

@@ -221,7 +221,6 @@ def calls(mq: Connection) -> list[Call]:
             right(topic=TOPIC, data=rows, txn_app_id="app", txn_version=1),
             mq.publish,
         ),
-        Call("publish_stream", right(topic=TOPIC, stream=rows, query="q", checkpoint=None), mq.publish_stream),
         Call(
             "fetch",
             right(
@@ -400,7 +399,6 @@ NOT_THERE = {
     "groups.delete",
     "transactions.describe",
     "transactions.abort",
-    "publish_stream",
     "step_until_idle",
 }
 """Calls that are refused also when their arguments are right: there is no such thing, or another one leads."""

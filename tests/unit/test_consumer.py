@@ -191,7 +191,6 @@ def test_a_group_is_checked_in_the_call(mq: Connection, call: Callable[[Connecti
         lambda mq: mq.topics.delete(5),
         lambda mq: mq.topics.delete_records(5, {0: 1}),
         lambda mq: mq.publish(5, pa.table({"value": ["x"]})),
-        lambda mq: mq.publish_stream(5, None, query="q"),
         lambda mq: mq.fetch(5),
         lambda mq: mq.tail(5),
         lambda mq: mq.beginning_offsets(5),

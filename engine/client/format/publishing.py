@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -14,7 +14,8 @@ from pyspark.sql.types import StructField, StructType
 from lakemq.tables.storage.files import open_files
 
 from ...namespace.clock import SystemClock
-from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord
+from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord, InvalidRequest
+from ...protocol.names import is_name
 from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
 from ..publish.publication import Publication
@@ -53,18 +54,24 @@ def _arrow_field(field: StructField) -> pa.Field:
         ) from None
 
 
-def stream_id(options: WriteOptions) -> str:
-    """Return the id of the query, which lives as long as its checkpoint. Raises InvalidConfig."""
-    assert options.checkpoint is not None
+def read_stream_id(checkpoint: str, storage_options: Mapping[str, str]) -> str:
+    """Return the id of a stream, which lives as long as its checkpoint. Raises InvalidConfig."""
     try:
-        files = open_files(options.checkpoint, options.place.storage_options)
+        files = open_files(checkpoint, storage_options)
         return f"stream-{json.loads(files.get(_METADATA))['id']}"
     except (ValueError, KeyError, OSError) as error:
         raise InvalidConfig(
             f"The id of the stream cannot be read from its checkpoint: {error}",
-            found=options.checkpoint,
+            found=checkpoint,
             expected="a folder, or a URI that LakeMQ reads",
         ) from error
+
+
+def checkpoint_of_query(namespace_path: str, query: str) -> str:
+    """Return the folder of a query's checkpoint in its namespace. Raises InvalidRequest: the query needs a name."""
+    if not is_name(query) or query.startswith("."):
+        raise InvalidRequest("The name of the query is not valid.", found=query, expected="a name like a topic's")
+    return f"{namespace_path.rstrip('/')}/streams/{query}"
 
 
 def publish(

@@ -38,10 +38,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Publish each batch of a stream under the id of its checkpoint. A repeated batch publishes nothing."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        from .publishing import make_write_task, stream_id
+        from .publishing import make_write_task, read_stream_id
 
         self._options = parse_stream_write_options(options)
-        self._stream_id = stream_id(self._options)
+        assert self._options.checkpoint is not None
+        self._stream_id = read_stream_id(self._options.checkpoint, self._options.place.storage_options)
         self._task = make_write_task(self._options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:

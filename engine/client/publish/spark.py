@@ -122,11 +122,9 @@ class SparkPublisher:
 
         return self._publish_with_current_routes(routes, rows, publication, now_ms, looked_at)
 
-    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any], gate: Gate | None = None) -> None:
-        """Raises what `publish` of such a DataFrame, or of a batch of a stream, would raise before it starts."""
+    def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
+        """Raise what `publish` of such a DataFrame, or of a batch of a stream, raises before it starts."""
         find_route(self._metadata(), destination)
-        if gate is not None:
-            gate.check_columns(df.columns)
         select_message_rows(df, columns, self._clock.now_ms(), None)
 
     def publish_by_topic(
