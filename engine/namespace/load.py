@@ -25,7 +25,7 @@ from ..protocol.errors import StepTooOld, TableDamaged
 from ..protocol.projection import RESTORED, restore, restore_delays
 from ..protocol.values.shards import Shards
 from ..protocol.values.state import State
-from .waiting_rows import read_waiting
+from .waiting_rows import WaitingRows
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RES
             )
     state.shards = shards_from(store.properties(WATERMARKS))
     if DELAYED.name in handles:
-        restore_delays(state, read_waiting(handles[DELAYED.name], watermark.step))
+        restore_delays(state, WaitingRows(handles[DELAYED.name], watermark.step).read())
     return state
 
 

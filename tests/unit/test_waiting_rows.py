@@ -12,7 +12,7 @@ import pytest
 
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_delayed_rows
-from lakemq.engine.namespace.waiting_rows import read_waiting
+from lakemq.engine.namespace.waiting_rows import WaitingRows
 from lakemq.tables.specs.delayed import DELAYED, DelayedRow
 from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.local_files import LocalFiles
@@ -70,7 +70,7 @@ def test_pieces_are_the_newest_rows(
         hash_keys = waiting_rows.hash_keys
         monkeypatch.setattr(waiting_rows, "hash_keys", lambda columns: hash_keys(columns) % np.uint64(40))
     expected = select_newest(read_delayed_rows(handle, step), DELAYED.keys).filter(~pc.field("removed"))
-    pieces = list(read_waiting(handle, step))
+    pieces = list(WaitingRows(handle, step).read())
     found = pa.concat_tables(pieces) if pieces else DELAYED.empty().select(["first_row", "released_count"])
     assert sorted(told(found)) == sorted(told(expected))
     assert expected.num_rows or not step
