@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from lakemq.engine.maintenance.replay_comparison import ReplayComparison, compare_with_replay
 from lakemq.engine.maintenance.row_audit import POINTING, Placing, find_file_flaws, find_range_flaws
+from lakemq.engine.namespace.damage import report_damage
 from lakemq.engine.namespace.extras import needs
-from lakemq.engine.namespace.load import load_state, report_damage
+from lakemq.engine.namespace.load import load_state
 from lakemq.engine.namespace.snapshot import Snapshot, take_snapshot
 from lakemq.errors import StepTooOld
 from lakemq.jobs.invariants import RANGES, RELATIONS, SUBJECTS

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
-from msgspec import MsgspecError
 
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.registry import BY_NAME
@@ -18,18 +13,15 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import PARTITIONS, TOPICS
 from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS, WatermarkRow
 from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.foreign import find_foreign_commits
 from lakemq.tables.storage.store import Store, TableHandle
 
-from ..protocol.errors import StepTooOld, TableDamaged
+from ..protocol.errors import StepTooOld
 from ..protocol.projection import RESTORED, restore, restore_delays
 from ..protocol.values.shards import Shards
 from ..protocol.values.state import State
+from .damage import make_damage_error
+from .later_ranges import LaterRanges
 from .waiting_rows import WaitingRows
-
-T = TypeVar("T")
-
-_SHOWN = 3
 
 BEGINNING = WatermarkRow(
     step=0,
@@ -53,15 +45,19 @@ def read_watermark(store: Store) -> WatermarkRow:
     files = handle.files()
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last != handle.last_step():
-        raise _make_damage_error(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
+        raise make_damage_error(store, f"{WATERMARKS.name} goes up to step {last}, expected {handle.last_step()}")
     if not files:
         return BEGINNING
     newest_row: WatermarkRow = WATERMARKS.rows(WATERMARKS.validate(handle.read(step=(last, None))))[-1]
     return newest_row
 
 
-def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED) -> State:
+def load_state(
+    store: Store, watermark: WatermarkRow, names: Sequence[str] = RESTORED, later: LaterRanges | None = None
+) -> State:
     """Return the state at the watermark, from the named tables: all of RESTORED, READERS or MEMBERS.
+
+    later: may go on to read ranges that are due much later. The state looks complete meanwhile.
 
     Raises:
         StepTooOld: a merge has removed the keys' older rows meanwhile. Read the watermark again.
@@ -74,19 +70,21 @@ def load_state(store: Store, watermark: WatermarkRow, names: Sequence[str] = RES
     # a deleted topic may have a row in one table and none in the other
     counts = _partition_counts(tables[PARTITIONS.name].filter(~pc.field("removed")))
     if unnamed := counts.keys() - set(tables[TOPICS.name].column("topic_id").to_pylist()):
-        raise _make_damage_error(
+        raise make_damage_error(
             store, f"{TOPICS.name} lacks topic {min(unnamed)}, of which {PARTITIONS.name} has partitions"
         )
     state = restore(watermark, tables)
     for topic in state.topics.values():
         count, expected = counts.get(topic.topic_id, 0), topic.log_count
         if count < expected:  # their offsets would be given out again
-            raise _make_damage_error(
+            raise make_damage_error(
                 store, f"{PARTITIONS.name} has {count} partitions of {topic.topic}, expected {expected}"
             )
     state.shards = shards_from(store.properties(WATERMARKS))
     if DELAYED.name in handles:
-        restore_delays(state, WaitingRows(handles[DELAYED.name], watermark.step).read())
+        rows = WaitingRows(handles[DELAYED.name], watermark.step)
+        last_hour = None if later is None else later.start(store, rows, state)
+        restore_delays(state, rows.read(last_hour=last_hour))
     return state
 
 
@@ -102,33 +100,6 @@ def shards_from(properties: Mapping[str, str]) -> Shards:
 def _partition_counts(partitions: pa.Table) -> dict[int, int]:
     counted = pc.value_counts(partitions.column("topic_id").combine_chunks())
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
-
-
-@contextmanager
-def report_damage(store: Store) -> Iterator[None]:
-    """Raise TableDamaged if decoding fails in this block, because a table holds something that LakeMQ did not write.
-
-    Only errors that decoding raises count. A TypeError or AttributeError is a bug of ours, and passes unchanged.
-    """
-    try:
-        yield
-    except (LookupError, ValueError, OverflowError, MsgspecError, pa.ArrowTypeError) as error:
-        raise _make_damage_error(store, f"{type(error).__name__}: {error}") from error
-
-
-def _make_damage_error(store: Store, what: str) -> TableDamaged:
-    return TableDamaged(
-        f"{what}. Commits that are not LakeMQ's: {_describe_foreign_commits(store)}.",
-        expected="what LakeMQ wrote: restore the namespace from a backup",
-    )
-
-
-def _describe_foreign_commits(store: Store) -> str:
-    try:
-        foreign = [str(commit) for commit in islice(find_foreign_commits(store), _SHOWN)]
-    except (OSError, DeltaError):
-        return "unknown, because a log cannot be read"
-    return "; ".join(foreign) or "none that the logs still have"
 
 
 def _read_newest(handle: TableHandle, step: int) -> pa.Table:

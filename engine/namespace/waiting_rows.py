@@ -42,6 +42,11 @@ class WaitingRows:
         self._dataset = handle.dataset()
         self._groups = list(_iterate_groups(self._dataset)) if handle.files() else []
 
+    def count_rows(self, first_hour: int) -> int:
+        """Return about how many rows wait that are due from this hour on, or more."""
+        bounds = self._bounds(False, first_hour, None)
+        return sum(group.row_count for group in self._groups if group.may_match(bounds))
+
     def has_open(self, first_hour: int) -> bool:
         """Return whether rows that are due from this hour on may be of open transactions."""
         bounds: Bounds = {**self._bounds(False, first_hour, None), "state": ("open", "open")}

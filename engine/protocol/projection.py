@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.watermarks import WatermarkRow
 
 from .rows import clients, delays, groups, log, offsets, producers, topics, transactions
-from .rows.delays import RESTORED_COLUMNS
+from .rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
 from .rows.delays import restore_pieces as restore_delays
 from .rows.leader import build_watermark, create_state
 from .rows.log import JournaledRows, collect_journaled_rows, find_added_files, find_named_files
@@ -19,6 +19,7 @@ from .values.state import State
 
 __all__ = [
     "MEMBERS",
+    "NEAR_MS",
     "READERS",
     "RESTORED",
     "RESTORED_COLUMNS",
@@ -27,6 +28,7 @@ __all__ = [
     "collect_journaled_rows",
     "find_added_files",
     "find_named_files",
+    "pack_pieces",
     "project",
     "restore",
     "restore_delays",

@@ -37,13 +37,14 @@ from lakemq.tables.storage.workers import Workers
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import build_limits
-from ..namespace.load import report_damage
+from ..namespace.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
 from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
+from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transaction_end import has_unobserved_timeout
 from ..protocol.values.clients import Answered, ClientRemoved
@@ -77,6 +78,9 @@ so that another one, which may work where it runs, can lead.
 
 MAX_BACKLOG_MS = 10_000
 """How long unread letters hold up timeouts. A longer backlog no longer protects a transaction from its timeout."""
+
+_LATER_WAIT_S = 0.2
+"""Wait for waiting ranges that are still being read, between two looks at the lease."""
 
 _STORE_FAILED = "The sequencer cannot read or write what it must."
 
@@ -236,6 +240,7 @@ class Sequencer:
         self._standby.forget()
         if term is not None:
             term.delay_queue.close()
+            term.later_ranges.stop()
             term.background.abandon()
 
     def resign(self) -> None:
@@ -302,6 +307,7 @@ class Sequencer:
         term.background.finish_if_done()
         letters = self._intake.take_letters(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
+        self._add_later_ranges(term, letters)
         due = self._find_due(term, letters)
         renewal = self._renew_if_quiet(term)
         now_ms = term.time.store_ms()
@@ -335,6 +341,21 @@ class Sequencer:
             due_in_ms=term.due_in_ms(),
             observation_left_ms=term.attendance.observation_left_ms(term.state),
         )
+
+    def _add_later_ranges(self, term: Term, letters: StepLetters) -> None:
+        """Add the ranges that are read since the term began, once all are. Letters that may need one wait for them."""
+        later = term.later_ranges
+        if later.is_added:
+            return
+        requests = [request for opened in letters.taken for request in opened.letter.requests]
+        if any(needs_all_ranges(term.state, request) for request in requests):
+            while not later.is_done:
+                self._give_sign_of_life(term)
+                later.wait(_LATER_WAIT_S)
+        if later.is_done:
+            term.state.delays.ranges.packed.complete()
+            later.is_added = True
+            later.stop()
 
     def _find_due(self, term: Term, letters: StepLetters) -> list[machine.DueTimer]:
         """Return the deadlines that this step must decide."""

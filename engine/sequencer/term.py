@@ -22,6 +22,7 @@ from ..maintenance.row_trimming import read_live_state
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.due_runs import read_due_runs
+from ..namespace.later_ranges import LaterRanges
 from ..namespace.load import load_state, read_watermark
 from ..namespace.namespace import Namespace
 from ..namespace.process import pause_garbage_collection
@@ -62,6 +63,7 @@ class Term:
     attendance: Attendance
     targets: TargetAssignments
     delay_queue: DelayQueue
+    later_ranges: LaterRanges
     retention: RetentionSearch
     dying_search: DyingSearch
     current_at_ms: int
@@ -124,7 +126,8 @@ class TermFactory:
         ns, clock = self._ns, self._clock
         journal.sync()
         watermark = read_watermark(ns.store)
-        state = load_state(ns.store, watermark)
+        later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
+        state = load_state(ns.store, watermark, later=later)
         then = read_live_state(state)
         tail = journal.read_steps_after(watermark.step)
         machine.replay(state, tail)
@@ -145,6 +148,7 @@ class TermFactory:
             Attendance(Beats(ns.files), clock, self._watching),
             TargetAssignments(self._watching, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000),
             self._make_delay_queue(state),
+            later,
             self._make_retention_search(),
             DyingSearch(partial(find_dying, ns.store), self._watching, clock, removing),
             current_at_ms=steady_ms,

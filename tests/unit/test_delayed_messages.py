@@ -20,6 +20,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.delayed import RescheduleResult
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
+from lakemq.engine.namespace import later_ranges
 from lakemq.errors import (
     DelayQueueFull,
     DelayTooLong,
@@ -292,8 +293,12 @@ def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> 
 
 
 @pytest.mark.extended
-def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(tmp_path: Path) -> None:
-    """What is due in a day is packed when a leader begins."""
+@pytest.mark.parametrize("min_rows", [later_ranges.MIN_ROWS, 1])
+def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_rows: int
+) -> None:
+    """What is due in a day is packed when a leader begins, or while it already works."""
+    monkeypatch.setattr(later_ranges, "MIN_ROWS", min_rows)
     with served(tmp_path) as mq:
         topic, doomed = quick(mq), quick(mq)
         with mq.producer() as producer:

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from lakemq.engine.maintenance import data_file_merger
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_delayed_rows
 from lakemq.engine.namespace.waiting_rows import WaitingRows
-from lakemq.tables.specs.delayed import DELAYED, DelayedRow
+from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.local_files import LocalFiles
 from lakemq.tables.storage.store import Store, TableHandle
@@ -27,13 +28,13 @@ def row(key: int, step: int, removed: bool) -> DelayedRow:
         topic_id=1 + key % 2,
         topic=f"t{1 + key % 2}",
         partition=0,
-        due_hour=9,
+        due_hour=9 + key % 3,
         file_id=key // 4 << 50,
         first_row=key,
         reschedules=key % 3,
         record_count=9,
-        first_due_ms=9 * 3_600_000 + key,
-        last_due_ms=9 * 3_600_000 + key,
+        first_due_ms=(9 + key % 3) * HOUR_MS + key,
+        last_due_ms=(9 + key % 3) * HOUR_MS + key,
         min_timestamp_ms=0,
         max_timestamp_ms=0,
         has_ttl=False,
@@ -74,6 +75,30 @@ def test_pieces_are_the_newest_rows(
     found = pa.concat_tables(pieces) if pieces else DELAYED.empty().select(["first_row", "released_count"])
     assert sorted(told(found)) == sorted(told(expected))
     assert expected.num_rows or not step
+
+
+@pytest.mark.parametrize("hour", [8, 9, 10, 11])
+def test_two_reads_split_the_rows_by_their_hour(handle: TableHandle, hour: int) -> None:
+    rows = WaitingRows(handle, PASSES)
+    early, late = list(rows.read(last_hour=hour)), list(rows.read(first_hour=hour + 1))
+    assert sorted(told(pa.concat_tables(early + late))) == sorted(told(pa.concat_tables(rows.read())))
+    for pieces, is_right in ((early, lambda due_hour: due_hour <= hour), (late, lambda due_hour: due_hour > hour)):
+        assert all(is_right(ms // HOUR_MS) for piece in pieces for ms in piece["first_due_ms"].to_pylist())
+    assert rows.count_rows(12) == 0
+
+
+@pytest.mark.parametrize("compared_rows", [1, 5, 10**6])
+def test_files_are_named_while_a_key_exists(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compared_rows: int
+) -> None:
+    """However few rows are compared at once. Four keys share a file."""
+    monkeypatch.setattr(data_file_merger, "_COMPARED_ROWS", compared_rows)
+    store = Store(LocalFiles(tmp_path))
+    store.create(DELAYED)
+    handle, ended, published_again = store.open(DELAYED), [0, 1, 2, 3, 5, 8, 9, 10, 11, 16], [9]
+    for step, keys in ((1, list(range(20))), (2, ended), (3, published_again)):
+        handle.append_at(handle.version, DELAYED.table(row(key, step, step == 2) for key in keys), step)
+    assert data_file_merger._read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
 
 
 def told(rows: pa.Table) -> list[tuple[int, int]]:

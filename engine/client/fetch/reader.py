@@ -20,7 +20,8 @@ from lakemq.tables.storage.follower import Follower, LogGone
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 from ...namespace.clock import Clock
-from ...namespace.load import load_state, read_watermark, report_damage
+from ...namespace.damage import report_damage
+from ...namespace.load import load_state, read_watermark
 from ...namespace.store_errors import store_errors
 from ...protocol import machine
 from ...protocol.codec.journal import decode_steps_after

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...namespace.clock import Clock
-from ...namespace.load import read_watermark, report_damage
+from ...namespace.damage import report_damage
+from ...namespace.load import read_watermark
 from ...namespace.namespace import Namespace
 from ...namespace.store_errors import store_errors
 from ...protocol.errors import RequestTimedOut

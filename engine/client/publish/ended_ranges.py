@@ -13,7 +13,8 @@ from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.store import Store
 
 from ...namespace.clock import Clock
-from ...namespace.load import read_watermark, report_damage
+from ...namespace.damage import report_damage
+from ...namespace.load import read_watermark
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.journal import decode_steps_after
 from ...protocol.errors import ReadOvertaken

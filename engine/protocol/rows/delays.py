@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,12 @@ from ..values.delays import (
     WaitingRange,
     columns_to_keys,
     columns_to_ranges,
+    count_cancelled_after,
     find_outcome,
 )
 from ..values.packed import COLUMNS, NULL, RESTORED_RANGES, Block, Numbers, reorder_columns, sort_by_publishing
 from ..values.state import State
+from ..values.waiting import CountedBlock
 from .steps import Project, Restore, Steps
 
 
@@ -79,7 +82,8 @@ def _project_delays(state: State, steps: Steps) -> pa.Table:
         for entry in step.entries:
             changed |= dict.fromkeys(_find_changed_keys(entry.record), (step.decided_at_ms, entry.request_id))
     ended = {end.end.published.key: end for end in find_ended_ranges(steps)}
-    state.delays.ranges.unpack([*changed, *ended])
+    # a step that changes a range has looked for it, so none of these is in a block that is still being read
+    state.delays.ranges.unpack([*changed, *ended], also_expected=False)
     changed |= {
         key: (end.at_ms, end.changed_by) for key, end in ended.items() if key not in state.delays.ranges.unpacked
     }
@@ -163,49 +167,88 @@ def restore_pieces(state: State, pieces: Iterable[pa.Table]) -> None:
 
     pieces: tables of rows of `delayed`, with the newest row of each range that still has waiting rows.
     """
-    near, later, count = list[pa.Table](), list[pa.Table](), 0
-    for piece in pieces:
-        is_later = _is_later(piece, state.now_ms + NEAR_MS)
-        if is_later.all():
-            later.append(piece)
-        else:
-            near.append(piece.filter(pa.array(~is_later)))
-            later.append(piece.filter(pa.array(is_later)))
-        count += later[-1].num_rows
-        if count >= RESTORED_RANGES:
-            _restore_block(state, pa.concat_tables(later))
-            later, count = [], 0
-    if count:
-        _restore_block(state, pa.concat_tables(later))
+    near: list[pa.Table] = []
+
+    def iterate_later() -> Iterator[pa.Table]:
+        for piece in pieces:
+            is_later = _is_later(piece, state.now_ms + NEAR_MS)
+            if not is_later.all():
+                near.append(piece.filter(pa.array(~is_later)))
+            yield piece.filter(pa.array(is_later))
+
+    for block, counts in pack_pieces(iterate_later()):
+        state.delays.add_block(block, counts)
     if near:
         _restore_objects(state, pa.concat_tables(near))
 
 
+def pack_pieces(pieces: Iterable[pa.Table]) -> Iterator[CountedBlock]:
+    """Pack ranges into blocks.
+
+    pieces: tables of rows of `delayed`, with the newest row of each range. None of them is of an open transaction.
+    Raises ValueError if LakeMQ did not write a row like that.
+    """
+    several, count = list[pa.Table](), 0
+    for piece in pieces:
+        several.append(piece)
+        count += piece.num_rows
+        if count >= RESTORED_RANGES:
+            yield _pack_rows(pa.concat_tables(several))
+            several, count = [], 0
+    if count:
+        yield _pack_rows(pa.concat_tables(several))
+
+
 def _is_later(rows: pa.Table, near_ms: int) -> npt.NDArray[np.bool_]:
     """Return which ranges are due later than that and can be packed."""
-    released, count = _to_numbers(rows.column("released_count")), _to_numbers(rows.column("record_count"))
     is_later: npt.NDArray[np.bool_] = _to_numbers(rows.column("first_due_ms")) >= near_ms
-    is_later &= (released >= 0) & (released < count)
-    for name in ("scheduled_step", "position"):
-        is_later &= rows.column(name).is_valid().to_numpy()
-    is_later &= rows.column("cancelled_rows").is_null().to_numpy()
     is_later &= pc.equal(rows.column("state"), DelayStatus.WAITING.value).to_numpy()
     return is_later
 
 
-def _restore_block(state: State, rows: pa.Table) -> None:
-    """Pack ranges as one block."""
+def _pack_rows(rows: pa.Table) -> CountedBlock:
+    """Pack ranges as one block. Raises ValueError."""
     columns = {
         name: _to_numbers(rows.column(_STORED_AS.get(name, name))) for name in COLUMNS if name != "has_footer_hash"
     }
+    released, record_count = columns["released_count"], columns["record_count"]
+    is_as_written = (released >= 0) & (released < record_count)
+    is_as_written &= (columns["step"] != NULL) & (columns["position"] != NULL)
+    if not is_as_written.all():
+        _raise_not_as_written(rows.column("topic")[int(np.argmin(is_as_written))].as_py())
     columns["has_footer_hash"] = rows.column("footer_hash").is_valid().to_numpy().astype(np.int64)
     order = sort_by_publishing(columns)
     topic_ids, firsts, numbers = np.unique(columns["topic_id"], return_index=True, return_inverse=True)
     names = rows.column("topic").take(pa.array(firsts)).to_pylist()
-    counts = np.bincount(numbers, columns["record_count"] - columns["released_count"]).astype(np.int64)
+    changes = _find_changes(rows)
+    waiting_count = record_count - released
+    for row, (cancelled, _) in changes.items():
+        waiting_count[row] -= count_cancelled_after(cancelled, int(released[row]))
+    counts = np.bincount(numbers, waiting_count).astype(np.int64)
     topics = dict(zip(topic_ids.tolist(), names, strict=True))
-    block = Block(reorder_columns(columns, order), topics, {})
-    state.delays.add_block(block, dict(zip(topics, counts.tolist(), strict=True)))
+    if changes:
+        number_of_row = np.empty(len(order), np.int64)
+        number_of_row[order] = np.arange(len(order))
+        changes = {int(number_of_row[row]): change for row, change in changes.items()}
+    block = Block(reorder_columns(columns, order), topics, changes)
+    return block, dict(zip(topics, counts.tolist(), strict=True))
+
+
+def _find_changes(rows: pa.Table) -> dict[int, tuple[Sequence[int], Sequence[int]]]:
+    """Return the cancelled and rescheduled rows of ranges, by the number of the range in the table."""
+    changed = np.flatnonzero(rows.column("cancelled_rows").is_valid().to_numpy())
+    if not len(changed):
+        return {}
+    lists = rows.select(["cancelled_rows", "rescheduled_rows"]).take(pa.array(changed)).to_pylist()
+    return {
+        row: (cancelled["cancelled_rows"], cancelled["rescheduled_rows"] or ())
+        for row, cancelled in zip(changed.tolist(), lists, strict=True)
+        if cancelled["cancelled_rows"]
+    }
+
+
+def _raise_not_as_written(topic: str) -> NoReturn:
+    raise ValueError(f"{DELAYED.name} has a range of {topic} that is not as it was written")
 
 
 _STORED_AS = {"step": "scheduled_step"}
@@ -228,7 +271,7 @@ def _restore_objects(state: State, rows: pa.Table) -> None:
         for range_, *live in zip(ranges, *columns[len(names) :], strict=True):
             step, position, producer_id, producer_epoch, transactional_id, status, released, cancelled, moved = live
             if not 0 <= released < range_.record_count or step is None or position is None:
-                raise ValueError(f"{DELAYED.name} has a range of {range_.topic} that is not as it was written")
+                _raise_not_as_written(range_.topic)
             author = producer_id, producer_epoch, transactional_id
             is_open = status == is_open_as
             waiting = WaitingRange(range_, step, position, *author, is_open, released, cancelled or (), moved or ())

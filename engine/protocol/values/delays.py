@@ -318,12 +318,16 @@ class WaitingRange:
         """Return how many rows wait once this many are released."""
         if not self.cancelled:
             return self.published.record_count - released_count
-        passed_over = len(self.cancelled) - bisect_left(self.cancelled, released_count)
-        return self.published.record_count - released_count - passed_over
+        return self.published.record_count - released_count - count_cancelled_after(self.cancelled, released_count)
 
     def find_outcome(self, index: int) -> CancelOutcome:
         """Return the outcome for a row."""
         return find_outcome(index, self.released_count, self.cancelled, self.rescheduled)
+
+
+def count_cancelled_after(cancelled: Sequence[int], released_count: int) -> int:
+    """Return how many rows are cancelled among those that are not released. cancelled: ascending indexes."""
+    return len(cancelled) - bisect_left(cancelled, released_count)
 
 
 def find_outcome(

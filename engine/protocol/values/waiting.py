@@ -6,9 +6,10 @@ changed: the range is unpacked first, and packed again some time later.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TypeAlias
 
 from .delays import RangeKey, WaitingRange
 from .packed import NEVER_MS, Block, PackedRanges, pack_ranges
@@ -70,13 +71,16 @@ class WaitingRanges:
             self.idle.pop(key, None)
         return range_
 
-    def unpack(self, keys: Collection[RangeKey]) -> None:
-        """Unpack those of these ranges that are packed. For many keys this is much faster than one by one."""
+    def unpack(self, keys: Collection[RangeKey], also_expected: bool = True) -> None:
+        """Unpack those of these ranges that are packed. For many keys this is much faster than one by one.
+
+        also_expected: whether blocks that are still being read may hold some of them.
+        """
         if not self.packed:
             return
         missing = [key for key in keys if key not in self.unpacked]
         if missing:
-            for range_ in self.packed.take(missing):
+            for range_ in self.packed.take(missing, also_expected):
                 self._restore(range_)
 
     def unpack_topic(self, topic_id: int) -> None:
@@ -115,13 +119,17 @@ class WaitingRanges:
         self.packed.add(pack_ranges(ranges))
 
 
+CountedBlock: TypeAlias = tuple[Block, Mapping[int, int]]
+"""A block, and how many of its rows wait, by topic id."""
+
+
 @dataclass
 class Delays:
     """All delayed rows. pointer_ms: everything that was due up to this time is released.
 
-    pending: topic_id -> number of waiting rows. open: (producer_id, producer_epoch), the name of a transaction -> its
-    ranges. ready: ranges that have begun to wait in this step, so that the leader notes when they are due. published:
-    how many ranges this step has published.
+    pending: topic_id -> number of waiting rows, without those of expected blocks; `count_pending` counts all. open:
+    (producer_id, producer_epoch), the name of a transaction -> its ranges. ready: ranges that have begun to wait in
+    this step, so that the leader notes when they are due. published: how many ranges this step has published.
     """
 
     pointer_ms: int = 0
@@ -146,6 +154,20 @@ class Delays:
         self.ranges.packed.append_block(block)
         for topic_id, count in counts.items():
             self._count_pending(topic_id, count)
+
+    def expect_blocks(self, first_due_ms: int, read: Callable[[], Iterable[CountedBlock]]) -> None:
+        """Expect packed ranges that are due at first_due_ms or later. read: returns them; the caller waits for it."""
+
+        def add() -> None:
+            for block, counts in read():
+                self.add_block(block, counts)
+
+        self.ranges.packed.expect(first_due_ms, add)
+
+    def count_pending(self, topic_id: int) -> int:
+        """Return the number of waiting rows of a topic."""
+        self.ranges.packed.complete()
+        return self.pending.get(topic_id, 0)
 
     def remove(self, key: RangeKey) -> None:
         """Remove a range, if it exists."""
