@@ -103,11 +103,14 @@ def doctor(
     ] = None,
 ) -> None:
     """Check this machine and, with --path, the namespace, and say how to fix problems. Exit code 1: a check failed."""
-    from lakemq.jobs.doctor.examination import examine
+    from lakemq.engine.namespace.extras import hide_pandas
 
     session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark
-    findings = list(examine(session.path, session.conf, session.storage_options, spark))
+    with hide_pandas():
+        from lakemq.jobs.doctor.examination import examine
+
+        findings = list(examine(session.path, session.conf, session.storage_options, spark))
     records = [
         {"check": f.check, "state": "ok" if f.ok else "FINDING", "found": f.found, "mend": f.mend} for f in findings
     ]
