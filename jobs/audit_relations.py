@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from lakemq.engine.client.sql.query import connect_duckdb
 from lakemq.engine.maintenance.replay_comparison import ReplayComparison, compare_with_replay
 from lakemq.engine.maintenance.row_audit import POINTING, Placing, find_file_flaws, find_range_flaws
 from lakemq.engine.namespace.damage import report_damage
@@ -19,7 +20,6 @@ from lakemq.engine.namespace.load import load_state
 from lakemq.engine.namespace.snapshot import Snapshot, take_snapshot
 from lakemq.errors import StepTooOld
 from lakemq.jobs.invariants import RANGES, RELATIONS, SUBJECTS
-from lakemq.jobs.sql import connect_duckdb
 from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES

@@ -49,7 +49,7 @@ class Handoff:
 
 def read_handoffs(mq: Connection, group: str) -> list[Handoff]:
     """Read the handoffs of a group from the tables, oldest first. Raises GroupIdNotFound."""
-    from lakemq.jobs.sql import connect_duckdb
+    from lakemq.engine.client.sql.query import connect_duckdb
 
     mq.groups.describe(group)
     with connect_duckdb(mq.namespace) as tables:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
-from weakref import WeakSet
+
+from lakemq.engine.namespace.interruptible import interrupt_all
 
 GRACE_S = 1.5
 """How long a command may take to end after a signal."""
@@ -21,18 +21,6 @@ GRACE_S = 1.5
 _LOOK_S = 0.1
 
 _received: list[int] = []
-_interruptible: WeakSet[Interruptible] = WeakSet()
-
-
-class Interruptible(Protocol):
-    """An object that may run native code, which a Python exception does not reach."""
-
-    def interrupt(self) -> None: ...
-
-
-def interrupt_on_signal(target: Interruptible) -> None:
-    """Let signals interrupt this object, too, as long as it exists."""
-    _interruptible.add(target)
 
 
 def install() -> None:
@@ -59,8 +47,7 @@ def on_signal(number: int, _: FrameType | None) -> None:
     end = threading.Timer(GRACE_S, _give_up, [number])
     end.daemon = True
     end.start()
-    for target in list(_interruptible):
-        target.interrupt()
+    interrupt_all()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)

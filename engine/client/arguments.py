@@ -173,6 +173,15 @@ def parse_timestamp(name: str, value: Any, error: type[LakeMQError] = InvalidReq
     return parse_whole_number(name, value, -(2**53), error=error)
 
 
+def parse_as_of(name: str, value: Any) -> int | datetime:
+    """Return a step, or a time as a datetime in UTC."""
+    if isinstance(value, datetime):
+        time = parse_timestamp(name, value)
+        assert isinstance(time, datetime)
+        return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+    return parse_whole_number(name, value, 0)
+
+
 def to_microseconds(time: int | datetime) -> int:
     """Return a time as microseconds since 1970. An int is milliseconds; a datetime without a zone is in UTC."""
     if isinstance(time, int):

@@ -30,6 +30,7 @@ from ..protocol.values.offsets import OffsetCommit
 from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
+    parse_as_of,
     parse_choice,
     parse_fetch_position,
     parse_flag,
@@ -619,6 +620,36 @@ class Connection:
             parse_partition(p): parse_timestamp("times", time) for p, time in parse_mapping("times", times).items()
         }
         return self._fetcher.offsets_for_times(parse_topic_name("topic", topic), requested)
+
+    def sql(self, text: str, *, as_of: int | datetime | None = None, wait_ms: int | None = None) -> pa.Table:
+        """Run a query over the tables and views of this namespace, without a JVM, and return its result.
+
+        The tables hold what was projected last, which is at most a second old while a sequencer serves. If they have
+        not been projected for two seconds, the logger `lakemq.sql` warns.
+
+        Args:
+            text: statements in Spark's SQL; the result is that of the last one. They reach no files.
+            as_of: read the tables as of this step or time. Default: as of now.
+            wait_ms: wait until the tables hold all that is decided so far, but at most this long. If no sequencer
+                projects, this connection serves meanwhile.
+
+        Returns:
+            The columns that the query names. Keys and values of messages are binary.
+
+        Raises:
+            InvalidRequest: the query is wrong, or both as_of and wait_ms are given.
+            StepTooOld: the tables do not go back that far.
+            RequestTimedOut: the tables were not projected within wait_ms.
+            MissingExtra: the extra `sql` is not installed.
+        """
+        from .sql.door import run_sql  # many clients run no SQL
+
+        self._check_open()
+        if as_of is not None:
+            as_of = parse_as_of("as_of", as_of)
+        if wait_ms is not None:
+            wait_ms = parse_whole_number("wait_ms", wait_ms, 0)
+        return run_sql(self.namespace, parse_text("text", text), as_of, wait_ms, self.serving)
 
     # -- sequencing -------------------------------------------------------------------------------------
 

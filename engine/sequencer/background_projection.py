@@ -67,7 +67,8 @@ class BackgroundProjection:
         self._steps_in_pass = 0
         self.planned_step = 0
         """The last step whose rows are computed. They are written, or being written."""
-        self._begun_at_ms = clock.steady_ms()
+        # Steps that an earlier leader has left wait for no interval: they may have waited for this leader for long.
+        self._begun_at_ms = clock.steady_ms() - (config.ms("project.interval.ms") if self._tail else 0)
 
     def add_step(self, step: Step) -> None:
         """Add a step that has landed."""

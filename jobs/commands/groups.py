@@ -291,7 +291,7 @@ def lag(ctx: typer.Context, group: Name) -> None:
 
 def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]:
     """Read the assignments at a time from the tables. Raises GroupIdNotFound."""
-    from lakemq.jobs.sql import connect_duckdb
+    from lakemq.engine.client.sql.query import connect_duckdb
 
     try:
         time = parse_time(at)

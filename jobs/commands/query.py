@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.times import AsOf, parse_as_of
-from lakemq.jobs.dialects import SqlDialect
 from lakemq.jobs.output import note, show
 
 
@@ -57,18 +57,18 @@ def sql(
     """
     if wait is not None and as_of is not None:
         raise typer.BadParameter("it contradicts --as-of, whose result does not change", param_hint="--wait")
+    from lakemq.engine.client.sql.freshness import find_projection_lag, wait_for_projection
+    from lakemq.engine.client.sql.query import run_query
     from lakemq.engine.namespace.snapshot import take_snapshot
-    from lakemq.jobs.freshness import find_projection_lag, wait_for_projection
-    from lakemq.jobs.sql import run_query
 
     session = get_session(ctx)
     text = _from_stdin() if query == "-" else query
     with session.connect() as mq:
         if wait is not None:
-            wait_for_projection(mq, wait)
+            wait_for_projection(mq.namespace.store, wait, mq.serving)
         snapshot = take_snapshot(mq.namespace.store, parse_as_of(as_of))
         columns, rows = run_query(mq.namespace, text, allow_files, dialect, snapshot=snapshot)
-        if as_of is None and (lag := find_projection_lag(mq.namespace, snapshot.watermark.step)).steps_behind:
+        if as_of is None and (lag := find_projection_lag(mq.namespace.store, snapshot.watermark.step)).steps_behind:
             note(f"{lag} (--wait SECONDS waits for these steps)" if wait is None else str(lag))
         show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)
 

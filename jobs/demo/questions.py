@@ -11,8 +11,6 @@ from lakemq.engine.client.connection import Connection
 from lakemq.jobs.demo.checks import Check, check
 from lakemq.jobs.demo.member import GROUP, TARGET
 from lakemq.jobs.demo.reminders import TOPIC
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,7 @@ class Answers:
 
 def ask_all(mq: Connection) -> Answers:
     """Ask DuckDB all questions."""
-    return Answers(*(_ask(mq, question) for question in (DELAY_BY_VISIBILITY, OWNERS, TRANSACTIONS, RELEASES)))
-
-
-def _ask(mq: Connection, question: Question) -> pa.Table:
-    names, rows = run_query(mq.namespace, question.sql, dialect=SqlDialect.spark)
-    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+    return Answers(*(mq.sql(question.sql) for question in (DELAY_BY_VISIBILITY, OWNERS, TRANSACTIONS, RELEASES)))
 
 
 def check_hash(spark: SparkSession, database: str, partitions: int) -> Check:

@@ -18,8 +18,8 @@ from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 from lakemq.spark import spark_session
 
 PAGE = Path(__file__).parents[2] / "docs/sql.md"

@@ -14,8 +14,8 @@ from faults.checks import check_projections
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import run_query
 from lakemq.jobs.audit import audit
-from lakemq.jobs.sql import run_query
 
 
 class Row(NamedTuple):

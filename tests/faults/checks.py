@@ -14,8 +14,8 @@ from stateful.projections import assert_projections_are_the_replay
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.sequencer.journal import Journal
-from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 

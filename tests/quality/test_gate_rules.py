@@ -19,9 +19,9 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.gate import Gate, Gates
 from lakemq.engine.client.publish.placing import FIRST_FAILED
 from lakemq.engine.client.publish.suites import EXPECTATION_TYPES, Suite, load_suite
+from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
 from lakemq.jobs.gx_context import create_ephemeral_context, import_great_expectations
-from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import duckdb
 import pyarrow as pa
 from protocol_harness import Harness
 
+from lakemq.engine.client.sql.query import _MACROS
 from lakemq.engine.protocol.projection import project
-from lakemq.jobs.sql import _MACROS
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 

@@ -336,6 +336,7 @@ def calls(mq: Connection) -> list[Call]:
         ),
         Call("delayed.all", right(topic=None), mq.delayed.all),
         Call("step_until_idle", right(wait_ms=0), wait),
+        Call("sql", right(text="SELECT 1", as_of=None, wait_ms=None), mq.sql),
     ]
 
 

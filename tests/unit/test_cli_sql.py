@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -16,11 +17,12 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.errors import InvalidRequest, RequestTimedOut
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import connect_duckdb, run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.topics import PARTITIONS
 from lakemq.tables.views import VIEWS
@@ -267,6 +269,66 @@ def test_who_waits_sees_it_although_nobody_projected_it(unprojected: Path) -> No
     assert json.loads(done.stdout) == {"n": 1}
     assert "behind" not in CliRunner().invoke(app, command).stderr
     assert CliRunner().invoke(app, [*command, "--wait", "1", "--as-of", "1"]).exit_code == 2
+
+
+def test_sql_from_python_returns_the_table_that_the_command_prints(mq: Connection) -> None:
+    query = "SELECT topic, count(*), max(offset) FROM log GROUP BY topic ORDER BY topic"
+    table = mq.sql(query)
+    assert table.column_names == ["topic", "count(*)", "max(offset)"]
+    assert [json.dumps(row) for row in table.to_pylist()] == [
+        json.dumps(json.loads(line)) for line in run(mq, query).stdout.splitlines()
+    ]
+
+
+def test_sql_from_python_reads_keys_and_values_as_bytes_and_times_in_utc(mq: Connection) -> None:
+    columns = "key, value, timestamp, headers"
+    row = mq.sql(f"SELECT {columns} FROM log WHERE topic = 'flights' ORDER BY timestamp LIMIT 1").to_pylist()[0]
+    (sent,) = mq.fetch("flights").to_arrow().sort_by("timestamp").slice(0, 1).select(columns.split(", ")).to_pylist()
+    assert row == sent
+
+
+def test_sql_from_python_reads_an_earlier_step_or_time(mq: Connection) -> None:
+    before = datetime(2001, 1, 1, tzinfo=timezone.utc)
+    query = "SELECT topic, max(offset) FROM log GROUP BY topic ORDER BY topic"
+    assert mq.sql(query, as_of=mq.state().step) == mq.sql(query, as_of=datetime.now(timezone.utc)) == mq.sql(query)
+    assert mq.sql(query, as_of=before).num_rows == mq.sql(query, as_of=before.replace(tzinfo=None)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELEC 1", "SELEC"),
+        ("SELECT * FROM nothing", "nothing"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "allow-files"),
+        ("SELECT CAST('x' AS INT)", "x"),
+        ("", "no statement"),
+        ("-- SELECT 1", "no statement"),
+        (7, "text"),
+    ],
+)
+def test_sql_from_python_refuses_a_wrong_query_with_the_reason(mq: Connection, query: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        mq.sql(query)
+
+
+@pytest.mark.extended
+def test_sql_from_python_warns_of_old_tables_and_waits_where_asked(
+    unprojected: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = "SELECT count(*) AS n FROM log"
+    with lakemq.connect(unprojected) as mq:
+        until(lambda: bool(mq.sql(query) and caplog.records))  # not before the first step is two seconds old
+        assert "steps behind" in caplog.records[-1].message
+        assert caplog.records[-1].name == "lakemq.sql"
+        with pytest.raises(RequestTimedOut):
+            mq.sql(query, wait_ms=0)
+        with pytest.raises(InvalidRequest, match="as_of"):
+            mq.sql(query, wait_ms=0, as_of=1)
+        assert mq.sql(query, wait_ms=60_000).to_pylist() == [{"n": 1}]
+        assert not mq.state().leader  # the sequencer that projected has ended
+        caplog.clear()
+        assert mq.sql(query).to_pylist() == [{"n": 1}]
+        assert not caplog.records
 
 
 def test_records_committed_records_and_offsets_are_told_apart(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from unit.served import new_topic, served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import connect_duckdb
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import connect_duckdb
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -93,7 +93,7 @@ def test_nothing_outside_the_tables_is_read_or_written(
 
 def test_what_is_closed_names_the_switch_that_opens_it(mq: Connection) -> None:
     assert sql(mq.namespace.path, "SELECT * FROM read_text('/etc/passwd')").stderr.endswith(
-        "(--allow-files permits it.)\n"
+        "(`lakemq sql --allow-files` permits it.)\n"
     )
 
 

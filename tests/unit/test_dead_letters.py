@@ -22,6 +22,7 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting, find_dying
 from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation, SettleDeadLetters
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
@@ -29,7 +30,6 @@ from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.dying_search import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import run_query
 
 CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "offset"]
 

@@ -19,6 +19,7 @@ from unit.served import CONFIG, new_topic, served, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.delayed import RescheduleResult
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.namespace import later_ranges
 from lakemq.errors import (
@@ -32,7 +33,6 @@ from lakemq.errors import (
 )
 from lakemq.jobs.cli import app
 from lakemq.jobs.release_delayed import release, sentence
-from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import HEADERS
 

@@ -8,16 +8,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import yaml
 
 import lakemq
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.config import ENGINE
 from lakemq.jobs import docs
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
 from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]
@@ -187,6 +188,17 @@ def test_the_worked_example_leaves_the_rows_on_the_page(example: Path) -> None:
             columns, rows = run_query(mq.namespace, query, dialect=SqlDialect.spark)
             found = [columns, *([str(cell) for cell in row] for row in rows)]
         assert found == [line.split() for line in printed.splitlines()], query
+
+
+@pytest.mark.slow
+def test_the_example_of_sql_from_python_counts_messages(example: Path) -> None:
+    page = (DOCS / "sql.md").read_text(encoding="utf-8")
+    block, *_ = re.findall(r"^```python\n(.*?)^```$", page[page.index("## Without a JVM") :], re.DOTALL | re.MULTILINE)
+    with lakemq.connect(str(example / "data/mq")) as mq:
+        names: dict[str, Any] = {"mq": mq}
+        exec(block, names)
+        assert names["messages"]
+        assert names["messages"] == {topic: sum(mq.end_offsets(topic).values()) for topic in names["messages"]}
 
 
 def test_manifests_parse_and_start_the_command() -> None:

@@ -16,6 +16,7 @@ from unit.served import CONFIG, new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.protocol.values.transactions import EndTransaction
@@ -29,7 +30,6 @@ from lakemq.errors import (
     UnstableOffsetCommit,
 )
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import run_query
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
 

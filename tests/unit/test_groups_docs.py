@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import lakemq
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 from lakemq.jobs.cli import app
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 

@@ -20,6 +20,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.fetch.reader import Reader
+from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.maintenance import housekeeping, merging
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.load import read_watermark
@@ -29,7 +30,6 @@ from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.jobs.sql import connect_duckdb, run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.segments import SEGMENTS

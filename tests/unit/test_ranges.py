@@ -16,11 +16,11 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
+from lakemq.engine.client.sql.spark_sql import translate_to_duckdb
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.load import read_watermark
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.spark_sql import translate_to_duckdb
-from lakemq.jobs.sql import run_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

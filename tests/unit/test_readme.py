@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow
 

@@ -16,6 +16,7 @@ from unit.served import until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import journal_rows
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import look, write_data_file
 from lakemq.engine.protocol.projection import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -26,7 +27,6 @@ from lakemq.engine.sequencer.journaled_rows import write_journaled_rows
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES

@@ -17,10 +17,10 @@ from unit.test_group_consumer import Told, add, member, owned, settle, shared, t
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.sequencer import sequencer as sequencer_module
 from lakemq.errors import InvalidPartitions, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import run_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

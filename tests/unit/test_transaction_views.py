@@ -16,7 +16,7 @@ from unit.served import CONFIG, committed, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.jobs.sql import connect_duckdb, run_query
+from lakemq.engine.client.sql.query import connect_duckdb, run_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.sql import run_query
 
 pytestmark = pytest.mark.slow
 

@@ -17,6 +17,7 @@ from unit.served import new_name, new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import FetchResult
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.values.deliveries import DeathReason
@@ -24,7 +25,6 @@ from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app
-from lakemq.jobs.sql import run_query
 from lakemq.tables.specs.messages import MAX_TTL_MS
 
 LONG_MS, SHORT_MS = 3_600_000, 60

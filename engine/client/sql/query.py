@@ -10,23 +10,25 @@ import re
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from lakemq.engine.client import arguments
-from lakemq.engine.namespace.extras import needs
-from lakemq.errors import InvalidRequest
-from lakemq.jobs.dialects import SqlDialect
-from lakemq.jobs.interrupts import interrupt_on_signal
+from ...namespace.extras import needs
+from ...namespace.interruptible import add_interruptible
+from ...protocol.errors import InvalidRequest
+from ..arguments import parse_text
+from .dialects import SqlDialect
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
-    from lakemq.engine.namespace.namespace import Namespace
-    from lakemq.engine.namespace.snapshot import Snapshot
-    from lakemq.jobs.log_ranges import LogRange
-    from lakemq.jobs.spark_sql import Translation
+    from ...namespace.namespace import Namespace
+    from ...namespace.snapshot import Snapshot
+    from .log_ranges import LogRange
+    from .spark_sql import Translation
 
 _BATCH_ROWS = 10_000
 
@@ -71,44 +73,73 @@ def run_query(
 
     Raises duckdb.Error, StepTooOld, InvalidRequest.
     """
-    with needs("sql"):
-        import duckdb
+    from ...namespace.snapshot import take_snapshot
 
-    from lakemq.engine.namespace.snapshot import take_snapshot
-
-    text = arguments.parse_text("query", text)
-    text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
     snapshot = snapshot or take_snapshot(namespace.store, as_of)
+    connection, text = _prepare(namespace, text, allow_files, dialect, snapshot)
+    with _explain_errors(text, allow_files):
+        result = connection.execute(text)
+    if result is None:
+        raise _no_statement(text)
+    return _number_repeated([name for name, *_ in result.description or ()]), _rows(result)
+
+
+def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
+    """Run statements, and return the result of the last one. Raises duckdb.Error, InvalidRequest."""
+    connection, text = _prepare(namespace, text, False, dialect, snapshot)
+    with _explain_errors(text, False):
+        result = connection.sql(text)
+        if result is None:
+            raise _no_statement(text)
+        return result.to_arrow_table().rename_columns(_number_repeated(result.columns))
+
+
+def _no_statement(text: str) -> InvalidRequest:
+    return InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
+
+
+def _prepare(
+    namespace: Namespace, text: str, allow_files: bool, dialect: SqlDialect, snapshot: Snapshot
+) -> tuple[duckdb.DuckDBPyConnection, str]:
+    """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
+    text = parse_text("query", text)
+    text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
     connection = connect_duckdb(namespace, allow_files, snapshot)
     for log_range in ranges:
         _add_range(connection, namespace, snapshot, log_range)
+    return connection, text
+
+
+@contextmanager
+def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
+    """Add to an error of DuckDB what a user of LakeMQ can do about it."""
+    import duckdb
+
     try:
-        result = connection.execute(text)
+        yield
     except duckdb.ParserException as error:
         raise duckdb.ParserException(f"{error}{_quoting(text)}") from None
     except duckdb.Error as error:
         if allow_files or not _CLOSED.search(str(error)):
             raise
-        raise type(error)(f"{_first_line(error)} (--allow-files permits it.)") from None
-    if result is None:
-        raise InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
-    columns = [name for name, *_ in result.description or ()]
-    return _distinct(columns), _rows(result)
+        raise type(error)(f"{_first_line(error)} (`lakemq sql --allow-files` permits it.)") from None
 
 
 def _translate_spark_sql(text: str) -> Translation:
     with needs("sql"):
         import duckdb
 
-        from lakemq.jobs.spark_sql import NoCounterpart, NotSparkSql, translate_to_duckdb
+        from .spark_sql import NoCounterpart, NotSparkSql, translate_to_duckdb
 
     try:
         return translate_to_duckdb(text)
     except NoCounterpart as error:
-        hint = "`lakemq spark-sql` runs the text in Spark; --dialect duckdb takes DuckDB's own SQL."
+        hint = "`lakemq spark-sql` runs the text in Spark; `lakemq sql --dialect duckdb` takes DuckDB's own SQL."
         raise duckdb.NotImplementedException(f"{error} {hint}") from None
     except NotSparkSql as error:
-        raise duckdb.ParserException(f"This is not Spark SQL: {error} (--dialect duckdb takes DuckDB's SQL.)") from None
+        raise duckdb.ParserException(
+            f"This is not Spark SQL: {error} (`lakemq sql --dialect duckdb` takes DuckDB's SQL.)"
+        ) from None
 
 
 def _add_range(
@@ -152,15 +183,16 @@ def connect_duckdb(
     with needs("sql"):
         import duckdb
 
-    from lakemq.engine.namespace.snapshot import take_snapshot
     from lakemq.tables.specs.registry import TABLES
     from lakemq.tables.storage.catalog import database_name, is_projection
     from lakemq.tables.views import VIEWS
 
+    from ...namespace.snapshot import take_snapshot
+
     name = database_name(namespace.path)
     database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # quoted: it may be a reserved word, such as order
     connection = duckdb.connect(":memory:", config=_SETTINGS)
-    interrupt_on_signal(connection)
+    add_interruptible(connection)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
     connection.execute(f"USE {database}")
@@ -198,7 +230,7 @@ def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _distinct(columns: list[str]) -> list[str]:
+def _number_repeated(columns: list[str]) -> list[str]:
     """Return the names, with numbers appended to repeated ones."""
     counts: dict[str, int] = {}
     for name in columns:

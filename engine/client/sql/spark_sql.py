@@ -12,7 +12,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
 
-from lakemq.jobs.log_ranges import LogRange, replace_log_views
+from .log_ranges import LogRange, replace_log_views
 
 # sqlglot warns on stderr about statements that it does not translate
 logging.getLogger("sqlglot").setLevel(logging.ERROR)

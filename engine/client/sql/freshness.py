@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from lakemq.engine.namespace.load import read_watermark
-from lakemq.errors import RequestTimedOut
 from lakemq.tables.specs.journal import JOURNAL
 
+from ...namespace.load import read_watermark
+from ...protocol.errors import RequestTimedOut
+
 if TYPE_CHECKING:
-    from lakemq.engine.client.connection import Connection
-    from lakemq.engine.namespace.namespace import Namespace
-    from lakemq.tables.storage.store import TableHandle
+    from lakemq.tables.storage.store import Store, TableHandle
 
 _LOOK_S = 0.05
 
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
 """A sequencer projects every second (project.interval.ms). After this time without one, none is running."""
 
 
@@ -32,9 +32,9 @@ class Lag(NamedTuple):
         return f"as of step {self.step}, {steps} behind: the first of them was decided {self.age_s:,.1f} s ago"
 
 
-def find_projection_lag(namespace: Namespace, step: int) -> Lag:
+def find_projection_lag(store: Store, step: int) -> Lag:
     """Compare a watermark's step with the journal's last one."""
-    journal = namespace.store.open(JOURNAL)
+    journal = store.open(JOURNAL)
     behind = max(0, _last_step(journal) - step)
     decided = journal.read(["decided_at_ms"], step=(step + 1, step + 1)).column(0).to_pylist() if behind else []
     age_s = max(0.0, time.time() - decided[0] / 1000) if decided else 0.0
@@ -45,14 +45,13 @@ def _last_step(journal: TableHandle) -> int:
     return max((file.statistics["max.step"] or 0 for file in journal.files()), default=0)
 
 
-def wait_for_projection(mq: Connection, timeout_s: float) -> None:
+def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], object]) -> None:
     """Wait until the tables hold everything that is decided so far.
 
-    If the tables do not move for a while, this connection starts a sequencer, which projects once it leads.
+    If the tables do not move for a while, `serve` is called once: it starts a sequencer, which projects once it leads.
 
     Raises RequestTimedOut.
     """
-    store = mq.namespace.store
     begun_s, target, serves = time.monotonic(), _last_step(store.open(JOURNAL)), False
     while (step := read_watermark(store).step) < target:
         waited_s = time.monotonic() - begun_s
@@ -62,7 +61,7 @@ def wait_for_projection(mq: Connection, timeout_s: float) -> None:
                 found=f"step {step}",
                 expected=f"step {target}",
             )
-        if waited_s >= min(_PATIENCE_S, timeout_s / 4) and not serves:
-            mq.serving()
+        if waited_s >= min(PATIENCE_S, timeout_s / 4) and not serves:
+            serve()
             serves = True
         time.sleep(min(_LOOK_S, timeout_s - waited_s))

@@ -1,0 +1,57 @@
+"""SQL from Python: a query's result as an Arrow table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+
+import pyarrow as pa
+
+from ...namespace.extras import needs
+from ...namespace.namespace import Namespace
+from ...namespace.snapshot import Snapshot, take_snapshot
+from ...protocol.errors import InvalidRequest
+from .dialects import SqlDialect
+from .freshness import PATIENCE_S, find_projection_lag, wait_for_projection
+from .query import query_table
+
+log = logging.getLogger("lakemq.sql")
+
+
+def run_sql(
+    namespace: Namespace,
+    text: str,
+    as_of: int | datetime | None,
+    wait_ms: int | None,
+    serve: Callable[[], AbstractContextManager[object]],
+) -> pa.Table:
+    """Run a query as of a step, a time or now. serve: starts a sequencer, which ends when the tables are projected.
+
+    Raises InvalidRequest, StepTooOld, RequestTimedOut, MissingExtra.
+    """
+    if wait_ms is not None:
+        if as_of is not None:
+            raise InvalidRequest("wait_ms contradicts as_of, whose result does not change.", found="both")
+        with ExitStack() as serving:
+            wait_for_projection(namespace.store, wait_ms / 1000, lambda: serving.enter_context(serve()))
+    snapshot = take_snapshot(namespace.store, as_of)
+    table = _query(namespace, text, snapshot)
+    if as_of is None and wait_ms is None:
+        lag = find_projection_lag(namespace.store, snapshot.watermark.step)
+        if lag.age_s > PATIENCE_S:
+            log.warning("The tables are %s. Is a sequencer serving? wait_ms waits for these steps.", lag)
+    return table
+
+
+def _query(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.Table:
+    with needs("sql"):
+        import duckdb
+
+    try:
+        return query_table(namespace, text, SqlDialect.spark, snapshot)
+    except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error as error:
+        raise InvalidRequest(f"The query fails: {error}", found=text[:100]) from None
