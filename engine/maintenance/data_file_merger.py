@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -35,6 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import TABLES
@@ -49,6 +49,7 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
+from ..namespace.waiting_rows import WaitingRows
 from ..protocol.codec.journal import decode_steps
 from ..protocol.codec.letter import decode_letter
 from ..protocol.projection import find_named_files
@@ -63,9 +64,6 @@ log = logging.getLogger("lakemq.serve")
 
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""
-
-_COMPARED_ROWS = 1 << 19
-"""Rows of a changelog whose keys are compared at once, which takes about 100 MB."""
 
 FEW_FILES = 8
 """Small files that are worth a merge if no file has come since the last look. Else `compact.min.files` are needed."""
@@ -428,33 +426,7 @@ def _read_named_file_ids(handle: TableHandle) -> set[int]:
     """Return the ids of all files that rows of the table point at; of a changelog, only by keys that still exist."""
     if handle.spec.shape != "changelog":
         return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
-    existing = _count_rows_by_file(handle, ~pc.field("removed"))
-    removed = _count_rows_by_file(handle, pc.field("removed"))
-    # a file with no row of a removed key needs no comparison of keys, and these are most of the files
-    named = existing.keys() - removed.keys()
-    unclear: list[int] = []
-    row_count = 0
-    for file_id in existing.keys() & removed.keys():
-        unclear.append(file_id)
-        row_count += existing[file_id] + removed[file_id]
-        if row_count >= _COMPARED_ROWS:
-            named |= _read_existing_file_ids(handle, unclear)
-            unclear, row_count = [], 0
-    return named | (_read_existing_file_ids(handle, unclear) if unclear else set())
-
-
-def _count_rows_by_file(handle: TableHandle, where: pc.Expression) -> Counter[int]:
-    """Return the number of rows per data file. The table is read file by file, because it may have millions of rows."""
-    counts = Counter[int]()
-    for stored in handle.files():
-        rows = handle.read(["file_id"], where=where, files=[stored])
-        for counted in pc.value_counts(rows.column("file_id")).to_pylist():
-            counts[counted["values"]] += counted["counts"]
-    return counts
-
-
-def _read_existing_file_ids(handle: TableHandle, file_ids: Sequence[int]) -> set[int]:
-    """Return those of these data files that the newest row of some key points at, unless it removes the key."""
-    of_files = pc.field("file_id").isin(pa.array(file_ids, pa.int64()))
-    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys], where=of_files), handle.spec.keys)
-    return set(rows.filter(~pc.field("removed")).column("file_id").unique().to_pylist())
+    if handle.spec.name == DELAYED.name:  # it may have millions of rows
+        return WaitingRows(handle).read_file_ids()
+    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys]), handle.spec.keys)
+    return set(rows.filter(~pc.field("removed")).column("file_id").to_pylist())
