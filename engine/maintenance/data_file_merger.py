@@ -5,9 +5,9 @@ How a merge goes, and why in this order:
 1. Choose small files that are so old that no request can newly point at them.
 2. Announce in `leftovers` that the old files, and then the new one, may be garbage. So a file that a killed process
    leaves behind is found later.
-3. Write the merged file: rows that segments or dead letters point at, sorted by topic, partition and offset.
+3. Write the merged file: rows that segments or rejections point at, sorted by topic, partition and offset.
 4. Add it to `messages`, beside the old files. Both now hold the rows.
-5. Rewrite the segments and dead letters that point at the old files, each table in one commit.
+5. Rewrite the segments and rejections that point at the old files, each table in one commit.
 6. Withdraw the announcement of the merged file: it is in use.
 
 A process may be killed between any two of these. Before and after each, segments point at rows that exist, and a later
@@ -33,11 +33,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.commits import StoredFile
@@ -83,7 +83,7 @@ _WAIT_S = 2
 POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_id" in spec.stored_schema.names)
 """The tables whose rows point at message rows."""
 
-REWRITTEN = (SEGMENTS.name, DEAD_LETTERS.name)
+REWRITTEN = (SEGMENTS.name, REJECTED_ROWS.name)
 """Those of them that a merge rewrites. A file that another one names is not merged."""
 
 TABLES_LOOKED_AT = (MESSAGES.name, *POINTING)
@@ -244,8 +244,8 @@ class DataFileMerger:
         for name, pointing_rows in pointing.items():
             ranges[name] = pointing_rows.rows.filter(pa.array(merging.points_at_files(pointing_rows.rows, merged_ids)))
             pointed[name] = merging.find_pointed_rows(ranges[name], merged_ids, counts)
-        segments, shown, refused = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[DEAD_LETTERS.name]
-        order, place = merging.order_merged_rows(segments, shown, refused, int(counts.sum()))
+        segments, shown, rejected = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[REJECTED_ROWS.name]
+        order, place = merging.order_merged_rows(segments, shown, rejected, int(counts.sum()))
         body = pa.concat_tables([bodies[i] for i in merged_ids.tolist()]).take(pa.array(order))
         bounds = read_log_bounds(handles[SEGMENTS.name])
         merged, announcement = self._write_merged_rows(handles[MESSAGES.name], body, merged_ids)
