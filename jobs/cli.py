@@ -138,7 +138,11 @@ def lakemq(
         str | None, typer.Option(metavar="FILE", help="A settings file. Without it: $LAKEMQ_CONF, else the defaults.")
     ] = None,
     storage_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option for the object store; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option for the object store; repeatable. KEY alone takes the environment's value.",
+        ),
     ] = None,
     output: Annotated[Output, typer.Option(help="Output format; json prints one object per line.")] = Output.table,
     version: Annotated[

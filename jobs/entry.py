@@ -51,7 +51,7 @@ def make_job_parser(name: str, does: str, examples: str) -> argparse.ArgumentPar
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="option for the object store; put secrets into the environment, since other users can see arguments",
+        help="option for the object store; KEY alone takes the environment's value, for secrets: arguments can be seen",
     )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser
@@ -86,14 +86,21 @@ def connect_namespace(
 
 
 def storage_options(pairs: list[str]) -> dict[str, str]:
-    """Parse KEY=VALUE pairs. Values may be secrets, so no error shows them. Raises InvalidConfig."""
+    """Parse KEY=VALUE pairs. A KEY alone takes its value from the environment, because all users see arguments.
+
+    Values may be secrets, so no error shows them. Raises InvalidConfig.
+    """
     from lakemq.errors import InvalidConfig  # imported late, because `lakemq --help` must stay fast
 
     options: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise InvalidConfig("A storage option is written KEY=VALUE.")
+            value = os.environ.get(key, "")
+            if not value:
+                raise InvalidConfig(
+                    "A storage option is written KEY=VALUE, or KEY alone if the environment has a variable KEY."
+                )
         if key in options:
             raise InvalidConfig("A storage option occurs twice.", found=key)
         options[key] = value

@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jvm
 import pytest
@@ -19,6 +20,9 @@ import typer.testing
 from xdist.scheduler import LoadScopeScheduling
 
 from lakemq.engine.protocol.values.transitions import Transitions
+
+if TYPE_CHECKING:
+    from s3_server import S3Server
 
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
@@ -66,3 +70,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     (built,) = (source / "dist").glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3 server for the tests of this process."""
+    from s3_server import serve_s3
+
+    with serve_s3() as server:
+        yield server

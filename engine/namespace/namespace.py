@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
 
@@ -38,7 +38,7 @@ class Namespace:
     store: Store
     mailbox: Mailbox
     config: EngineConfig
-    storage_options: Mapping[str, str]
+    storage_options: Mapping[str, str] = field(repr=False)
 
 
 def open_namespace(

@@ -40,7 +40,7 @@ class Session:
 
     path: str | None = None
     conf: str | None = None
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     output: Output = Output.table
 
     def required_path(self) -> str:

@@ -1,14 +1,12 @@
 """Commit to a table again and again, at the cost of two small files each, for its only writer.
 
-A commit of one row by delta-rs costs ten times as much, mostly for features that a single writer does not need. If the
-store has no atomic put-if-absent, delta-rs commits nevertheless.
+A commit of one row by delta-rs costs ten times as much, mostly for features that a single writer does not need.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,54 +14,43 @@ import pyarrow.parquet as pq
 from .commits import CommitConflict, NewFile, StoredFile, compute_statistics
 from .delta_log import DeltaLog
 from .log_entry import encode_entry, find_nonce
-from .objects import Files
 from .store import Store, TableHandle
-
-_RENEW_AFTER = 50
-"""Commits after which a handle is reloaded, because it gets slower with each commit."""
-
-
-class Committer(Protocol):
-    """Commits to one table, from version to version. Not thread-safe.
-
-    version: the newest version. If another process commits too, the next commit here finds out and fails.
-    """
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def entry_identity(self) -> str | None:
-        """Identity of the object that is the log entry of this version."""
-
-    def write(self, rows: pa.Table) -> NewFile:
-        """Write a durable file with these rows, which is not part of the table yet."""
-
-    def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
-        """Commit existing files durably as version `version` + 1.
-
-        With `remove`, the added files hold the rows of the removed files, or fewer by design. After an error, open a
-        new committer.
-
-        Raises:
-            CommitConflict: Another process was first, or may have been; nothing valid was written.
-            OSError: The store failed; the commit may have landed or not.
-        """
 
 
 def open_committer(store: Store, handle: TableHandle) -> Committer:
     """Open a committer at the handle's version. Raises NotATable if the table needs more than LakeMQ's log entries."""
     handle.check_protocol()
-    return PutCommitter(store, handle) if store.files.puts_if_absent else EngineCommitter(store, handle)
+    return Committer(store, handle)
 
 
-class _Writer:
-    """Writes the files of a table."""
+class Committer:
+    """Commits to one table, from version to version. Not thread-safe.
 
-    def __init__(self, files: Files, table: str) -> None:
-        self._files, self._table = files, table
+    It writes the log entry itself. Invariant: of all that put version N, exactly one succeeds, and it knows.
+
+    Put-if-absent alone is no fence. A process may stop for so long that others commit further and clean the log. Then
+    the name of its next version is free again, and its commit would land in the past. So a commit checks, before and
+    after the put, that the entry of its current version is still there as the same object. If only the second check
+    fails, the commit fails, and the new entry stays: others may have seen it, and no reader begins at so old a version.
+    """
+
+    def __init__(self, store: Store, handle: TableHandle) -> None:
+        self._files, self._table = store.files, handle.spec.name
+        self._log, self._version = DeltaLog(store.files, handle.spec.name), handle.version
+        self._entry_identity = handle.entry_identity
+
+    @property
+    def version(self) -> int:
+        """The newest version. If another process commits too, the next commit here finds out and fails."""
+        return self._version
+
+    @property
+    def entry_identity(self) -> str | None:
+        """Identity of the object that is the log entry of this version."""
+        return self._entry_identity
 
     def write(self, rows: pa.Table) -> NewFile:
+        """Write a durable file with these rows, which is not part of the table yet."""
         path = f"part-{uuid.uuid4().hex}.parquet"
         sink = pa.BufferOutputStream()
         # for few rows, encodings and statistics cost more than they save
@@ -75,30 +62,16 @@ class _Writer:
         self._files.put(name, body)
         return NewFile(path, body.size, self._files.modified_ms(name) or 0, compute_statistics(rows, texts=False))
 
-
-class PutCommitter(_Writer):
-    """Writes the log entry itself. Invariant: of all that put version N, exactly one succeeds, and it knows.
-
-    Put-if-absent alone is no fence. A process may stop for so long that others commit further and clean the log. Then
-    the name of its next version is free again, and its commit would land in the past. So a commit checks, before and
-    after the put, that the entry of its current version is still there as the same object. If only the second check
-    fails, the commit fails, and the new entry stays: others may have seen it, and no reader begins at so old a version.
-    """
-
-    def __init__(self, store: Store, handle: TableHandle) -> None:
-        super().__init__(store.files, handle.spec.name)
-        self._log, self._version = DeltaLog(store.files, handle.spec.name), handle.version
-        self._entry_identity = handle.entry_identity
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def entry_identity(self) -> str | None:
-        return self._entry_identity
-
     def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
+        """Commit existing files durably as version `version` + 1.
+
+        With `remove`, the added files hold the rows of the removed files, or fewer by design. After an error, open a
+        new committer.
+
+        Raises:
+            CommitConflict: Another process was first, or may have been; nothing valid was written.
+            OSError: The store failed; the commit may have landed or not.
+        """
         self._check_ground()
         version, nonce = self._version + 1, uuid.uuid4().hex
         # Removed files age from this time, so it must be now. Otherwise a file's time will do: asking the store for the
@@ -124,28 +97,3 @@ class PutCommitter(_Writer):
     def _check_ground(self) -> None:
         if not self._log.has_same_entry(self._version, self._entry_identity):
             raise CommitConflict(f"{self._table}: the log was cleaned beyond version {self._version}")
-
-
-class EngineCommitter(_Writer):
-    """Lets delta-rs write the log entry."""
-
-    def __init__(self, store: Store, handle: TableHandle) -> None:
-        super().__init__(store.files, handle.spec.name)
-        self._handle, self._since_renewed = handle, 0
-
-    @property
-    def version(self) -> int:
-        return self._handle.version
-
-    @property
-    def entry_identity(self) -> str | None:
-        return self._handle.entry_identity
-
-    def commit(self, add: Sequence[NewFile], remove: Sequence[StoredFile] = ()) -> None:
-        self._handle.replace_at(self.version, add, remove)
-        self._since_renewed += 1
-        if self._since_renewed >= _RENEW_AFTER:
-            version, self._since_renewed = self.version, 0
-            self._handle.reopen()
-            if self.version != version:
-                raise CommitConflict(f"{self._table}: version {self.version} appeared after {version}")

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from .local_files import LocalFiles
-from .object_store import AZURE, STORES, ArrowFiles
+from .object_store import ObjectFiles
 from .objects import Files
+from .store_options import STORES, connect
 
-__all__ = ["ArrowFiles", "Files", "LocalFiles", "open_files"]
+__all__ = ["Files", "LocalFiles", "ObjectFiles", "open_files"]
 
 # delta-rs would read a URI with one of these as another folder (it decodes %20 and cuts at # and ?) or fail; Spark
 # would take it for a pattern.
@@ -30,9 +31,8 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     if "://" not in path and not path.startswith("file:"):
         return LocalFiles(path)
     url = urlsplit(root)
-    connect = STORES.get(url.scheme)
-    if connect is None or not url.netloc:
+    if url.scheme not in STORES or not url.netloc:
         raise ValueError(f"root: found {root!r}, expected a path or a URI of {', '.join(['file', *STORES])}")
-    filesystem = connect(url, {key.upper(): value for key, value in (storage_options or {}).items()})
-    container = url.netloc.partition("@")[0] if url.scheme in AZURE else url.netloc
-    return ArrowFiles(filesystem, f"{container}{url.path}".rstrip("/"), root=root.rstrip("/"))
+    options = dict(storage_options or {})
+    small, bulk = connect(root.rstrip("/"), options)
+    return ObjectFiles(small, root.rstrip("/"), options, bulk)

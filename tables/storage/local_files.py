@@ -21,8 +21,6 @@ _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 class LocalFiles:
     """Objects on a local or mounted file system with hard links, so that put-if-absent is atomic between processes."""
 
-    puts_if_absent = True
-
     def __init__(self, root: str, *, named_temporaries: bool = False) -> None:
         """named_temporaries: write under a hidden name first, as always without O_TMPFILE (NFS).
 

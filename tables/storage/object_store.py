@@ -1,102 +1,152 @@
-"""Objects in a store that pyarrow supports: S3, Google Cloud Storage, Azure."""
+"""Objects in an object store, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
+
+A put is conditional. A store may have written an object although its answer was lost; then obstore puts again and hears
+that the name is taken. So every put carries a mark of its own, and an existing object with this mark is its own.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from itertools import islice
-from typing import TYPE_CHECKING
-from urllib.parse import SplitResult
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from .inotify import Watch
-from .objects import Data, MaybeThere, Names, check_folder, check_name, hidden_name, too_large
+from .objects import Data, MaybeThere, Names, check_folder, check_name, too_large
+from .secrets import hide_secrets
 from .workers import Workers
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo, FileSystem
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
 
 _REQUESTS_AT_ONCE = 16
+_WHOLE_BYTES = 1 << 20
+"""Size up to which an object is read in one request, and the least that a larger one is read by."""
+
+_PIECE_BYTES = 8 << 20
+"""Size of a part that is read or written by one request; parts of an object go in parallel."""
+
+_PARTS_AT_ONCE = 4
+_MARK = "lakemqput"
+"""User metadata of an object: the mark of the put that wrote it. Azure allows letters and digits only."""
 
 
-class ArrowFiles:
-    """Objects in an object store that pyarrow supports. An object appears when it is complete, and is then durable.
+class ObjectFiles:
+    """Objects in an object store. An object appears when it is complete, and is then durable.
 
-    pyarrow has no conditional put, so put-if-absent checks and then writes: two clients that put the same name at the
-    same moment may both succeed. So names must be unique to one client, as LakeMQ's are. In other file systems of
-    pyarrow (its local one, in tests) objects are moved into place, and are as durable as pyarrow's close makes them.
-    `filesystem` is pyarrow's; its paths are the names.
+    Larger outputs are uploaded in parts, and no store can put these conditionally through obstore. So `open_output`
+    looks first, and names of outputs must be unique to one client, as LakeMQ's are.
     """
 
-    puts_if_absent = False
+    def __init__(
+        self, store: ObjectStore, root: str, options: Mapping[str, str] | None = None, bulk: ObjectStore | None = None
+    ) -> None:
+        """Use a store of obstore whose paths are the names.
 
-    def __init__(self, filesystem: FileSystem, base: str, root: str) -> None:
-        """base: the root as a path of `filesystem` (bucket/folder). root: the same as a URI."""
-        from pyarrow.fs import SubTreeFileSystem
+        Args:
+            store: for small requests.
+            root: its URI.
+            options: the storage options. Errors do not show the secrets among them.
+            bulk: the same store for parts of large objects, which take longer.
+        """
+        from obstore.store import LocalStore
 
-        self.root = root
-        self.filesystem = SubTreeFileSystem(base, filesystem)
-        while filesystem.type_name == "subtree":
-            filesystem = filesystem.base_fs
-        self._complete_on_close = filesystem.type_name in ("s3", "gcs", "abfs")
+        self.root, self._store, self._bulk = root, store, bulk or store
+        self._options = dict(options or {})
+        # folders on a disk, in tests, hold no metadata
+        self._has_marks = not isinstance(store, LocalStore)
 
     def __repr__(self) -> str:
-        return f"ArrowFiles({self.root!r})"
+        return f"ObjectFiles({self.root!r})"
 
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
-        if self._info(name) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
-        folder = name.rpartition("/")[0]
-        target = name if self._complete_on_close else f"{folder}/{hidden_name()}"
-        stream, is_visible = self._open_stream(target, folder), target == name
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        path, mark, body = check_name(name), uuid.uuid4().hex, memoryview(data).cast("B")
+        attributes: Any = {_MARK: mark} if self._has_marks else None
+        with self._put_errors(name):
+            try:
+                obstore.put(
+                    self._bulk if len(body) > _WHOLE_BYTES else self._store,
+                    path,
+                    body,
+                    attributes=attributes,
+                    mode="create",
+                    use_multipart=False,
+                )
+            except (AlreadyExistsError, PreconditionError):
+                if not self._has_marks or self._read_mark(path) != mark:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name)) from None
+
+    def _read_mark(self, path: str) -> str | None:
+        import obstore
+
         try:
-            # a stream cannot be discarded: closing it after a failure may leave a part of the object
-            with stream as sink:
-                sink.write(data)
-            if target != name:
-                is_visible = True
-                self.filesystem.move(target, name)
-        except BaseException as error:
-            if target != name:
-                with suppress(OSError):
-                    self.filesystem.delete_file(target)
-            if is_visible and isinstance(error, OSError):
-                raise MaybeThere(error.errno, error.strerror or str(error), self.uri(name)) from error
-            raise
+            found: str | None = obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK)
+        except FileNotFoundError:
+            # it was there and is gone again: it may have been the object of this put
+            raise MaybeThere(errno.EIO, "the object was removed while it was put", self.uri(path)) from None
+        return found
 
     @contextmanager
     def open_output(self, name: str) -> Iterator[pa.NativeFile]:
         check_name(name)
-        # spooled to the local disk until it is complete, because a stream to the store cannot be discarded
+        # spooled to the local disk until it is complete, because an upload cannot be taken back
         with tempfile.NamedTemporaryFile(prefix="lakemq-") as spool:
             with pa.OSFile(spool.name, "w") as sink:
                 yield sink
             with pa.memory_map(spool.name, "r") as written:
-                self.put(name, written.read_buffer())
+                if written.size() <= _PIECE_BYTES:
+                    self.put(name, written.read_buffer())
+                    return
+            self._upload(name, Path(spool.name))
+
+    def _upload(self, name: str, path: Path) -> None:
+        import obstore
+
+        if self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
+        with self._put_errors(name):
+            obstore.put(
+                self._bulk,
+                name,
+                path,
+                use_multipart=True,
+                chunk_size=_PIECE_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
 
     def get(self, name: str, limit: int | None = None) -> bytes:
-        with self.filesystem.open_input_stream(check_name(name)) as stream:
-            data: bytes = stream.read(None if limit is None else limit + 1)
-        if limit is not None and len(data) > limit:
-            raise too_large(self.uri(name), limit)
-        return data
+        import obstore
+
+        path = check_name(name)
+        with self._errors(name):
+            answer = obstore.get(self._bulk, path)
+            if limit is not None and answer.meta["size"] > limit:
+                raise too_large(self.uri(name), limit)
+            return bytes(answer.bytes())
 
     def size(self, name: str) -> int | None:
-        info = self._info(name)
-        return None if info is None else info.size
+        meta = self._head(name)
+        return None if meta is None else meta["size"]
 
     def modified_ms(self, name: str) -> int | None:
-        info = self._info(name)
-        return None if info is None else info.mtime_ns // 1_000_000
+        meta = self._head(name)
+        return None if meta is None else _to_ms(meta)
 
     def identity(self, name: str) -> str | None:
-        info = self._info(name)
-        return None if info is None else f"{info.mtime_ns}-{info.size}"
+        meta = self._head(name)
+        return None if meta is None else f"{meta['e_tag']}-{meta['version']}-{_to_ms(meta)}-{meta['size']}"
 
     def time_ms(self) -> int:
         name = f"time-{uuid.uuid4().hex}"
@@ -113,120 +163,176 @@ class ArrowFiles:
         """Do nothing, as `sync`."""
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
-        return self._within(prefix, limit, folders=False)
+        folder, paths = self._within(prefix)
+        return _sort_names(folder, (meta["path"] for meta in paths["objects"]), limit)
 
     def folders(self, prefix: str, limit: int | None = None) -> Names:
-        return self._within(prefix, limit, folders=True)
+        folder, paths = self._within(prefix)
+        return _sort_names(folder, paths["common_prefixes"], limit)
 
-    def _within(self, prefix: str, limit: int | None, folders: bool) -> Names:
-        from pyarrow.fs import FileSelector, FileType
+    def _within(self, prefix: str) -> tuple[str, Any]:
+        import obstore
 
-        folder, kind = check_folder(prefix), FileType.Directory if folders else FileType.File
-        lead = f"{folder}/" if folder else ""
-        infos = self.filesystem.get_file_info(FileSelector(folder, allow_not_found=True))
-        names = (lead + info.base_name for info in infos if info.type == kind and info.base_name[0] != ".")
-        return sorted(islice(names, limit))
+        folder = check_folder(prefix)
+        with self._errors(folder):
+            return folder, obstore.list_with_delimiter(self._store, folder or None)
 
     def delete(self, names: Iterable[str]) -> None:
-        # each request takes milliseconds, so send many at once
+        import obstore
+        from obstore.exceptions import BaseError
+
+        paths = [check_name(name) for name in names]
+        if len(paths) > 1:
+            # one request for a thousand names, where the store has it; the others say at once which name is missing
+            with suppress(FileNotFoundError, BaseError):
+                obstore.delete(self._store, paths)
+                return
         with Workers(_REQUESTS_AT_ONCE, "lakemq-delete") as pool:
-            deletions = [pool.submit(self._delete_one, check_name(name)) for name in names]
+            deletions = [pool.submit(self._delete_one, path) for path in paths]
         for deletion in deletions:
             deletion.result()
 
+    def _delete_one(self, path: str) -> None:
+        import obstore
+
+        with suppress(FileNotFoundError), self._errors(path):
+            obstore.delete(self._store, path)
+
     def delete_folder(self, prefix: str) -> None:
-        with suppress(FileNotFoundError):
-            self.filesystem.delete_dir(check_name(prefix.removesuffix("/")))
+        check_name(prefix.removesuffix("/"))
+        self.delete(self.list(prefix))
 
     def watch(self, folder: str) -> Watch | None:
         check_name(folder)
         return None
 
     def open_input(self, name: str) -> pa.NativeFile:
-        return self.filesystem.open_input_file(check_name(name))
+        import obstore
+
+        path = check_name(name)
+        with self._errors(name):
+            answer = obstore.get(self._bulk, path)
+            if answer.meta["size"] <= _WHOLE_BYTES:
+                return pa.BufferReader(bytes(answer.bytes()))
+        # the rest of the answer is never read, and its connection is closed
+        return pa.PythonFile(_RangedReader(self, path, answer.meta["size"]), mode="r")
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Read the bytes from `start` up to `end`, in parallel requests if they are many."""
+        starts = range(start, end, _PIECE_BYTES)
+        if len(starts) <= 1:
+            return self._read_piece(path, start, end)
+        with Workers(min(_PARTS_AT_ONCE, len(starts)), "lakemq-read") as pool:
+            pieces: list[Future[bytes]] = [
+                pool.submit(self._read_piece, path, first, min(first + _PIECE_BYTES, end)) for first in starts
+            ]
+        return b"".join(piece.result() for piece in pieces)
+
+    def _read_piece(self, path: str, start: int, end: int) -> bytes:
+        import obstore
+
+        with self._errors(path):
+            return bytes(obstore.get_range(self._bulk, path, start=start, end=end))
 
     def uri(self, name: str) -> str:
         return f"{self.root}/{check_name(name)}"
 
-    def _info(self, name: str) -> FileInfo | None:
-        info = self.filesystem.get_file_info(check_name(name))
-        return info if info.is_file else None
+    def _head(self, name: str) -> ObjectMeta | None:
+        import obstore
 
-    def _open_stream(self, path: str, folder: str) -> pa.NativeFile:
+        path = check_name(name)
+        with suppress(FileNotFoundError), self._errors(name):
+            return obstore.head(self._store, path)
+        return None
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Raise errors of obstore as OSError, without secrets."""
+        from obstore.exceptions import BaseError
+
         try:
-            return self.filesystem.open_output_stream(path)
-        except FileNotFoundError:
-            within, missing = self.filesystem, folder
-            if not folder:
-                within, missing = self.filesystem.base_fs, self.filesystem.base_path
-            within.create_dir(missing, recursive=True)
-            return self.filesystem.open_output_stream(path)
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise self._to_os_error(error, name) from None
 
-    def _delete_one(self, name: str) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            self.filesystem.delete_file(name)
+    @contextmanager
+    def _put_errors(self, name: str) -> Iterator[None]:
+        """Raise errors of a put as OSError; MaybeThere unless the store refused it."""
+        from obstore.exceptions import BaseError
 
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            failure = self._to_os_error(error, name)
+            if failure.errno != errno.EIO:
+                raise failure from None
+            raise MaybeThere(failure.errno, failure.strerror, failure.filename) from None
 
-def _s3(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
-    from pyarrow.fs import S3FileSystem
+    def _to_os_error(self, error: Exception, name: str) -> OSError:
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-    endpoint = _first_option(options, "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    scheme, separator, host = (endpoint or "").partition("://")
-    return S3FileSystem(
-        access_key=_first_option(options, "AWS_ACCESS_KEY_ID"),
-        secret_key=_first_option(options, "AWS_SECRET_ACCESS_KEY"),
-        session_token=_first_option(options, "AWS_SESSION_TOKEN", "AWS_TOKEN"),
-        region=_first_option(options, "AWS_REGION", "AWS_DEFAULT_REGION"),
-        endpoint_override=host if separator else endpoint,
-        scheme=scheme if separator else None,
-        anonymous=_is_on(options, "AWS_SKIP_SIGNATURE"),
-        force_virtual_addressing=_is_on(options, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
-        allow_delayed_open=True,  # a small object then takes one request instead of three
-    )
-
-
-def _gcs(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
-    from pyarrow.fs import GcsFileSystem
-
-    key_file = _first_option(
-        options, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS"
-    )
-    if key_file not in (None, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")):
-        raise ValueError(
-            f"storage option: found a service account in {key_file!r}, expected the same path in the "
-            "environment variable GOOGLE_APPLICATION_CREDENTIALS, the only place where pyarrow looks for it"
-        )
-    return GcsFileSystem(anonymous=_is_on(options, "GOOGLE_SKIP_SIGNATURE"))
+        # obstore appends its own data structures to the message
+        text = hide_secrets(" ".join(str(error).partition("Debug source:")[0].split()), self._options)
+        uri = self.uri(name) if name else self.root
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            return PermissionError(errno.EACCES, text, uri)
+        return OSError(errno.EIO, text, uri)
 
 
-def _azure(url: SplitResult, options: Mapping[str, str]) -> FileSystem:
-    from pyarrow.fs import AzureFileSystem
+class _RangedReader(io.RawIOBase):
+    """Reads a large object by ranges. Footers and neighbouring columns come with one request."""
 
-    _, named, host = url.netloc.partition("@")
-    account = host.partition(".")[0] if named else _first_option(options, "AZURE_STORAGE_ACCOUNT_NAME")
-    if not account:
-        raise ValueError("storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account")
-    return AzureFileSystem(
-        account,
-        account_key=_first_option(options, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"),
-        sas_token=_first_option(options, "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
-        client_id=_first_option(options, "AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID"),
-        client_secret=_first_option(options, "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET"),
-        tenant_id=_first_option(options, "AZURE_STORAGE_TENANT_ID", "AZURE_TENANT_ID"),
-    )
+    def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
+        self._files, self._path, self._size = files, path, size
+        self._position = 0
+        self._blocks: dict[str, tuple[int, bytes]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        start = min(self._position, self._size)
+        end = self._size if size < 0 else min(start + size, self._size)
+        data = self._read(start, end) if start < end else b""
+        self._position = end
+        return data
+
+    def _read(self, start: int, end: int) -> bytes:
+        for first, block in self._blocks.values():
+            if first <= start and end <= first + len(block):
+                return block[start - first : end - first]
+        # keep the end, where the footer is, beside the last block
+        tail = max(0, self._size - _WHOLE_BYTES)
+        key, first = ("tail", tail) if start >= tail else ("last", start)
+        block = self._files.read_range(self._path, first, min(max(end, first + _WHOLE_BYTES), self._size))
+        self._blocks[key] = (first, block)
+        return block[start - first : end - first]
 
 
-AZURE = ("abfs", "abfss", "az")
-STORES: dict[str, Callable[[SplitResult, Mapping[str, str]], FileSystem]] = {
-    **dict.fromkeys(("s3", "s3a"), _s3),
-    **dict.fromkeys(("gs", "gcs"), _gcs),
-    **dict.fromkeys(AZURE, _azure),
-}
+def _to_ms(meta: ObjectMeta) -> int:
+    modified = meta["last_modified"]
+    return int(modified.timestamp()) * 1000 + modified.microsecond // 1000
 
 
-def _first_option(options: Mapping[str, str], *spellings: str) -> str | None:
-    return next((options[key] for key in spellings if key in options), None)
+def _sort_names(folder: str, paths: Iterable[str], limit: int | None) -> Names:
+    """Return the sorted names directly in the folder, `limit` at most, without hidden ones and the folder's marker."""
+    lead = f"{folder}/" if folder else ""
+    names = (path for path in paths if path.startswith(lead) and _is_visible(path[len(lead) :]))
+    return sorted(names)[:limit]
 
 
-def _is_on(options: Mapping[str, str], key: str) -> bool:
-    return options.get(key, "").lower() in ("1", "true", "yes", "on")
+def _is_visible(base_name: str) -> bool:
+    return bool(base_name) and base_name[0] != "." and "/" not in base_name

@@ -37,11 +37,11 @@ class Files(Protocol):
 
     root: str
 
-    puts_if_absent: bool
-    """True if of two clients that put the same name at once only one can succeed. Otherwise names must be unique."""
-
     def put(self, name: str, data: Data, *, durable: bool = True) -> None:
-        """Write an object. Raises FileExistsError if the name is taken; that object stays unchanged."""
+        """Write an object. Raises FileExistsError if the name is taken; that object stays unchanged.
+
+        If several clients put the same name at once, one of them succeeds.
+        """
 
     def get(self, name: str, limit: int | None = None) -> bytes:
         """Read a whole object. It never blocks, and does not read what it refuses.

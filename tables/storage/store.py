@@ -8,7 +8,8 @@ before a commit, and be the same object after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -25,14 +26,16 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from ..specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
+from .arrow_filesystem import arrow_filesystem
 from .commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile
 from .delta_log import DeltaLog
 from .files import Files, LocalFiles
 from .follower import Follower
 from .log_entry import PROTOCOL
+from .secrets import hide_secrets
+from .store_options import DELTA_DEFAULTS
 
 APP_ID = "lakemq"
 """Delta application id under which a projection stores its last step."""
@@ -123,7 +126,8 @@ class TableHandle:
         try:
             return self._table.transaction_version(app_id) or 0
         except DeltaError as error:  # delta-rs reads the log again, which may have been cleaned
-            raise FileNotFoundError(f"{self.spec.name}: {_first_line(error)}") from error
+            text, cause = self._store.explain(error)
+            raise FileNotFoundError(f"{self.spec.name}: {text}") from cause
 
     def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
         """Commit `rows` durably as version `expected_version` + 1.
@@ -192,9 +196,14 @@ class TableHandle:
         try:
             write()
         except CommitFailedError as error:
-            raise CommitConflict(f"{name}: {error}") from error
+            text, cause = self._store.explain(error, whole=True)
+            raise CommitConflict(f"{name}: {text}") from cause
         except DeltaError as error:
-            raise OSError(f"{name}: {_first_line(error)}") from error
+            text, cause = self._store.explain(error)
+            raise OSError(f"{name}: {text}") from cause
+        except OSError:
+            with self._store.secrets_hidden():
+                raise
         if self.version != expected_version + 1:
             raise CommitConflict(f"{name}: version {self.version} appeared after {expected_version}")
         self._check_ground(expected_version)
@@ -260,7 +269,8 @@ class TableHandle:
         try:
             self._table.create_checkpoint()
         except DeltaError as error:
-            raise OSError(f"{self.spec.name}: {_first_line(error)}") from error
+            text, cause = self._store.explain(error)
+            raise OSError(f"{self.spec.name}: {text}") from cause
         self.log.sync_checkpoint(self.version)
 
     def expire_log(self) -> int:
@@ -269,7 +279,8 @@ class TableHandle:
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
-        return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
+        with self._store.secrets_hidden():
+            return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
 
 
 class Store:
@@ -278,6 +289,8 @@ class Store:
     def __init__(self, files: Files, storage_options: Mapping[str, str] | None = None) -> None:
         self.files = files
         self._options = dict(storage_options or {})
+        if not isinstance(files, LocalFiles):
+            self._options = {**DELTA_DEFAULTS, **self._options}
         self.filesystem = arrow_filesystem(files)
         self._properties: dict[str, Mapping[str, str]] = {}
 
@@ -303,11 +316,33 @@ class Store:
                     raise_if_key_not_exists=False,
                 )
             except DeltaError as error:
-                raise OSError(" ".join(str(error).split())) from error
+                text, cause = self.explain(error, whole=True)
+                raise OSError(" ".join(text.split())) from cause
         # also for an existing table: its creator may have been killed before this
         if log.identity(0) is not None:
             log.sync_commit(0)
             self.files.sync_folder(spec.name)
+
+    def explain(self, error: BaseException, whole: bool = False) -> tuple[str, BaseException | None]:
+        """Return the text of an error without secrets, and the error itself unless it shows them.
+
+        whole: all lines. Otherwise the first one.
+        """
+        message = str(error)
+        text = hide_secrets(message, self._options)
+        shown = text if whole else _first_line(text)
+        return shown or type(error).__name__, error if text == message else None
+
+    @contextmanager
+    def secrets_hidden(self) -> Iterator[None]:
+        """Raise an error of delta-rs that shows secrets as an OSError without them. Others pass."""
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            text, cause = self.explain(error, whole=True)
+            if cause is not None:
+                raise
+            raise OSError(text) from None
 
     def properties(self, spec: TableSpec) -> Mapping[str, str]:
         """Return the table's properties. They are read once, because LakeMQ never changes them."""
@@ -316,7 +351,8 @@ class Store:
         return self._properties[spec.name]
 
     def exists(self, spec: TableSpec) -> bool:
-        return DeltaTable.is_deltatable(self.uri(spec), self._options)
+        with self.secrets_hidden():
+            return DeltaTable.is_deltatable(self.uri(spec), self._options)
 
     def open(self, spec: TableSpec) -> TableHandle:
         """Open the table at its newest version. Raises NotATable, OlderTable, NewerTable."""
@@ -338,7 +374,8 @@ class Store:
         try:
             return TableHandle(self, spec, DeltaTable(self.uri(spec), version, storage_options=self._options))
         except (DeltaError, OSError) as error:
-            raise FileNotFoundError(f"{spec.name}, version {version}: {_first_line(error)}") from error
+            text, cause = self.explain(error)
+            raise FileNotFoundError(f"{spec.name}, version {version}: {text}") from cause
 
     def _load(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
         """Load a table with its schema and its configuration.
@@ -351,11 +388,13 @@ class Store:
                 table = DeltaTable(self.uri(spec), storage_options=self._options)
                 return table, pa.schema(table.schema()), dict(table.metadata().configuration)
             except TableNotFoundError as error:
-                raise NotATable(f"{spec.name}: {_first_line(error)}") from error
+                text, cause = self.explain(error)
+                raise NotATable(f"{spec.name}: {text}") from cause
             except (DeltaError, OSError) as error:
                 failed = error
         assert failed is not None
-        raise NotATable(f"{spec.name}: {_first_line(failed)}") from failed
+        text, cause = self.explain(failed)
+        raise NotATable(f"{spec.name}: {text}") from cause
 
     def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
         """Return a dataset of these files of the table, with the columns of `stored_schema`."""
@@ -375,12 +414,5 @@ def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties
     return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def arrow_filesystem(files: Files) -> FileSystem:
-    """Return pyarrow's file system for a namespace; its paths start at the root."""
-    if isinstance(files, LocalFiles):
-        return SubTreeFileSystem(files.root, LocalFileSystem())
-    return files.filesystem  # type: ignore[attr-defined]
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""

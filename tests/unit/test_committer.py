@@ -17,14 +17,14 @@ from deltalake import DeltaTable
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow.fs import LocalFileSystem
+from obstore.store import LocalStore
 
 from lakemq.tables.specs.journal import JOURNAL, JournalRow
 from lakemq.tables.specs.segments import SEGMENT_STRUCT
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
 from lakemq.tables.storage.commits import CommitConflict, NewFile
-from lakemq.tables.storage.committer import Committer, EngineCommitter, PutCommitter, open_committer
-from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.storage.committer import Committer, open_committer
+from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles
 from lakemq.tables.storage.follower import Follower
 from lakemq.tables.storage.foreign import find_foreign_commits
 from lakemq.tables.storage.objects import Data, MaybeThere
@@ -69,9 +69,11 @@ def disk(tmp_path: Path) -> Put:
     return Put(str(tmp_path))
 
 
-@pytest.fixture(params=["local", "arrow"])
+@pytest.fixture(params=["local", "obstore"])
 def files(request: pytest.FixtureRequest, tmp_path: Path, disk: Put) -> Files:
-    return disk if request.param == "local" else ArrowFiles(LocalFileSystem(), str(tmp_path), f"file://{tmp_path}")
+    if request.param == "local":
+        return disk
+    return ObjectFiles(LocalStore(str(tmp_path), automatic_cleanup=True), f"file://{tmp_path}")
 
 
 def opened(files: Files) -> Committer:
@@ -95,10 +97,6 @@ def entry(folder: Path, version: int) -> Path:
 
 
 # -- both ---------------------------------------------------------------------------------------------------
-
-
-def test_a_disk_needs_no_engine(files: Files) -> None:
-    assert isinstance(opened(files), PutCommitter if files.puts_if_absent else EngineCommitter)
 
 
 @pytest.mark.extended

@@ -13,7 +13,7 @@ import pytest
 from lakemq.tables.storage import leader_locks
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.leader_locks import FOLDER, LeaderLocks
-from lakemq.tables.storage.object_store import ArrowFiles
+from lakemq.tables.storage.object_store import ObjectFiles
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_nothing_is_said_on_file_systems_of_several_machines(
 
 
 def test_nothing_is_said_in_an_object_store(tmp_path: Path) -> None:
-    from pyarrow.fs import LocalFileSystem
+    from obstore.store import LocalStore
 
-    locks = LeaderLocks(ArrowFiles(LocalFileSystem(), str(tmp_path), str(tmp_path)))
+    locks = LeaderLocks(ObjectFiles(LocalStore(str(tmp_path)), str(tmp_path)))
     locks.hold("leader")
     assert not locks.is_dead("leader")
     assert list(tmp_path.iterdir()) == []

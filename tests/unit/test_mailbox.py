@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 from faulty_files import FaultyFiles
-from pyarrow.fs import LocalFileSystem
+from obstore.store import LocalStore
 
 from lakemq.tables.storage import mailbox as mailbox_module
-from lakemq.tables.storage.files import ArrowFiles, Files, LocalFiles
+from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles
 from lakemq.tables.storage.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
 
 NOW_MS = 1_732_176_000_123
 
 IMPLEMENTATIONS: dict[str, Callable[[str], Files]] = {
     "local": LocalFiles,
-    "arrow": lambda root: ArrowFiles(LocalFileSystem(), root, f"file://{root}"),
+    "obstore": lambda root: ObjectFiles(LocalStore(root, automatic_cleanup=True), f"file://{root}"),
 }
 
 

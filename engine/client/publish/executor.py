@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +80,7 @@ class WrittenRun(NamedTuple):
 
 ELSEWHERE = -1
 
-# no topic has this partition: rows that ask for it are stored as rejected
+# no topic has this partition: rows that ask for it are stored as refused
 NO_PARTITION = 2**40
 NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
 
@@ -91,11 +91,11 @@ class WriteMessages:
     ttl_ms -> one row per run.
 
     now_ms: of the call. Without a column topic all rows go to the one destination; rows of a topic that is no
-    destination are stored as rejected. Gives RANGES.
+    destination are stored as refused. Gives RANGES.
     """
 
     root: str
-    storage_options: Mapping[str, str]
+    storage_options: Mapping[str, str] = field(repr=False)
     destinations: tuple[Destination, ...]
     now_ms: int = 0
 

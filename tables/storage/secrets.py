@@ -1,0 +1,30 @@
+"""Keep credentials out of texts that people read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import quote, quote_plus
+
+_SECRET_OPTION = re.compile(r"key|secret|token|sas|password|credential|proxy_url", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"(?i)\b((?:sig|signature|x-amz-signature|x-amz-security-token|authorization)\s*[=:]\s*)[^\s&\"'<>]+"
+)
+_SHORTEST = 4
+"""Length below which a value is no secret: hiding `1` or `on` would only garble texts."""
+
+_FLAGS = {"true", "false"}
+HIDDEN = "***"
+
+
+def hide_secrets(text: str, options: Mapping[str, str]) -> str:
+    """Return the text with the secrets among these storage options, and signatures of requests, replaced by stars."""
+    secrets = [
+        value
+        for name, value in options.items()
+        if _SECRET_OPTION.search(name) and len(value) >= _SHORTEST and value.lower() not in _FLAGS
+    ]
+    spellings = {spelling for value in secrets for spelling in (value, quote(value, safe=""), quote_plus(value))}
+    for spelling in sorted(spellings, key=len, reverse=True):
+        text = text.replace(spelling, HIDDEN)
+    return _SIGNATURE.sub(rf"\g<1>{HIDDEN}", text)

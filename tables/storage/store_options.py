@@ -1,0 +1,116 @@
+"""Open a store of obstore with options that are spelled as in delta-rs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from .secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+# A request that hangs ends after 9 s, and none is repeated later than 8 s after the first, after a pause of 2 s at
+# most: 8 + 2 + 9 is below 20 s, the time within which every wait for a small request must end.
+_RETRY: Mapping[str, Any] = {
+    "max_retries": 20,
+    "retry_timeout": timedelta(seconds=8),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+_TIMEOUTS = {"connect_timeout": "3s", "timeout": "9s"}
+_BULK_TIMEOUT = "60s"
+"""Parts of large objects may take longer on a slow network."""
+
+DELTA_DEFAULTS = {"retry_timeout": "10s", "max_retries": "20", "backoff_config.max_backoff": "2s"}
+"""The same for delta-rs, whose retries would go on for three minutes."""
+
+# fmt: off
+_CLIENT_OPTIONS = {
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "http1_only",
+    "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate",
+    "proxy_excludes", "timeout", "user_agent",
+}
+# fmt: on
+# fmt: off
+_S3 = {
+    "access_key_id", "checksum_algorithm", "conditional_put", "container_authorization_token_file",
+    "container_credentials_full_uri", "container_credentials_relative_uri", "default_region", "disable_bulk_delete",
+    "disable_tagging", "endpoint", "endpoint_url", "imdsv1_fallback", "metadata_endpoint", "region",
+    "request_payer", "role_arn", "role_session_name", "secret_access_key", "server_side_encryption",
+    "session_token", "skip_signature", "sse_bucket_key_enabled", "sse_kms_key_id", "sts_endpoint", "token",
+    "unsigned_payload", "virtual_hosted_style_request", "web_identity_token_file",
+}
+# fmt: on
+# fmt: off
+_GCS = {
+    "service_account", "service_account_path", "service_account_key", "application_credentials", "skip_signature",
+    "base_url", "bearer_token",
+}
+# fmt: on
+# fmt: off
+_AZURE = {
+    "storage_account_name", "account_name", "storage_account_key", "storage_access_key", "access_key",
+    "account_key", "storage_master_key", "storage_client_id", "client_id", "storage_client_secret", "client_secret",
+    "storage_tenant_id", "tenant_id", "storage_sas_token", "storage_sas_key", "sas_token", "storage_token",
+    "authority_host", "storage_authority_host", "storage_use_emulator", "use_emulator", "storage_endpoint",
+    "endpoint", "msi_endpoint", "identity_endpoint", "object_id", "msi_resource_id", "federated_token_file",
+    "use_azure_cli", "skip_signature", "disable_tagging", "use_fabric_endpoint",
+}
+# fmt: on
+STORES: Mapping[str, tuple[str, Collection[str]]] = {
+    **dict.fromkeys(("s3", "s3a"), ("aws_", _S3)),
+    **dict.fromkeys(("gs", "gcs"), ("google_", _GCS)),
+    **dict.fromkeys(("abfs", "abfss", "az"), ("azure_", _AZURE)),
+}
+"""Scheme of a URI -> prefix of its options, and their names without it."""
+
+
+def connect(root: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
+    """Return the store at a URI, for small requests and for parts of large objects. Nothing is asked of it yet.
+
+    Options that the store does not know are ignored: they are for Delta, or for other stores.
+
+    Raises ValueError if an option cannot be used.
+    """
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    prefix, known_names = STORES[urlsplit(root).scheme]
+    config, client = _split_options(options, prefix, known_names)
+    # obstore knows one spelling; the paths that are shown keep the user's
+    url = re.sub("^gcs:", "gs:", root)
+    if prefix == "azure_":
+        _check_account(url, config)
+    # the options of three stores are one mapping here, which the types of obstore tell apart
+    arguments: dict[str, Any] = {"config": config, "retry_config": _RETRY}
+    clients: list[dict[str, Any]] = [{**_TIMEOUTS, **client}, {**_TIMEOUTS, "timeout": _BULK_TIMEOUT, **client}]
+    try:
+        small, bulk = (from_url(url, **(arguments | {"client_options": options})) for options in clients)
+    except (BaseError, ValueError) as error:
+        text = " ".join(str(error).partition("Debug source:")[0].split())
+        raise ValueError(f"storage options: {hide_secrets(text, options)}") from None
+    return small, bulk
+
+
+def _split_options(
+    options: Mapping[str, str], prefix: str, known_names: Collection[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options of the store, with its prefix, and those of its HTTP client."""
+    config: dict[str, str] = {}
+    client: dict[str, str] = {}
+    for key, value in options.items():
+        name = key.lower().removeprefix(prefix)
+        if name in _CLIENT_OPTIONS:
+            client[name] = value
+        elif name in known_names:
+            config[f"{prefix}{name}"] = value
+    return config, client
+
+
+def _check_account(url: str, config: Mapping[str, str]) -> None:
+    names = ("azure_storage_account_name", "azure_account_name")
+    if "@" not in urlsplit(url).netloc and not any(config.get(name) for name in names):
+        raise ValueError("storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account")

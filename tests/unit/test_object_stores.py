@@ -1,0 +1,293 @@
+"""Object stores: tables and clients on S3, puts whose answer is lost, and credentials that stay hidden."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import subprocess
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from s3_server import BUCKET, SECRET_KEY, S3Server
+from store_proxy import Fault, StoreProxy
+
+import lakemq
+from lakemq.jobs import entry
+from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
+from lakemq.tables.storage.commits import CommitConflict
+from lakemq.tables.storage.committer import open_committer
+from lakemq.tables.storage.files import ObjectFiles, open_files
+from lakemq.tables.storage.objects import MaybeThere
+from lakemq.tables.storage.secrets import hide_secrets
+from lakemq.tables.storage.store import NotATable, Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteRow:
+    step: int = column(INT64, "When.")
+    name: str = column(TEXT, "Who.")
+
+
+NOTES = TableSpec(name="notes", row=NoteRow, shape="log", keys=("step",), comment="Notes.", log_retention_ms=0)
+
+
+def notes(*steps: int) -> pa.Table:
+    return NOTES.table([NoteRow(step=step, name="n") for step in steps])
+
+
+@pytest.fixture
+def root() -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def files(s3: S3Server, root: str) -> ObjectFiles:
+    opened = open_files(root, s3.options)
+    assert isinstance(opened, ObjectFiles)
+    return opened
+
+
+@pytest.fixture
+def store(s3: S3Server, files: ObjectFiles) -> Store:
+    store = Store(files, s3.options)
+    store.create(NOTES)
+    return store
+
+
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
+    handle = store.open(NOTES)
+    follower = store.follow(handle)
+    handle.append_at(0, notes(1, 2), last_step=2)
+    handle.append_at(1, notes(3))
+    assert sorted(handle.read(step=(2, None))["step"].to_pylist()) == [2, 3]
+    assert store.open(NOTES).dataset().count_rows() == 3
+    assert [next_rows["step"].to_pylist() for next_rows in (follower.next(), follower.next())] == [[1, 2], [3]]
+    handle.checkpoint()
+    assert handle.log.expire(0, store.files.time_ms() + 60_000) == 2
+    assert store.open(NOTES).last_step() == 2
+    with pytest.raises(NotATable):
+        store.open(TableSpec(name="other", row=NoteRow, shape="log", keys=("step",), comment="", log_retention_ms=0))
+
+
+def test_one_of_two_commits_wins_and_the_other_learns_of_it(store: Store) -> None:
+    first, second = (open_committer(store, store.open(NOTES)) for _ in range(2))
+    first.commit([first.write(notes(1))])
+    with pytest.raises(CommitConflict, match="another process"):
+        second.commit([second.write(notes(2))])
+    handle = store.open(NOTES)
+    with pytest.raises(CommitConflict):
+        handle.append_at(0, notes(3))
+    assert handle.read()["step"].to_pylist() == [1]
+
+
+def test_one_of_many_puts_at_once_gets_the_name(files: ObjectFiles) -> None:
+    def put(number: int) -> bool:
+        try:
+            files.put("name", b"%d" % number)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(put, range(16)))
+    assert won.count(True) == 1
+    assert files.get("name") == b"%d" % won.index(True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 << 20, 20 << 20])
+def test_large_objects_are_written_in_parts_and_read_by_ranges(files: ObjectFiles, size: int) -> None:
+    data = bytes(range(251)) * (size // 251) + bytes(size % 251)
+    with files.open_output("large") as sink:
+        sink.write(data)
+    with files.open_input("large") as source:
+        assert source.size() == size
+        assert source.read_at(100, max(0, size - 50)) == data[-50:]
+        middle = source.read_at(10 << 20, size // 3)
+        assert middle == data[size // 3 : size // 3 + (10 << 20)]
+        source.seek(0)
+        assert source.read() == data
+    with pytest.raises(FileExistsError), files.open_output("large") as sink:
+        sink.write(data)
+
+
+def test_a_footer_and_its_columns_take_few_requests(s3: S3Server, root: str) -> None:
+    with StoreProxy(s3.url) as proxy:
+        files = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+        with files.open_output("large") as sink:
+            sink.write(bytes(6 << 20))
+        asked = proxy.request_count
+        with files.open_input("large") as source:
+            for start in (6 << 20) - 8, (6 << 20) - 70_000, 0, 1_000, 500_000:
+                source.read_at(8, start)
+        assert proxy.request_count - asked == 3
+
+
+def test_messages_come_back_from_a_store_and_no_credentials_with_them(s3: S3Server, root: str) -> None:
+    path = f"{root}/mq"
+    with lakemq.connect(path, storage_options=s3.options, create=True) as mq, mq.serving():
+        mq.topics.create("orders")
+        with mq.producer() as producer:
+            for number in range(5):
+                producer.send("orders", value=str(number))
+            producer.flush()
+        mq.publish("orders", pa.table({"value": [b"rows"] * 1_000}))
+        values = [message.value for message in mq.fetch("orders")]
+        counted = mq.sql("SELECT count(*) AS messages FROM log_committed", wait_ms=60_000)
+        namespace = mq.namespace
+        assert SECRET_KEY not in repr(mq) + repr(namespace) + repr(namespace.files) + repr(namespace.store)
+    assert values == [*(b"%d" % number for number in range(5)), *([b"rows"] * 1_000)]
+    assert counted.to_pydict() == {"messages": [1_005]}
+
+
+# -- answers that are lost ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def faulty(s3: S3Server, root: str, *faults: Fault) -> Iterator[tuple[ObjectFiles, StoreProxy]]:
+    """Yield files whose first puts meet these faults."""
+    pending = list(faults)
+    with StoreProxy(s3.url, lambda method, _: pending.pop(0) if method == "PUT" and pending else None) as proxy:
+        opened = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+        assert isinstance(opened, ObjectFiles)
+        yield opened, proxy
+
+
+@pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
+def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
+    s3: S3Server, root: str, fault: Fault
+) -> None:
+    with faulty(s3, root, fault, fault) as (files, proxy):
+        try:
+            files.put("name", b"x")
+        except MaybeThere:
+            assert fault != "refuse"
+        else:
+            assert files.get("name") == b"x"
+        assert proxy.faults
+        if files.size("name") is None:
+            assert fault == "cut before"
+        else:
+            with pytest.raises(FileExistsError):
+                files.put("name", b"x")
+
+
+def test_a_put_again_finds_its_own_object_and_no_others(s3: S3Server, root: str) -> None:
+    with faulty(s3, root, "refuse") as (files, _):
+        files.put("mine", b"x")
+    other = open_files(root, s3.options)
+    with faulty(s3, root, "refuse") as (files, _):
+        other.put("theirs", b"x")
+        with pytest.raises(FileExistsError):
+            files.put("theirs", b"x")
+
+
+@pytest.mark.extended
+def test_every_wait_ends(s3: S3Server, root: str) -> None:
+    """A store that refuses everything."""
+    with StoreProxy(s3.url, lambda *_: "refuse") as proxy:
+        files = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+        began_s = time.monotonic()
+        with pytest.raises(MaybeThere, match="SlowDown"):
+            files.put("name", b"x")
+        assert time.monotonic() - began_s < 20
+        assert proxy.request_count > 2
+
+
+# -- credentials --------------------------------------------------------------------------------------------
+
+
+ECHO = f"""
+import json, sys, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Echo(BaseHTTPRequestHandler):
+    def do(self):
+        text = json.dumps({{"path": self.path, **self.headers, "configured": {SECRET_KEY!r}}}).encode()
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do
+    log_message = lambda *_: None
+
+server = HTTPServer(("127.0.0.1", 0), Echo)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
+sys.stdin.read()
+"""
+"""A program: a store that refuses every request, and shows in its answer what was sent, and what nobody sends."""
+
+
+@pytest.fixture
+def echo() -> Iterator[dict[str, str]]:
+    """Storage options for a store that shows what it was sent."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        options = S3Server(f"http://127.0.0.1:{port}").options
+        yield {**options, "AWS_SESSION_TOKEN": "a-token/that+stays=hidden"}
+        process.stdin.close()
+
+
+def test_errors_and_logs_never_show_credentials(echo: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    files = open_files(f"s3://{BUCKET}/mq", echo)
+    store = Store(files, echo)
+    calls = [
+        lambda: files.put("a", b"x"),
+        lambda: files.get("a"),
+        lambda: files.size("a"),
+        lambda: files.list(""),
+        lambda: files.delete(["a"]),
+        lambda: files.open_input("a"),
+        lambda: store.create(NOTES),
+        lambda: store.open(NOTES),
+        lambda: store.open_version(NOTES, 3),
+        lambda: lakemq.connect(f"s3://{BUCKET}/mq", storage_options=echo),
+    ]
+    texts = [repr(files)]
+    for call in calls:
+        with pytest.raises(Exception, match=r"\w") as failed:
+            call()
+        texts.append("".join(traceback.format_exception(failed.value)))
+    texts.append(caplog.text)
+    for secret in (SECRET_KEY, echo["AWS_SESSION_TOKEN"]):
+        assert not [text for text in texts if secret in text]
+    assert sum("403" in text for text in texts) > 4, "the answer itself is shown"
+
+
+def test_what_is_hidden() -> None:
+    options = {"AWS_SECRET_ACCESS_KEY": "ab/cd+ef", "AWS_REGION": "us-east-1", "sse_bucket_key_enabled": "true"}
+    text = hide_secrets("us-east-1 ab/cd+ef ab%2Fcd%2Bef true ?sv=1&sig=Zm9v%3D&x", options)
+    assert text == "us-east-1 *** *** true ?sv=1&sig=***&x"
+
+
+def test_files_of_a_store_travel_to_executors(files: ObjectFiles) -> None:
+    files.put("a", b"x")
+    assert pickle.loads(pickle.dumps(files)).get("a") == b"x"
+
+
+def test_a_value_comes_from_the_environment_and_not_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    assert entry.storage_options(["AWS_SECRET_ACCESS_KEY", "AWS_REGION=x"]) == {
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": "x",
+    }
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(lakemq.errors.InvalidConfig, match="KEY alone"):
+        entry.storage_options(["AWS_SECRET_ACCESS_KEY"])
