@@ -26,7 +26,7 @@ MEANINGS = {
     Exit.USAGE: "wrong usage",
     Exit.CONFIGURATION: "bad configuration (a setting, a settings file, or a path that holds no usable namespace)",
     Exit.NOT_LEADER: "another sequencer leads",
-    Exit.DATA_REFUSED: "data was refused (all of it, or rows that went to `dead_letters`)",
+    Exit.DATA_REFUSED: "data was refused (all of it, or rows, which `rejected_rows` lists)",
 }
 
 _BY_NAME = {

@@ -14,7 +14,7 @@ SUBJECTS = {
     "data_files": "file_checks",
     "partitions": "logs",
     "delays": "delay_counts",
-    "dead_letters": "refused_ranges",
+    "rejected_rows": "rejected_ranges",
 }
 """The subjects of invariants, each with the relation that has a row per instance."""
 
@@ -62,7 +62,7 @@ RELATIONS = {
                         - (passed_over - passed_over_before) ELSE 0 END) AS cancelled,
                sum(waiting_count) AS waiting
         FROM delays WHERE topic_id IN (SELECT topic_id FROM logs) GROUP BY ALL""",
-    "refused_ranges": "SELECT source, file_id, first_row, record_count FROM dead_letters",
+    "rejected_ranges": "SELECT source, file_id, first_row, record_count FROM rejected_rows",
 }
 """The relations in order of creation: each may read those before it."""
 
@@ -75,7 +75,7 @@ SELECT 'delayed', topic, partition, file_id, footer_hash, first_row + released_c
        record_count - released_count, partition, -1
 FROM delays WHERE NOT removed
 UNION ALL
-SELECT 'dead_letters', source, -1, file_id, NULL, first_row, record_count, -1, -1 FROM dead_letters"""
+SELECT 'rejected_rows', source, -1, file_id, NULL, first_row, record_count, -1, -1 FROM rejected_rows"""
 """All ranges of rows that the tables point at. `placed`: the rule that places keys, by number. Checked outside SQL."""
 
 
@@ -188,9 +188,9 @@ _WAITING_ROWS_MISSING = """
 SELECT topic, CAST(sum(missing) AS BIGINT) AS rows_missing
 FROM flawed_ranges WHERE whose = 'delayed' GROUP BY topic HAVING rows_missing > 0 ORDER BY ALL"""
 
-_REFUSED_ROWS_MISSING = """
+_REJECTED_ROWS_MISSING = """
 SELECT topic AS source, CAST(sum(missing) AS BIGINT) AS rows_missing
-FROM flawed_ranges WHERE whose = 'dead_letters' GROUP BY topic HAVING rows_missing > 0 ORDER BY ALL"""
+FROM flawed_ranges WHERE whose = 'rejected_rows' GROUP BY topic HAVING rows_missing > 0 ORDER BY ALL"""
 
 INVARIANTS = (
     Invariant("tables", "files_gone", "Every file of the tables exists.", _figure_of("files_gone")),
@@ -281,6 +281,6 @@ INVARIANTS = (
     ),
     Invariant("delays", "released_not_in_log", "Every released message is in the log.", _RELEASED_NOT_IN_LOG),
     Invariant("delays", "rows_missing", "Every waiting message has its row.", _WAITING_ROWS_MISSING),
-    Invariant("dead_letters", "rows_missing", "Every refused row exists.", _REFUSED_ROWS_MISSING),
+    Invariant("rejected_rows", "rows_missing", "Every rejected row exists.", _REJECTED_ROWS_MISSING),
 )
 """All invariants, in the order in which an audit reports them."""

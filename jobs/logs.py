@@ -32,7 +32,7 @@ class _Lines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """Formats a record as one JSON object. Values of `extra` named in `FIELDS` are fields of it."""
 
-    FIELDS = ("step", "batch", "query", "requests", "letters", "records", "refused")
+    FIELDS = ("step", "batch", "query", "requests", "letters", "records", "rejected")
 
     def __init__(self, job: str) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     with mq.serving():
         if not options.no_inbox:
             drained = mq.drain_inbox()
-            counts |= {"inbox_records": drained.record_count, "inbox_refused": drained.refused_count}
+            counts |= {"inbox_records": drained.record_count, "inbox_rejected": drained.rejected_count}
         if options.source_format:
             columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
             source = open_source(spark, options)
@@ -92,7 +92,7 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
             reached = crash.from_environment()
             stream = SourceStream(mq, options.query, options.topic, columns, options.checkpoint or kept, reached)
             stream.publish_available(source)
-            counts |= {"batches": stream.batch_count, "records": stream.record_count, "refused": stream.refused_count}
+            counts |= {"batches": stream.batch_count, "records": stream.record_count, "rejected": stream.rejected_count}
     try:
         counts["letters"] = mq.step_until_idle()
     except NotLeader as leader:

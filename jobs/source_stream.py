@@ -26,7 +26,7 @@ log = logging.getLogger("lakemq.stream")
 class SourceStream:
     """A run of a stream. The counts are those of this run.
 
-    record_count and refused_count leave out batches that an earlier, killed run has published.
+    record_count and rejected_count leave out batches that an earlier, killed run has published.
     """
 
     mq: Connection
@@ -37,7 +37,7 @@ class SourceStream:
     reached: crash.Reached
     batch_count: int = 0
     record_count: int = 0
-    refused_count: int = 0
+    rejected_count: int = 0
     failure: Exception | None = None
 
     def publish_available(self, source: DataFrame) -> None:
@@ -69,8 +69,8 @@ class SourceStream:
         except Exception as failure:
             self.failure = failure
             raise
-        fields = {"query": self.query, "batch": number, "records": done.record_count, "refused": done.refused_count}
+        fields = {"query": self.query, "batch": number, "records": done.record_count, "rejected": done.rejected_count}
         log.info("batch %d of %s: %d published", number, self.query, done.record_count, extra=fields)
         self.batch_count += 1
         self.record_count += done.record_count
-        self.refused_count += done.refused_count
+        self.rejected_count += done.rejected_count

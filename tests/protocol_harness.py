@@ -37,7 +37,7 @@ from lakemq.engine.protocol.values.log import (
     PendingFile,
     Produce,
     Ranges,
-    RefusedRows,
+    RejectedRows,
     RowsJournaled,
 )
 from lakemq.engine.protocol.values.producers import (
@@ -243,14 +243,14 @@ class Harness:
         producer: tuple[int, int] | None = None,
         sequence: int = 0,
         version: tuple[str, int] | None = None,
-        refused: int = 0,
+        rejected: int = 0,
         file_id: int = F,
         transaction: TransactionRef | None = None,
         due_ms: Mapping[int, tuple[int, int]] | None = None,
     ) -> Produce:
-        """Rows of a file into partitions of one topic: partition -> count, in that order; then `refused` ones.
+        """Rows of a file into partitions of one topic: partition -> count, in that order; then `rejected` ones.
 
-        producer: id and epoch, every partition (and what is refused) from `sequence` on; version: application and
+        producer: id and epoch, every partition (and what is rejected) from `sequence` on; version: application and
         version; transaction: that it is a part of; due_ms: partition -> when its first and last rows are due.
         """
         due = [(due_ms or {}).get(partition, (-1, -1)) for partition in counts]
@@ -271,10 +271,10 @@ class Harness:
                 [last for _, last in due],
             ),
             self.state.step,
-            [DataFile(file_id, 100, good + refused, 1_000, 2_000, 7)],
-            [RefusedRows(topic, 0, good, refused, "MESSAGE_TOO_LARGE", "big")] if refused else [],
+            [DataFile(file_id, 100, good + rejected, 1_000, 2_000, 7)],
+            [RejectedRows(topic, 0, good, rejected, "MESSAGE_TOO_LARGE", "big")] if rejected else [],
             ProducerSequences(
-                *producer, [0] * len(counts), units, [sequence] * len(counts), sequence if refused else None
+                *producer, [0] * len(counts), units, [sequence] * len(counts), sequence if rejected else None
             )
             if producer
             else None,
@@ -334,8 +334,8 @@ def _runs(one: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[D
 def riding(request: Produce) -> Produce:
     """The same publish of rows that ride in its letter instead of being in a file."""
     ranges = msgspec.structs.replace(request.ranges, file=[-1] * len(request.ranges.file))
-    refused = [msgspec.structs.replace(one, file=-1) for one in request.refused]
-    return msgspec.structs.replace(request, files=[], ranges=ranges, refused=refused)
+    rejected = [msgspec.structs.replace(one, file=-1) for one in request.rejected]
+    return msgspec.structs.replace(request, files=[], ranges=ranges, rejected=rejected)
 
 
 def facts_of(file: DataFile) -> FileFacts:

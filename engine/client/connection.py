@@ -159,7 +159,7 @@ class Connection:
         timestamp: Any = None,
         partition: Any = None,
         order_by: Any = None,
-        on_error: OnError = "dead_letter",
+        on_error: OnError = "reject",
         txn_app_id: str | None = None,
         txn_version: int | None = None,
         deliver_at: Any = None,
@@ -179,7 +179,7 @@ class Connection:
             timestamp: column of the timestamps. Default: now.
             partition: column of explicit partitions. Null: by the key.
             order_by: columns by which the rows of a key are ordered.
-            on_error: `dead_letter` makes refused rows dead letters; `fail` publishes nothing if a row is refused.
+            on_error: `reject` leaves out rows that cannot be messages; `fail` publishes nothing if there is one.
             txn_app_id: name of an application for `txn_version`, as in Delta.
             txn_version: with it, a version not above the last one of the application is not published again.
             deliver_at: column of times or epoch milliseconds, or one time for all rows: delays messages until then.

@@ -5,9 +5,9 @@ How a merge goes, and why in this order:
 1. Choose small files that are so old that no request can newly point at them.
 2. Announce in `leftovers` that the old files, and then the new one, may be garbage. So a file that a killed process
    leaves behind is found later.
-3. Write the merged file: rows that segments or dead letters point at, sorted by topic, partition and offset.
+3. Write the merged file: rows that segments or rejections point at, sorted by topic, partition and offset.
 4. Add it to `messages`, beside the old files. Both now hold the rows.
-5. Rewrite the segments and dead letters that point at the old files, each table in one commit.
+5. Rewrite the segments and rejections that point at the old files, each table in one commit.
 6. Withdraw the announcement of the merged file: it is in use.
 
 A process may be killed between any two of these. Before and after each, segments point at rows that exist, and a later
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -34,10 +33,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.commits import StoredFile
@@ -49,6 +49,7 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
+from ..namespace.waiting_rows import WaitingRows
 from ..protocol.codec.journal import decode_steps
 from ..protocol.codec.letter import decode_letter
 from ..protocol.projection import find_named_files
@@ -63,9 +64,6 @@ log = logging.getLogger("lakemq.serve")
 
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""
-
-_COMPARED_ROWS = 1 << 19
-"""Rows of a changelog whose keys are compared at once, which takes about 100 MB."""
 
 FEW_FILES = 8
 """Small files that are worth a merge if no file has come since the last look. Else `compact.min.files` are needed."""
@@ -85,7 +83,7 @@ _WAIT_S = 2
 POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_id" in spec.stored_schema.names)
 """The tables whose rows point at message rows."""
 
-REWRITTEN = (SEGMENTS.name, DEAD_LETTERS.name)
+REWRITTEN = (SEGMENTS.name, REJECTED_ROWS.name)
 """Those of them that a merge rewrites. A file that another one names is not merged."""
 
 TABLES_LOOKED_AT = (MESSAGES.name, *POINTING)
@@ -246,8 +244,8 @@ class DataFileMerger:
         for name, pointing_rows in pointing.items():
             ranges[name] = pointing_rows.rows.filter(pa.array(merging.points_at_files(pointing_rows.rows, merged_ids)))
             pointed[name] = merging.find_pointed_rows(ranges[name], merged_ids, counts)
-        segments, shown, refused = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[DEAD_LETTERS.name]
-        order, place = merging.order_merged_rows(segments, shown, refused, int(counts.sum()))
+        segments, shown, rejected = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[REJECTED_ROWS.name]
+        order, place = merging.order_merged_rows(segments, shown, rejected, int(counts.sum()))
         body = pa.concat_tables([bodies[i] for i in merged_ids.tolist()]).take(pa.array(order))
         bounds = read_log_bounds(handles[SEGMENTS.name])
         merged, announcement = self._write_merged_rows(handles[MESSAGES.name], body, merged_ids)
@@ -428,33 +426,7 @@ def _read_named_file_ids(handle: TableHandle) -> set[int]:
     """Return the ids of all files that rows of the table point at; of a changelog, only by keys that still exist."""
     if handle.spec.shape != "changelog":
         return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
-    existing = _count_rows_by_file(handle, ~pc.field("removed"))
-    removed = _count_rows_by_file(handle, pc.field("removed"))
-    # a file with no row of a removed key needs no comparison of keys, and these are most of the files
-    named = existing.keys() - removed.keys()
-    unclear: list[int] = []
-    row_count = 0
-    for file_id in existing.keys() & removed.keys():
-        unclear.append(file_id)
-        row_count += existing[file_id] + removed[file_id]
-        if row_count >= _COMPARED_ROWS:
-            named |= _read_existing_file_ids(handle, unclear)
-            unclear, row_count = [], 0
-    return named | (_read_existing_file_ids(handle, unclear) if unclear else set())
-
-
-def _count_rows_by_file(handle: TableHandle, where: pc.Expression) -> Counter[int]:
-    """Return the number of rows per data file. The table is read file by file, because it may have millions of rows."""
-    counts = Counter[int]()
-    for stored in handle.files():
-        rows = handle.read(["file_id"], where=where, files=[stored])
-        for counted in pc.value_counts(rows.column("file_id")).to_pylist():
-            counts[counted["values"]] += counted["counts"]
-    return counts
-
-
-def _read_existing_file_ids(handle: TableHandle, file_ids: Sequence[int]) -> set[int]:
-    """Return those of these data files that the newest row of some key points at, unless it removes the key."""
-    of_files = pc.field("file_id").isin(pa.array(file_ids, pa.int64()))
-    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys], where=of_files), handle.spec.keys)
-    return set(rows.filter(~pc.field("removed")).column("file_id").unique().to_pylist())
+    if handle.spec.name == DELAYED.name:  # it may have millions of rows
+        return WaitingRows(handle).read_file_ids()
+    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys]), handle.spec.keys)
+    return set(rows.filter(~pc.field("removed")).column("file_id").to_pylist())

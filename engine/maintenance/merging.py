@@ -4,7 +4,7 @@ Merged rows are sorted by topic, partition and offset, so that a fetch reads one
 cut where its rows no longer follow each other, moved to the merged file, and joined with its neighbours where possible.
 Far fewer segments remain: those of one partition usually become one.
 
-Invariant: a rewritten segment gives each of its offsets the same row as before; so does a dead letter. Two neighbours
+Invariant: a rewritten segment gives each of its offsets the same row as before; so does a rejection. Two neighbours
 become one only where every view and every fetch shows the same for the one as for the two.
 """
 
@@ -100,16 +100,16 @@ def find_pointed_rows(ranges: pa.Table, file_ids: Numbers, record_counts: Number
 
 
 def order_merged_rows(
-    segments: pa.Table, shown: PointedRows, refused: PointedRows, row_count: int
+    segments: pa.Table, shown: PointedRows, rejected: PointedRows, row_count: int
 ) -> tuple[Numbers, Numbers]:
     """Return the order of rows in the merged file, as their old numbers, and the new number of each old row.
 
     Rows of segments come by topic, partition and offset; a row of several segments by the first of them. Then come the
-    rows of dead letters that no segment has. Rows that nothing points at are left out: their new number is -1.
+    rows of rejections that no segment has. Rows that nothing points at are left out: their new number is -1.
     """
     keys = [segments.column(name).to_numpy()[shown.index] for name in ("topic_id", "partition")]
     offset = segments.column("base_offset").to_numpy()[shown.index] + shown.nth
-    rows = np.concatenate([shown.row[np.lexsort((offset, keys[1], keys[0]))], np.sort(refused.row)])
+    rows = np.concatenate([shown.row[np.lexsort((offset, keys[1], keys[0]))], np.sort(rejected.row)])
     order = rows[np.sort(np.unique(rows, return_index=True)[1])]
     place = np.full(row_count, -1, np.int64)
     place[order] = np.arange(len(order))
@@ -120,7 +120,7 @@ def move_ranges(ranges: pa.Table, rows: PointedRows, place: Numbers, file_id: in
     """Return the ranges as they are in the merged file, cut where their rows do not follow each other there.
 
     Args:
-        ranges: rows of `segments` or `dead_letters`. Offsets and sequences are cut with the rows.
+        ranges: rows of `segments` or `rejected_rows`. Offsets and sequences are cut with the rows.
     """
     at = place[rows.row]
     begins = np.ones(len(at), np.bool_)

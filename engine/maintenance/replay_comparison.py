@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
@@ -43,7 +43,7 @@ _SEGMENTS_SUM_UP = (
 )
 """Aggregates of a step's segments that stay the same, however a merge cuts or joins them."""
 
-_LETTERS_AGREE = ("source", "error", "reason", "dead_at_ms")
+_REJECTIONS_AGREE = ("source", "error", "reason", "rejected_at_ms")
 
 
 class ReplayComparison(NamedTuple):
@@ -122,8 +122,8 @@ def _count_differing(
     stored, expected = (trim_rows(spec, rows, live_state, retention_ms, whole=True) for rows in (stored, decided_rows))
     if spec is SEGMENTS:
         return _count_unlike(*_sum_up_segments(stored, expected, live_state), ("step", *_SEGMENTS_AGREE))
-    if spec is DEAD_LETTERS:
-        keys = ("step", *_LETTERS_AGREE)
+    if spec is REJECTED_ROWS:
+        keys = ("step", *_REJECTIONS_AGREE)
         return _count_unlike(_sum_records(stored, keys), _sum_records(expected, keys), keys)
     return _count_unlike(stored, expected, (*spec.keys, "step"))
 

@@ -27,7 +27,7 @@ from .data_file_merger import parse_file_id
 Numbers = npt.NDArray[np.int64]
 
 ANY_PARTITION = -1
-"""Partition of a dead letter's range: its rows are in no partition, and its file is known by name alone."""
+"""Partition of a range of rejected rows: its rows are in no partition, and its file is known by name alone."""
 
 POINTING: pa.Schema = pa.schema(
     [(name, pa.int64()) for name in ("file_id", "footer_hash", "first_row", "record_count", "file_partition", "placed")]

@@ -236,7 +236,7 @@ def to_table_file(file: _RegisteredFile) -> NewFile:
     """Return the file as an entry of `messages`, with the statistics that let engines skip it."""
     least: dict[str, Any] = {"file_id": file.file_id, "row": 0}
     most: dict[str, Any] = {"file_id": file.file_id, "row": file.record_count - 1}
-    # the file also has rows that were refused for their time. Few readers know a year 0 or 10000: leave it out then
+    # the file also has rows that were rejected for their time. Few readers know a year 0 or 10000: leave it out then
     if file.min_timestamp_ms >= 0 and file.max_timestamp_ms < MAX_TIMESTAMP_US // 1000:
         least["timestamp"], most["timestamp"] = (
             _format_time(file.min_timestamp_ms),

@@ -28,6 +28,9 @@ Bounds = Mapping[str, tuple[Any, Any]]
 _PIECE_ROWS = 1 << 16
 """Neighbouring row groups are read together up to this size. Each read costs about a millisecond."""
 
+_COMPARED_ROWS = 1 << 19
+"""Rows whose keys are compared at once, which takes about 100 MB."""
+
 _LONGEST_TEXT = 32
 """Statistics may cut longer texts."""
 
@@ -37,19 +40,20 @@ _COLUMNS = [*RESTORED_COLUMNS, "step", "removed"]
 class WaitingRows:
     """The rows of `delayed` at one version of the table and one step."""
 
-    def __init__(self, handle: TableHandle, step: int) -> None:
+    def __init__(self, handle: TableHandle, step: int | None = None) -> None:
+        """step: None stands for the newest one."""
         self._step = step
         self._dataset = handle.dataset()
         self._groups = list(_iterate_groups(self._dataset)) if handle.files() else []
 
     def count_rows(self, first_hour: int) -> int:
         """Return about how many rows wait that are due from this hour on, or more."""
-        bounds = self._bounds(False, first_hour, None)
+        bounds = self._bounds(False, first_hour)
         return sum(group.row_count for group in self._groups if group.may_match(bounds))
 
     def has_open(self, first_hour: int) -> bool:
         """Return whether rows that are due from this hour on may be of open transactions."""
-        bounds: Bounds = {**self._bounds(False, first_hour, None), "state": ("open", "open")}
+        bounds: Bounds = {**self._bounds(False, first_hour), "state": ("open", "open")}
         return any(group.may_match(bounds) for group in self._groups)
 
     def read(self, first_hour: int | None = None, last_hour: int | None = None) -> Iterator[pa.Table]:
@@ -79,7 +83,36 @@ class WaitingRows:
             rows = select_newest(DELAYED.validate(pa.concat_tables(several)), DELAYED.keys)
             yield rows.filter(~pc.field("removed"))
 
-    def _bounds(self, removed: bool, first_hour: int | None, last_hour: int | None) -> Bounds:
+    def read_file_ids(self) -> set[int]:
+        """Return the ids of all data files with rows that wait.
+
+        A key without a row that removes it exists, and that is enough for its file. Keys are compared only in other
+        files, a bounded number of rows at once.
+        """
+        there, gone = self._bounds(False), self._bounds(True)
+        gone_hashes = np.unique(self._read_hashes(gone)[0])
+        seen, found = set[int](), set[int]()
+        for rows in self._yield_pieces(list(KEY), there):
+            exists = ~_is_in(_hashes_of(rows), gone_hashes)
+            seen.update(pc.unique(rows.column("file_id")).to_pylist())
+            found.update(pc.unique(rows.column("file_id").filter(pa.array(exists))).to_pylist())
+        del gone_hashes
+        unclear = np.array(sorted(seen - found), np.int64)
+        count = sum(rows.num_rows for rows in self._yield_rows_of_files(["file_id"], unclear))
+        for file_ids in np.array_split(unclear, -(-count // _COMPARED_ROWS)) if count else []:
+            pieces = list(self._yield_rows_of_files([*KEY, "step", "removed"], file_ids))
+            if pieces:
+                rows = select_newest(pa.concat_tables(pieces), DELAYED.keys).filter(~pc.field("removed"))
+                found.update(pc.unique(rows.column("file_id")).to_pylist())
+        return found
+
+    def _yield_rows_of_files(self, names: Sequence[str], file_ids: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+        """Yield all rows of these data files, also those that remove keys. file_ids: sorted."""
+        if len(file_ids):
+            for rows in self._yield_pieces(names, {"step": (None, self._step), "file_id": (file_ids[0], file_ids[-1])}):
+                yield rows.filter(pa.array(_is_in(rows.column("file_id").to_numpy(), file_ids)))
+
+    def _bounds(self, removed: bool, first_hour: int | None = None, last_hour: int | None = None) -> Bounds:
         return {"step": (None, self._step), "removed": (removed, removed), "due_hour": (first_hour, last_hour)}
 
     def _read_hashes(

@@ -210,7 +210,7 @@ class InvalidRecord(LakeMQError, name="INVALID_RECORD", code=87):
 
 
 class ExpectationFailed(LakeMQError, name="EXPECTATION_FAILED"):
-    """Rows violate the topic's suite of expectations. Either those rows or all rows are refused."""
+    """Rows violate the topic's suite of expectations. Either those rows are rejected, or all rows are refused."""
 
 
 class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):

@@ -28,7 +28,7 @@ JSON object. Text is sent as UTF-8, anything else as JSON. If column x is missin
 The file is read and sent in pieces. Each piece is published as a whole or not at all, and only once.
 
 A column that the file lacks is refused, and so is a JSON field that no line so far has. A line without a field that
-other lines have is published without it; stderr shows how many. If rows were refused, the exit code is
+other lines have is published without it; stderr shows how many. If rows were rejected, the exit code is
 {Exit.DATA_REFUSED.value}.
 
 {NEEDS_SEQUENCER}"""
@@ -64,13 +64,13 @@ def publish(
     on_error: Annotated[
         str,
         typer.Option(
-            metavar="dead_letter|fail",
-            help="For rows that cannot be messages: write them to dead_letters and publish the rest, or fail.",
+            metavar="reject|fail",
+            help="For rows that cannot be messages: list them in rejected_rows and publish the rest, or fail.",
         ),
-    ] = "dead_letter",
+    ] = "reject",
 ) -> None:
-    if on_error not in ("dead_letter", "fail"):
-        raise typer.BadParameter(f"{on_error!r} is neither dead_letter nor fail", param_hint="--on-error")
+    if on_error not in ("reject", "fail"):
+        raise typer.BadParameter(f"{on_error!r} is neither reject nor fail", param_hint="--on-error")
     from lakemq.engine.client.publish.input_rows import select_message_columns
     from lakemq.jobs.commands.fields import Columns, FieldCounts
     from lakemq.jobs.commands.rows import read
@@ -98,8 +98,8 @@ def publish(
         note(f"lines without a field {field!r}: {count}; they were published without it")
     if sent.waiting_count:
         note(f"delayed messages, which wait for their time: {sent.waiting_count}")
-    if sent.refused_count:
-        note(f"rows refused: {sent.refused_count}; the table dead_letters has the reasons")
+    if sent.rejected_count:
+        note(f"rows rejected: {sent.rejected_count}; the table rejected_rows has the reasons")
         raise typer.Exit(Exit.DATA_REFUSED)
 
 
@@ -148,11 +148,11 @@ class _Sent:
     """The acknowledged messages: first offset, last offset and number per topic and partition."""
 
     def __init__(self) -> None:
-        self.count = self.refused_count = self.waiting_count = 0
+        self.count = self.rejected_count = self.waiting_count = 0
         self._spans: dict[tuple[str, int], AcknowledgedSpan] = {}
 
     def add(self, flushed: FlushReport) -> None:
-        self.refused_count += flushed.refused_count
+        self.rejected_count += flushed.rejected_count
         self.waiting_count += flushed.waiting_count
         self.count += flushed.waiting_count
         for place, span in flushed.spans.items():

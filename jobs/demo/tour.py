@@ -160,7 +160,7 @@ def _publish(progress: Progress, mq: Connection, spark: SparkSession, source: So
         published = mq.publish("flights", flights, **how)
         count = sum(unit.record_count for unit in published.units)
         per_s = count / (time.monotonic() - began_s)
-        stage.result = f"{count:,} messages in {PARTITIONS} partitions, {published.refused_count} refused by the gate"
+        stage.result = f"{count:,} messages in {PARTITIONS} partitions, {published.rejected_count} rejected by the gate"
     with progress.stage("Publish them again, as a job does that is run twice") as stage:
         again = mq.publish("flights", flights, **how)
         added = sum(mq.end_offsets("flights").values()) - count

@@ -22,7 +22,7 @@ class MessageRow:
     file_id: int = column(INT64, "Random id of the file; its 16 hex digits are the file's name.")
     row: int = column(INT64, "Number of the row in its file, from 0.")
     topic: str = column(TEXT, "Destination it was published to; the topic is that of its segment.")
-    partition: int = column(INT32, "Partition by the hash of the key; negative for a refused row.")
+    partition: int = column(INT32, "Partition by the hash of the key; negative for a rejected row.")
     key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
     value: bytes | None = column(BINARY, "Payload; null is a tombstone.", nullable=True)
     headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .applications import APPLICATIONS
 from .clients import CLIENTS
-from .dead_letters import DEAD_LETTERS
 from .delayed import DELAYED
 from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, GROUPS, MEMBERS
 from .inbox import INBOX
@@ -12,6 +11,7 @@ from .journal import JOURNAL
 from .messages import MESSAGES
 from .offsets import CONSUMER_OFFSETS
 from .producers import PRODUCERS
+from .rejected_rows import REJECTED_ROWS
 from .segments import SEGMENTS
 from .spec import TableSpec
 from .topics import PARTITIONS, TOPICS
@@ -36,7 +36,7 @@ TABLES: tuple[TableSpec, ...] = (
     ASSIGNMENTS,
     ASSIGNMENT_MOVES,
     DELAYED,
-    DEAD_LETTERS,
+    REJECTED_ROWS,
     WATERMARKS,
     JOURNAL,
 )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the stored format; a namespace with a newer one is refused."""
 
 VERSION_PROPERTY = "lakemq.schemaVersion"

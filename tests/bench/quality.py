@@ -67,7 +67,7 @@ def _with_amounts(table: pa.Table) -> pa.Table:
 
 def _publish(mq: Connection, topic: str, data: object) -> None:
     done = mq.publish(topic, data, key="key", value="value")
-    assert (done.refused_count > 0) == (topic == "gated")
+    assert (done.rejected_count > 0) == (topic == "gated")
 
 
 def _ratio(what: str, count: int, rounds: int, publish: Callable[[str], None]) -> Figure:

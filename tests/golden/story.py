@@ -30,7 +30,7 @@ from lakemq.engine.protocol.values.groups import (
 )
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RefusedRows
+from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
 from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
     DeleteOffsets,
@@ -221,7 +221,7 @@ class Story(QueueWords):
         producer: int | None = None,
         epoch: int = 0,
         outside: bool = False,
-        refused: int = 0,
+        rejected: int = 0,
         stale: bool = False,
         hashed_to_partitions: int | None = None,
         file_is_missing: bool = False,
@@ -252,9 +252,9 @@ class Story(QueueWords):
         if due:
             times = [ms for place, of in given.items() for ms in due.get(place, [0] * len(_values(place, of)))]
             self.due_times |= {(file_id, row): ms for row, ms in enumerate(times)}
-        if refused:
-            rows = [RefusedRows("t", 0, 0, refused, "MESSAGE_TOO_LARGE", "big")]
-            request = msgspec.structs.replace(request, refused=rows)
+        if rejected:
+            rows = [RejectedRows("t", 0, 0, rejected, "MESSAGE_TOO_LARGE", "big")]
+            request = msgspec.structs.replace(request, rejected=rows)
         if stale:
             request = msgspec.structs.replace(request, topics=[TopicRef("t", 1, 99)])
         if hashed_to_partitions:

@@ -217,7 +217,7 @@ def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
         ("segments", "first_offset", 0, {"kind": "abort"}, ("tables", "rows_unlike_the_journal")),
         ("delayed", "waiting_count", 1, {"state": "waiting"}, ("delays", "unaccounted")),
         ("delayed", "released_count", 0, {"state": "released"}, ("delays", "unaccounted")),
-        ("dead_letters", "first_row", 100_000, {}, ("dead_letters", "rows_missing")),
+        ("rejected_rows", "first_row", 100_000, {}, ("rejected_rows", "rows_missing")),
     ],
 )
 def test_a_row_of_a_table_that_was_changed_is_found(

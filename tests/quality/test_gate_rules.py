@@ -279,20 +279,20 @@ def orders(count: int, bad: int = 0) -> pa.Table:
     )
 
 
-DEAD = """SELECT decode(m.value) AS v, d.error, d.reason FROM dead_letters d JOIN messages m
+DEAD = """SELECT decode(m.value) AS v, d.error, d.reason FROM rejected_rows d JOIN messages m
           ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"""
 
 
 def dead(mq: Connection) -> dict[str, tuple[str, str]]:
-    """Value -> error and reason, of all refused rows, once they are projected."""
+    """Value -> error and reason, of all rejected rows, once they are projected."""
     with lakemq.connect(mq.namespace.path) as fresh:
         return {value: (error, reason) for value, error, reason in run_query(fresh.namespace, DEAD)[1]}
 
 
 @pytest.mark.parametrize("count", [30, 3000])  # rows that ride in the letter, and rows in a file
-def test_rows_that_fail_are_dead_letters_with_the_expectation(mq: Connection, count: int) -> None:
+def test_rows_that_fail_are_rejected_with_the_expectation(mq: Connection, count: int) -> None:
     done = mq.publish("t", orders(count, bad=9))
-    assert (done.record_count, done.refused_count) == (count - 9, 9)
+    assert (done.record_count, done.rejected_count) == (count - 9, 9)
     assert sorted(int(m.value[1:]) for m in mq.fetch("t")) == list(range(9, count))
     mq.close()
     expected = {
@@ -310,7 +310,7 @@ def test_rows_that_fail_are_dead_letters_with_the_expectation(mq: Connection, co
 def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed, match="16 of 30 rows fail"):
         mq.publish("t", orders(30, bad=16))
-    assert mq.publish("t", orders(30, bad=15)).refused_count == 15
+    assert mq.publish("t", orders(30, bad=15)).rejected_count == 15
     dear = orders(30).set_column(2, "amount", pa.array([2000] * 4 + [5] * 26))
     with pytest.raises(ExpectationFailed, match=r"4 of 30 rows fail .*max_value=1000"):
         mq.publish("t", dear)
@@ -322,7 +322,7 @@ def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
 
 
 def test_who_wants_all_or_nothing_has_it(mq: Connection) -> None:
-    with pytest.raises(ExpectationFailed, match="1 rows are refused, hence all"):
+    with pytest.raises(ExpectationFailed, match="1 rows are rejected, hence all"):
         mq.publish("t", orders(30, bad=1), on_error="fail")
     transaction = mq.transaction("tx")
     with pytest.raises(ExpectationFailed), transaction:
@@ -348,9 +348,9 @@ def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:
 def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: Connection) -> None:
     asked = orders(4, bad=1).append_column("partition", pa.array([1, 1, -1000, 0]))
     done = mq.publish("t", asked)
-    assert (done.record_count, done.refused_count) == (2, 2)
+    assert (done.record_count, done.rejected_count) == (2, 2)
     assert {(m.partition, m.value) for m in mq.fetch("t")} == {(1, b"v1"), (0, b"v3")}
-    assert mq.publish("other", pa.table({"value": ["v"] * 3000, "partition": [-1001] * 3000})).refused_count == 3000
+    assert mq.publish("other", pa.table({"value": ["v"] * 3000, "partition": [-1001] * 3000})).rejected_count == 3000
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
@@ -370,4 +370,4 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     printed: list[str] = []
     names = {"lakemq": lakemq, "orders": orders, "shop": tmp_path / "data/shop", "conf": tmp_path / "conf/lakemq.yaml"}
     exec(code, names | {"print": lambda *words: printed.append(" ".join(map(str, words)))})  # type: ignore[arg-type]
-    assert printed == ["19 published, 1 refused"]
+    assert printed == ["19 published, 1 rejected"]

@@ -20,7 +20,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.snapshot import find_moment
-from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RefusedRows
+from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RejectedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
@@ -113,7 +113,7 @@ def test_the_views_hold_what_was_published(
 
 
 def neighbours(mq: Connection, topic: str) -> None:
-    """Files of which id + partition is the same for some rows, one with a refused row before the others."""
+    """Files of which id + partition is the same for some rows, one with a rejected row before the others."""
     first_id, files = new_file_id() & ~3, []
     for file_id, partitions in enumerate([[2, 2, 2, 2], [-1, 1, 1, 1, 2, 2], [0, 0, 1]], first_id):
         rows = len(partitions)
@@ -122,7 +122,7 @@ def neighbours(mq: Connection, topic: str) -> None:
         body = [pa.array(given.get(f.name, [None] * rows), f.type) for f in BODY_SCHEMA]
         files.append(DataFile(*write_data_file(mq.namespace.files, file_id, pa.table(body, BODY_SCHEMA))))
     ranges = Ranges([0] * 5, [2, 1, 2, 0, 1], [0, 1, 1, 2, 2], [0, 1, 4, 0, 2], [4, 3, 2, 2, 1], [0] * 5, [0] * 5)
-    refused = [RefusedRows(topic, 1, 0, 1, "INVALID_RECORD", "made so")]
+    refused = [RejectedRows(topic, 1, 0, 1, "INVALID_RECORD", "made so")]
     request = Produce([TopicRef(topic, mq.topics.describe(topic).topic_id, 3)], ranges, mq.state().step, files, refused)
     assert isinstance(mq.requester.ask(request), Published)
 

@@ -66,10 +66,10 @@ def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> No
     mq.topics.create(topic)
     rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None), ("d", 10**9)], "value string, delay_ms long")
     told = mq.publish(topic, rows)
-    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
     assert values(mq, topic) == ["c"]
     told = mq.publish(topic, rows.withColumn("deliver_at", F.lit(10**13)))
-    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (3, 1)
+    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (3, 1)
     with pytest.raises(InvalidRecord, match="both"):
         mq.publish(topic, rows, delay_ms=1, deliver_at=1)
     with pytest.raises(InvalidRecord, match="wrong type"):

@@ -93,10 +93,10 @@ def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSessi
     jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("gated publish")
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     assert len(jobs) == 1
-    assert (done.record_count, done.refused_count) == (51, 9)
+    assert (done.record_count, done.rejected_count) == (51, 9)
     assert sorted(int(m.value[1:]) for m in gated.fetch("t")) == list(range(9, 60))
     done = gated.publish("t", orders(spark, 60, bad=9), key="k", value="v", order_by="id")
-    assert (done.record_count, done.refused_count) == (51, 9)
+    assert (done.record_count, done.rejected_count) == (51, 9)
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Conn
         except ExpectationFailed as failure:
             failures.append(failure)
             raise
-        done.append((rows.record_count, rows.refused_count))
+        done.append((rows.record_count, rows.rejected_count))
 
     def run(stream: DataFrame, checkpoint: str) -> None:
         writer = stream.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / checkpoint))

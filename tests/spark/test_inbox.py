@@ -43,7 +43,7 @@ def test_a_drain_publishes_each_row_to_its_topic_and_once(spark: SparkSession, m
     insert(spark, topic, "a", "b")
     insert(spark, f"{topic}/x", "c")
     done = mq.drain_inbox()
-    assert (done.record_count, done.refused_count) == (3, 0)
+    assert (done.record_count, done.rejected_count) == (3, 0)
     assert values(mq, topic) == ["a", "b"]
     assert values(mq, f"{topic}-fan") == ["c"]
     assert mq.drain_inbox().record_count == 0
@@ -72,12 +72,12 @@ def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: st
             ('{topic}', 'late', NULL, 1000000000), ('{topic}', 'both', timestamp'2222-02-02', 1)"""
     )
     done = mq.drain_inbox()
-    assert (done.record_count, done.refused_count) == (3, 1)
+    assert (done.record_count, done.rejected_count) == (3, 1)
     assert values(mq, topic) == ["now"]
     assert mq.delayed.cancel_where(topic).column("outcome").to_pylist() == ["cancelled"] * 2
 
 
-def test_bad_rows_become_dead_letters_and_the_rest_is_published(
+def test_bad_rows_are_rejected_and_the_rest_is_published(
     spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
@@ -89,10 +89,10 @@ def test_bad_rows_become_dead_letters_and_the_rest_is_published(
             (repeat('x', 5000), '{topic}-long', NULL)"""
     )
     done = mq.drain_inbox()
-    assert (done.record_count, done.refused_count) == (2, 6)
+    assert (done.record_count, done.rejected_count) == (2, 6)
     assert sorted(m.value or b"" for m in mq.fetch(topic)) == [b"", b"good"]
     projected()
-    dead, messages = spark.table("mq.dead_letters").alias("d"), spark.table("mq.messages").alias("m")
+    dead, messages = spark.table("mq.rejected_rows").alias("d"), spark.table("mq.messages").alias("m")
     inside = F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count")
     found = {
         (bytes(r.value).decode(), r.source, r.error)

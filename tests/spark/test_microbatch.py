@@ -110,7 +110,7 @@ def arguments_of_source(mq: Connection, folder: Path) -> list[str]:
 def counts_of(mq: Connection, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, int, int]:
     assert microbatch.main(arguments) == 0
     end = last_line(capsys.readouterr().out)
-    return end["batches"], end["records"], end["refused"]
+    return end["batches"], end["records"], end["rejected"]
 
 
 @pytest.mark.extended
@@ -184,7 +184,7 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
     )
     assert done.returncode == 0, done.stderr + done.stdout
     end = last_line(done.stdout)
-    assert (end["job"], end["inbox_records"], end["inbox_refused"]) == ("microbatch", 2, 0)
+    assert (end["job"], end["inbox_records"], end["inbox_rejected"]) == ("microbatch", 2, 0)
     logged = [json.loads(line) for line in done.stdout.splitlines()[:-1]]
     assert [line["records"] for line in logged if "batch" in line] == [2]
     assert values(own) == ["a", "b"]

@@ -127,7 +127,7 @@ def test_an_explicit_partition_wins_and_one_that_is_not_there_is_refused(
     mq.topics.create(topic, partitions=3)
     rows = [("k", "a", 2), ("k", "b", 0), ("k", "c", None), ("k", "d", 3), ("k", "e", -1), ("k", "f", -2)]
     done = mq.publish(topic, spark.createDataFrame(rows, "key string, value string, p int"), partition="p")
-    assert done.refused_count == 2
+    assert done.rejected_count == 2
     found = {bytes(r.value).decode(): r.partition for r in mq.fetch(topic).to_spark().collect()}
     assert (found["a"], found["b"]) == (2, 0)
     assert found["c"] == found["e"]
@@ -254,7 +254,7 @@ BAD = [
 
 
 @pytest.mark.extended
-def test_rows_that_cannot_be_messages_become_dead_letters_and_the_rest_is_published(
+def test_rows_that_cannot_be_messages_are_rejected_and_the_rest_is_published(
     spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
@@ -262,10 +262,10 @@ def test_rows_that_cannot_be_messages_become_dead_letters_and_the_rest_is_publis
         "timestamp", F.expr("timestamp_micros(253402300800000000)")
     )
     done = mq.publish(topic, frame(spark, [row[:4] for row in BAD] + ROWS).unionByName(late))
-    assert done.refused_count == 4
+    assert done.rejected_count == 4
     assert sum(unit.record_count for unit in done.units) == len(ROWS) == mq.fetch(topic).record_count
     projected()
-    dead = spark.table("mq.dead_letters").where(F.col("source") == topic)
+    dead = spark.table("mq.rejected_rows").where(F.col("source") == topic)
     refused = (
         spark.table("mq.messages")
         .alias("m")
@@ -286,7 +286,7 @@ def test_on_error_fail_refuses_all(
     spark: SparkSession, mq: Connection, topic: str, row: tuple[Any, ...], error: type[Exception]
 ) -> None:
     mq.topics.create(topic, partitions=2)
-    with pytest.raises(error, match="1 rows are refused, hence all"):
+    with pytest.raises(error, match="1 rows are rejected, hence all"):
         mq.publish(topic, frame(spark, [row[:4], *ROWS]), on_error="fail")
     assert mq.fetch(topic).record_count == 0
 

@@ -53,7 +53,7 @@ def test_a_topics_own_and_views(spark: SparkSession, mq: Connection, topic: str,
 def test_what_is_no_life(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None)], "value string, ttl_ms long")
-    assert mq.publish(topic, rows).refused_count == 2
+    assert mq.publish(topic, rows).rejected_count == 2
     assert values(mq, topic) == ["c"]
     with pytest.raises(InvalidRecord, match="wrong type"):
         mq.publish(topic, rows, ttl_ms="value")

@@ -13,7 +13,7 @@ from stateful.world import World
 
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.values.kinds import AnyRequest
-from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RefusedRows
+from lakemq.engine.protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, TopicRef
 
@@ -56,7 +56,7 @@ class Publisher:
         topics = data.draw(st.lists(st.sampled_from(self.model.active()), min_size=1, max_size=2, unique_by=id))
         picks = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="partition of each message")
         picks = data.draw(now_and_then([], picks), label="messages")
-        values = self.new_messages(len(picks) + data.draw(st.integers(0, 1), label="refused"))
+        values = self.new_messages(len(picks) + data.draw(st.integers(0, 1), label="rejected"))
         file = self.world.write_file(values) if values and data.draw(st.booleans(), label="in a file") else None
         index = 0 if file else -1
         asked = self.request(data, topics, picks, len(values) - len(picks), index)
@@ -73,15 +73,15 @@ class Publisher:
         self.world.namespace.files.delete([file_name(file.file_id)])
         self.model.lost_files.add(file.file_id)
 
-    def request(self, data: st.DataObject, topics: list[Topic], picks: list[int], refused: int, file: int) -> Produce:
-        """picks: partition of each message; then come the refused ones. file: 0, or -1 for those that ride."""
+    def request(self, data: st.DataObject, topics: list[Topic], picks: list[int], rejected: int, file: int) -> Produce:
+        """picks: partition of each message; then come the rejected ones. file: 0, or -1 for those that ride."""
         long_runs = data.draw(st.booleans(), label="long runs")
         version = st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))
         request = Produce(
             [TopicRef(t.topic, t.topic_id, t.partitions) for t in topics],
             ranges_of([t.partitions for t in topics], picks, file, long_runs),
             self.world.history[-1].step,
-            refused=[RefusedRows("a", file, len(picks), refused, "E", "why")] if refused else [],
+            rejected=[RejectedRows("a", file, len(picks), rejected, "E", "why")] if rejected else [],
             application=data.draw(st.sampled_from([None, None, None]) | version, label="version"),
         )
         return msgspec.structs.replace(request, producer=self.sequences(data, request))
@@ -102,7 +102,7 @@ class Publisher:
             bases.append(sum(last[0][:2]) + gap if last else gap)
         last = known.appended.get(REFUSED, [])[-1:] if known and known.epoch == epoch else []
         of_refused = (sum(last[0][:2]) if last else 0) + data.draw(now_and_then(1, 0), label="gap in the refused")
-        refused = of_refused if request.refused else None
+        refused = of_refused if request.rejected else None
         return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases, refused)
 
 

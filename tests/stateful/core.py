@@ -15,7 +15,7 @@ from lakemq.engine.client.fetch.plan import Isolation
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import Produce, RefusedRows
+from lakemq.engine.protocol.values.log import Produce, RejectedRows
 from lakemq.engine.protocol.values.producers import TransactionRef
 from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, Topic, TopicRef
 from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionMoved, TransactionStatus
@@ -70,8 +70,8 @@ class Core(SideBySide):
             [sequences[place] for place in places] if sequences is not None else [],
         )
         if flaw == "bad row":
-            refused = [RefusedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")]
-            return msgspec.structs.replace(made, refused=refused)
+            rejected = [RejectedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")]
+            return msgspec.structs.replace(made, rejected=rejected)
         if flaw == "stale":
             return msgspec.structs.replace(made, topics=[TopicRef(r.topic, r.topic_id, 9) for r in made.topics])
         return made

@@ -85,7 +85,7 @@ PLACES = {
         "decided_at_ms",
         "last_offset",
     ),
-    "dead_letters": _RANGE,
+    "rejected_rows": _RANGE,
 }
 """The tables that say where rows are, and what of them a merge of data files changes."""
 
@@ -97,7 +97,7 @@ def one_by_one(table: pa.Table) -> pa.Table:
     rows = table.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
     for name in {"base_offset", "base_sequence"} & set(rows.column_names):
         rows = rows.set_column(rows.column_names.index(name), name, pc.add(rows.column(name), nth))
-    name = "segments" if "base_offset" in rows.column_names else "dead_letters"
+    name = "segments" if "base_offset" in rows.column_names else "rejected_rows"
     return rows.drop_columns(list(PLACES[name]))
 
 

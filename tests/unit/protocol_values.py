@@ -72,14 +72,14 @@ from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
     DataFile,
-    DeadLettered,
     FilesAdded,
     Produce,
     Produced,
     Published,
     Ranges,
-    RefusedRows,
+    RejectedRows,
     RowsJournaled,
+    RowsRejected,
     Unit,
     WaitingUnit,
 )
@@ -227,7 +227,7 @@ produces = st.builds(
     ranges=st.builds(Ranges, *map(columns, RANGE)) | st.integers(0, 3).flatmap(even_ranges),
     metadata_step=counts,
     files=st.lists(files, max_size=2),
-    refused=st.lists(st.builds(RefusedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
+    rejected=st.lists(st.builds(RejectedRows, texts, st.integers(-1, 3), counts, counts, texts, texts), max_size=2),
     producer=st.none()
     | st.builds(ProducerSequences, small, epochs, columns(small), columns(small), columns(sequences)),
     application=st.none() | st.builds(ApplicationVersion, texts, st.integers(), st.sampled_from(["t", "x/y", "", ":"])),
@@ -417,7 +417,7 @@ RECORDS: Kinds = {
         DelaysSettled, texts, small, epochs, columns(small), columns(file_ids), columns(counts), delayed_ranges
     ),
     DelaysDropped: st.builds(DelaysDropped, texts, ended_ranges),
-    DeadLettered: st.builds(DeadLettered, texts, file_ids, counts, counts, texts, texts),
+    RowsRejected: st.builds(RowsRejected, texts, file_ids, counts, counts, texts, texts),
     OffsetsCommitted: st.builds(OffsetsCommitted, texts, columns(small), offsets, st.none() | texts, st.none() | texts),
     OffsetsRemoved: st.builds(OffsetsRemoved, texts, small, texts, columns(small)),
     GroupConfigured: st.builds(GroupConfigured, texts, group_configs, st.booleans()),

@@ -196,7 +196,7 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
     lines = b'{"p": 0, "v": "good"}\n{"p": 9, "v": "bad"}\n'
     result = lake("publish", *options, stdin=lines, code=5)
-    assert result.stderr == "rows refused: 1; the table dead_letters has the reasons\n"
+    assert result.stderr == "rows rejected: 1; the table rejected_rows has the reasons\n"
     failed = lake("publish", *options, "--on-error", "fail", stdin=lines, code=1)
     assert failed.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]

@@ -66,7 +66,7 @@ def test_what_was_sent_is_told_from_the_lowest_offset_to_the_highest() -> None:
     assert list(sent.records()) == [
         {"topic": "t", "partition": 0, "first_offset": 2, "last_offset": 9, "messages": 5},
     ]
-    assert (sent.count, sent.refused_count) == (5, 2)
+    assert (sent.count, sent.rejected_count) == (5, 2)
 
 
 def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Connection) -> None:
@@ -93,7 +93,7 @@ def test_refused_rows_are_exit_code_5_and_counted(mq: Connection) -> None:
     options = ["--partition-column", "p", "--value-column", "v"]
     result = publish(mq, topic, *options, lines=b'{"p":0,"v":"good"}\n{"p":7,"v":"bad"}\n')
     assert result.exit_code == 5
-    assert result.stderr == "rows refused: 1; the table dead_letters has the reasons\n"
+    assert result.stderr == "rows rejected: 1; the table rejected_rows has the reasons\n"
     assert [message.value for message in mq.fetch(topic)] == [b"good"]
 
 

@@ -173,14 +173,14 @@ def test_a_delay_that_is_none_is_refused_in_the_call(mq: Connection, delay: Any,
     assert values(mq, topic) == []
 
 
-def test_rows_with_a_delay_that_is_none_become_dead_letters(mq: Connection) -> None:
+def test_rows_with_a_delay_that_is_none_are_rejected(mq: Connection) -> None:
     topic = new_topic(mq)
     told = mq.publish(topic, pa.table({"value": ["a", "b", "c"], "delay_ms": [-1, 2**62, 10**9]}))
-    assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
     with pytest.raises(InvalidTimestamp, match="negative"):
         mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
     both = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
-    assert mq.publish(topic, both).refused_count == 1
+    assert mq.publish(topic, both).rejected_count == 1
     with pytest.raises(InvalidRecord, match="or a delay"):
         mq.publish(topic, both, on_error="fail")
 
@@ -209,7 +209,7 @@ def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
     else:
         rows = [headers, [("DELIVER_AT", b"%d" % due_ms)], [("DELAY_MS", b"soon")], None] * count
         told = mq.publish(topic, pa.table({"value": ["v"] * 4 * count, "headers": pa.array(rows, HEADERS)}))
-        assert (told.refused_count, sum(unit.record_count for unit in told.waiting)) == (count, 2 * count)
+        assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (count, 2 * count)
     seen_at(mq, topic, 2 * count)
     found = {message.headers for message in mq.fetch(topic)}
     assert found <= {(("a", b"1"), ("b", b"2")), ()}

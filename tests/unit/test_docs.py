@@ -219,6 +219,6 @@ def test_every_view_has_a_query_on_the_page() -> None:
     page = (DOCS / "sql.md").read_text(encoding="utf-8")
     sections = re.split(r"^### (\w+)$", page[page.index("## Views") :], flags=re.MULTILINE)
     found = dict(zip(sections[1::2], sections[2::2], strict=True))
-    assert {*found} == {*VIEWS, "dead_letters"}
+    assert {*found} == {*VIEWS, "rejected_rows"}
     for view, text in found.items():
         assert re.search(rf"^```sql\n[^`]*\bFROM {view}\b", text, re.MULTILINE), view

@@ -28,8 +28,8 @@ from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
 from lakemq.jobs.doctor.examination import Finding, examine, requirements, within
 from lakemq.jobs.doctor.namespace import check_sequencer
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.storage.files import LocalFiles
 
@@ -255,7 +255,7 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
         mq.publish("t", pa.table({"value": ["2"]}))
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
     (path / "groups/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
-    write_deltalake(str(path / "dead_letters"), DEAD_LETTERS.empty(), mode="overwrite")
+    write_deltalake(str(path / "rejected_rows"), REJECTED_ROWS.empty(), mode="overwrite")
     segments = DeltaTable(str(path / "segments"))
     segments.optimize.compact()
     segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
@@ -263,7 +263,7 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
     assert set(found) == {"foreign commits"}
     text = found["foreign commits"].found
     assert "groups version 1: WRITE by Apache-Spark/4.2.0 Delta-Lake/4.4.0 at 1970-01-01T00:00:00.000Z" in text
-    assert "dead_letters version 1: WRITE (Overwrite) by delta-rs" in text
+    assert "rejected_rows version 1: WRITE (Overwrite) by delta-rs" in text
     assert "segments version 3: OPTIMIZE by delta-rs" in text
     assert "VACUUM END by delta-rs" in text
     assert "Leave maintenance to LakeMQ" in found["foreign commits"].mend

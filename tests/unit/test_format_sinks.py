@@ -29,7 +29,7 @@ from lakemq.errors import (
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -94,7 +94,7 @@ def test_rows_name_their_topics(mq: Connection) -> None:
     write(mq, table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"]))
     assert (values(mq, one), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
     settled(mq)
-    refused = mq.namespace.store.open(DEAD_LETTERS).read().to_pylist()
+    refused = mq.namespace.store.open(REJECTED_ROWS).read().to_pylist()
     mine = sorted((row["source"], row["error"]) for row in refused if row["source"] in ("nobody", BY_COLUMN))
     assert mine == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
 

@@ -30,8 +30,8 @@ from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.leftovers import FOLDER, Leftovers
 from lakemq.tables.storage.mailbox import LETTERS
@@ -141,7 +141,7 @@ def seen(mq: Connection) -> dict[str, Any]:
     found: dict[str, Any] = views(mq)
     found["dead"] = sql(
         mq,
-        """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM dead_letters d JOIN messages m
+        """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM rejected_rows d JOIN messages m
            ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count""",
     )
     with lakemq.connect(mq.namespace.path) as fresh:
@@ -193,7 +193,7 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
         assert len(of_publishers(path)) == 4
     for file in of_publishers(path)[:3]:
         age(file, days=2)
-    segments = [one.num_rows for one in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, DEAD_LETTERS))]
+    segments = [one.num_rows for one in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, REJECTED_ROWS))]
     with connect(path) as mq:
         for _ in range(3):
             pass_by(mq)
@@ -204,7 +204,7 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
         assert {file.path for file in mq.namespace.store.open(MESSAGES).files()} == left
         store = mq.namespace.store
         assert store.open(SEGMENTS).read().num_rows < segments[0] * 0.8
-        assert store.open(DEAD_LETTERS).read().num_rows == segments[1]
+        assert store.open(REJECTED_ROWS).read().num_rows == segments[1]
         assert check_data_files(mq).ok
         assert not list((path / FOLDER).glob("messages-*"))
 

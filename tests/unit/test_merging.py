@@ -22,7 +22,7 @@ from lakemq.engine.maintenance.merging import (
     move_ranges,
     order_merged_rows,
 )
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 MERGED = 99
@@ -213,7 +213,7 @@ FILES = {7: 12, 11: 9, 40: 10}
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[DeadLetterRow]]:
+def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
     """Ranges of the files as steps name them: rows that are shown once, or twice, that are refused, or for nothing."""
     ends: dict[tuple[int, int], int] = {}
     ranges = []
@@ -226,8 +226,8 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[DeadLetterRow]]:
     segments, dead = [], []
     for step, (file_id, row, length, what) in enumerate(draw(st.permutations(ranges)), 1):
         if what == "refused":
-            told = {"source": "t", "error": "E", "reason": "r", "dead_at_ms": step}
-            dead.append(DeadLetterRow(step=step, file_id=file_id, first_row=row, record_count=length, **told))
+            told = {"source": "t", "error": "E", "reason": "r", "rejected_at_ms": step}
+            dead.append(RejectionRow(step=step, file_id=file_id, first_row=row, record_count=length, **told))
         for topic_id in {"shown": (1,), "twice": (1, 2)}.get(what, ()):
             partition, author = draw(st.integers(0, 1)), draw(st.sampled_from([{}, SENT]))
             base = ends.get((topic_id, partition), 0)
@@ -252,7 +252,7 @@ def _shown(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
 
 def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
     found: dict[tuple[int, int], list[Any]] = {}
-    for one in DEAD_LETTERS.rows(dead):
+    for one in REJECTED_ROWS.rows(dead):
         for i in range(one.record_count):
             found.setdefault((one.file_id, one.first_row + i), []).append((one.step, one.source, one.error))
     return found
@@ -260,10 +260,10 @@ def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
 
 @examples()
 @given(histories(), st.integers(0, 30))
-def test_every_offset_has_its_row_and_every_dead_letter(
-    history: tuple[list[SegmentRow], list[DeadLetterRow]], floor: int
+def test_every_offset_has_its_row_and_every_rejection(
+    history: tuple[list[SegmentRow], list[RejectionRow]], floor: int
 ) -> None:
-    segments, dead = SEGMENTS.table(history[0]), DEAD_LETTERS.table(history[1])
+    segments, dead = SEGMENTS.table(history[0]), REJECTED_ROWS.table(history[1])
     ids, counts = np.array(list(FILES)), np.array(list(FILES.values()))
     shown, refused = (find_pointed_rows(one, ids, counts) for one in (segments, dead))
     order, place = order_merged_rows(segments, shown, refused, int(counts.sum()))
@@ -306,6 +306,6 @@ def test_20_000_messages_of_steps_of_their_own_are_a_segment_per_partition() -> 
     segments = pa.table([pa.array(columns[f.name], f.type) for f in SEGMENTS.stored_schema], SEGMENTS.stored_schema)
     ids = np.arange(count // 100)
     shown = find_pointed_rows(segments, ids, np.full(len(ids), 100))
-    none = find_pointed_rows(DEAD_LETTERS.empty(), ids, np.full(len(ids), 100))
+    none = find_pointed_rows(REJECTED_ROWS.empty(), ids, np.full(len(ids), 100))
     _, place = order_merged_rows(segments, shown, none, count)
     assert coalesce(move_ranges(segments, shown, place, MERGED), count).num_rows == partitions

@@ -87,7 +87,7 @@ def test_futures_and_callbacks_of_good_and_refused_records(mq: Connection, topic
         assert not any(future.done() for future in futures)
         flushed = producer.flush()
         futures[2].add_done_callback(done.append)
-    assert (flushed.refused_count, flushed.offsets()) == (1, {(topic, 0): (0, 1)})
+    assert (flushed.rejected_count, flushed.offsets()) == (1, {(topic, 0): (0, 1)})
     assert done == futures[1:]
     assert values(mq, topic) == ["0", "2"]
     assert [future.result().offset for future in (futures[0], futures[2])] == [0, 1]
@@ -223,7 +223,7 @@ def test_what_the_caller_changes_afterwards_is_not_changed(mq: Connection, topic
     assert (row["key"], row["value"], row["headers"]) == (b"key", b"value", [{"key": "h", "value": b"header"}])
 
 
-@pytest.mark.parametrize("on_error", ["dead_letter", "fail"])
+@pytest.mark.parametrize("on_error", ["reject", "fail"])
 def test_a_row_that_only_the_topic_refuses_is_refused_alone(mq: Connection, topic: str, on_error: str):
     with mq.producer(linger_ms=60_000, on_error=on_error) as producer:
         producer.send(topic, "before")
@@ -234,7 +234,7 @@ def test_a_row_that_only_the_topic_refuses_is_refused_alone(mq: Connection, topi
         other = producer.send(new_topic(mq), "of another topic")
         with pytest.raises(UnknownTopicOrPartition):
             producer.flush()
-        assert producer.flush().refused_count == (2 if on_error == "dead_letter" else 0)
+        assert producer.flush().rejected_count == (2 if on_error == "reject" else 0)
     assert values(mq, topic) == ["before", "after"]
     assert (after.result().offset, other.result().offset) == (1, 0)
     errors = (UnknownTopicOrPartition, MessageTooLarge, UnknownTopicOrPartition)
@@ -377,7 +377,7 @@ def test_options_of_kafka_at_values_that_keep_the_guarantee(mq: Connection, topi
 
 
 def test_a_transactional_id_needs_idempotence_and_refuses_all(mq: Connection):
-    for option in ({"idempotent": False}, {"enable_idempotence": False}, {"on_error": "dead_letter"}):
+    for option in ({"idempotent": False}, {"enable_idempotence": False}, {"on_error": "reject"}):
         with pytest.raises(InvalidConfig):
             mq.producer(new_name("id"), **option)
     mq.producer(new_name("id"), enable_idempotence=True, on_error="fail").close()

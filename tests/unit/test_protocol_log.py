@@ -26,7 +26,7 @@ from lakemq.engine.protocol.values.log import (
     Produce,
     Published,
     Ranges,
-    RefusedRows,
+    RejectedRows,
     Unit,
 )
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
@@ -137,24 +137,24 @@ def test_nothing_at_all_is_published_as_nothing(mq: Harness) -> None:
 
 def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> None:
     ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
-    refused = [RefusedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
-    first = Produce(mq.refs("t"), ranges, mq.state.step, refused=refused)
+    rejected = [RejectedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
+    first = Produce(mq.refs("t"), ranges, mq.state.step, rejected=rejected)
     second = msgspec.structs.replace(first, first_row=4)
     results = mq.ask(first, second, inline_rows=8)
-    assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], refused_count=1)
+    assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], rejected_count=1)
     produced = [one for one in mq.steps[-1].entries if one.record.kind == "produced"]
     assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
     assert set(produced[0].segments.column("file_id")) == {inline_file(3, 8).file.file_id}
-    dead = [one.record for one in mq.steps[-1].entries if one.record.kind == "dead_lettered"]
+    dead = [one.record for one in mq.steps[-1].entries if one.record.kind == "rows_rejected"]
     assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
         (13, 1, "INVALID_TIMESTAMP"),
         (17, 1, "INVALID_TIMESTAMP"),
     ]
 
 
-def test_refused_rows_alone_are_dead_letters(mq: Harness) -> None:
-    assert mq.one(mq.produce({}, refused=4)) == Published([], refused_count=4)
-    assert kinds_of(mq) == ["files_added", "dead_lettered", "answered"]
+def test_rejected_rows_alone_are_listed(mq: Harness) -> None:
+    assert mq.one(mq.produce({}, rejected=4)) == Published([], rejected_count=4)
+    assert kinds_of(mq) == ["files_added", "rows_rejected", "answered"]
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -190,9 +190,9 @@ def test_a_range_outside_what_the_request_names(mq: Harness, wrong: dict[str, in
     [
         {"ranges": Ranges([0], [0], [0], [0], [], [0], [0])},
         {"topics": [TopicRef("t", 1, 3), TopicRef("t", 1, 3)]},
-        {"refused": [RefusedRows("t", 0, 4, 2, "E", "r")]},
-        {"refused": [RefusedRows("t", 1, 0, 1, "E", "r")]},
-        {"refused": [RefusedRows("t", -1, 0, 1, "E", "r")]},
+        {"rejected": [RejectedRows("t", 0, 4, 2, "E", "r")]},
+        {"rejected": [RejectedRows("t", 1, 0, 1, "E", "r")]},
+        {"rejected": [RejectedRows("t", -1, 0, 1, "E", "r")]},
         {"producer": ProducerSequences(0, 0, [], [], [])},
         {"producer": ProducerSequences(0, 0, [0], [0], [])},
         {"producer": ProducerSequences(0, 0, [0], [1], [0])},
@@ -219,7 +219,7 @@ def test_no_row_of_another_letter_can_be_published(mq: Harness, first_row: int, 
 
 
 def test_refused_rows_of_another_letter(mq: Harness) -> None:
-    request = Produce(mq.refs("t"), Ranges(), mq.state.step, refused=[RefusedRows("t", -1, 7, 2, "E", "r")])
+    request = Produce(mq.refs("t"), Ranges(), mq.state.step, rejected=[RejectedRows("t", -1, 7, 2, "E", "r")])
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
     assert mq.refused(request).error == "INVALID_REQUEST"
 

@@ -102,12 +102,12 @@ def test_a_repeat_is_answered_whatever_became_of_the_topic(mq: Harness, change: 
     assert mq.one(request) == Published(first.units, duplicate=True)  # type: ignore[union-attr]
 
 
-def test_refused_rows_are_dead_letters_once(mq: Harness) -> None:
-    request = mq.produce({0: 2}, producer=(mq.producer(), 0), refused=3)
-    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], refused_count=3)
-    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], refused_count=3, duplicate=True)
+def test_rejected_rows_are_listed_once(mq: Harness) -> None:
+    request = mq.produce({0: 2}, producer=(mq.producer(), 0), rejected=3)
+    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3)
+    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3, duplicate=True)
     kinds = [one.record.kind for step in mq.steps for one in step.entries]
-    assert kinds.count("dead_lettered") == 1
+    assert kinds.count("rows_rejected") == 1
 
 
 def test_after_the_last_sequence_comes_zero(mq: Harness) -> None:

@@ -377,9 +377,9 @@ def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
     assert project(mq.state, mq.steps)["segments"].column("step").to_pylist() == [2, 3]
 
 
-def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
-    mq.one(mq.produce({0: 2}, refused=3))
-    assert last(mq, "dead_letters") == [
+def test_rejections_say_where_the_rows_are_and_why(mq: Harness) -> None:
+    mq.one(mq.produce({0: 2}, rejected=3))
+    assert last(mq, "rejected_rows") == [
         {
             "step": 2,
             "source": "t",
@@ -388,7 +388,7 @@ def test_dead_letters_say_where_the_rows_are_and_why(mq: Harness) -> None:
             "record_count": 3,
             "error": "MESSAGE_TOO_LARGE",
             "reason": "big",
-            "dead_at_ms": 1_000,
+            "rejected_at_ms": 1_000,
         }
     ]
     assert [f.file_id for f in find_added_files(mq.steps)] == [F]

@@ -27,9 +27,9 @@ from lakemq.engine.sequencer.journaled_rows import write_journaled_rows
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -298,7 +298,7 @@ def test_refused_rows_ride_too(mq: Connection) -> None:
         mq.publish("t", odd)
         assert data_files(mq) == []
     leader.resign()
-    (dead,) = DEAD_LETTERS.rows(mq.namespace.store.open(DEAD_LETTERS).read())
+    (dead,) = REJECTED_ROWS.rows(mq.namespace.store.open(REJECTED_ROWS).read())
     (file,) = data_files(mq)
     table = pq.read_table(file)
     assert int(file.stem, 16) == dead.file_id

@@ -45,7 +45,7 @@ HOLDS = {
     "assignments": "partition owner state target",
     "assignment_moves": "group topic partition state owner reason redelivered_count moved_at_ms",
     "delayed": "file_id partition due_hour first_row record_count state",
-    "dead_letters": "source error reason",
+    "rejected_rows": "source error reason",
 }
 
 

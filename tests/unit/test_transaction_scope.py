@@ -58,7 +58,7 @@ def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
         pytest.raises(InvalidRequest, match="on_error"),
         mq.transaction(f"{topic}-id") as transaction,
     ):
-        transaction.publish(topic, table, on_error="dead_letter")
+        transaction.publish(topic, table, on_error="reject")
 
 
 def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):

@@ -97,7 +97,7 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
     assert spent("segments", min_of_topic_id=3, max_of_topic_id=9)
     assert not spent("segments", min_of_topic_id=2, max_of_topic_id=9)
     assert not spent("control_markers")
-    assert not spent("dead_letters", min_of_topic_id=3, max_of_topic_id=9)
+    assert not spent("rejected_rows", min_of_topic_id=3, max_of_topic_id=9)
 
 
 def test_what_is_living_stays_as_it_is(mq: Harness) -> None:

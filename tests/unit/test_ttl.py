@@ -309,7 +309,7 @@ def test_a_life_that_is_none_is_refused_in_the_call(mq: Connection, ttl_ms: Any)
 def test_a_row_whose_life_is_none_is_refused_alone(mq: Connection, fill: str) -> None:
     topic = new_topic(mq)
     rows = pa.table({"value": ["good", "bad", "far"], "key": [fill] * 3, "ttl_ms": [LONG_MS, -1, MAX_TTL_MS + 1]})
-    assert mq.publish(topic, rows).refused_count == 2
+    assert mq.publish(topic, rows).rejected_count == 2
     assert values(mq, topic) == ["good"]
     with pytest.raises(InvalidRecord):
         mq.publish(topic, rows, on_error="fail")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lakemq.engine.maintenance import data_file_merger
+from lakemq.engine.maintenance.data_file_merger import _read_named_file_ids
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_delayed_rows
 from lakemq.engine.namespace.waiting_rows import WaitingRows
@@ -92,13 +92,13 @@ def test_files_are_named_while_a_key_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compared_rows: int
 ) -> None:
     """However few rows are compared at once. Four keys share a file."""
-    monkeypatch.setattr(data_file_merger, "_COMPARED_ROWS", compared_rows)
+    monkeypatch.setattr(waiting_rows, "_COMPARED_ROWS", compared_rows)
     store = Store(LocalFiles(tmp_path))
     store.create(DELAYED)
     handle, ended, published_again = store.open(DELAYED), [0, 1, 2, 3, 5, 8, 9, 10, 11, 16], [9]
     for step, keys in ((1, list(range(20))), (2, ended), (3, published_again)):
         handle.append_at(handle.version, DELAYED.table(row(key, step, step == 2) for key in keys), step)
-    assert data_file_merger._read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
+    assert _read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
 
 
 def told(rows: pa.Table) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from ...protocol.values.state import State
 from ..publish.executor import ELSEWHERE, NO_PARTITION, NOWHERE, WrittenRun, round_robin_start, write_body, write_rows
 from ..publish.input_rows import select_message_columns
 from ..publish.placing import Copy
-from ..publish.publication import ON_ERROR, OnRefusal
+from ..publish.publication import ON_ERROR, OnRejection
 from ..publish.request import COLUMNS, build_body
 from ..publish.routing import Route, find_route
 from .option_parser import OptionParser
@@ -46,7 +46,7 @@ class WriteOptions:
     place: NamespaceLocation
     topic: str | None
     includes_headers: bool
-    on_error: OnRefusal
+    on_error: OnRejection
     application: tuple[str, int] | None = None
     checkpoint: str | None = None
 
@@ -71,8 +71,8 @@ def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(*_parse_common(parser), checkpoint=parser.get("checkpointLocation"))
 
 
-def _parse_common(parser: OptionParser) -> tuple[NamespaceLocation, str | None, bool, OnRefusal]:
-    on_error: OnRefusal = parser.word("onError", ON_ERROR)  # type: ignore[assignment]
+def _parse_common(parser: OptionParser) -> tuple[NamespaceLocation, str | None, bool, OnRejection]:
+    on_error: OnRejection = parser.word("onError", ON_ERROR)  # type: ignore[assignment]
     place = NamespaceLocation(parser.path(), parser.storage_options)
     return place, parser.get("topic"), parser.flag("includeHeaders", True), on_error
 

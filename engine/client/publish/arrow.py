@@ -30,7 +30,7 @@ from .few_rows import FewBody, arrange_few
 from .placing import Arranged, Copy, RowRun, arrange
 from .publication import Publication
 from .receipts import ArrangedSlice, PublishedRows, Receipts
-from .request import build_produce_ranges, build_produce_request, error_of_refused_rows
+from .request import build_produce_ranges, build_produce_request, error_of_rejected_rows
 from .routing import Route, RouteCache
 
 SLICE_ROWS = 1 << 18
@@ -55,7 +55,7 @@ class PreparedPublish(NamedTuple):
     rows: Rows | None
     route: Route
     partition: npt.NDArray[np.int32] | list[int]
-    """Partition per row in the caller's order, in the first topic by name. Negative: the row is refused."""
+    """Partition per row in the caller's order, in the first topic by name. Negative: the row is rejected."""
     timestamps_us: Any
     """Timestamp per row in the caller's order; a sequence or an Arrow column."""
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
@@ -142,7 +142,7 @@ class ArrowPublisher:
         raise AssertionError("unreachable")
 
     def prepare(self, publication: Publication, body: Body, requested: RequestedPartitions) -> PreparedPublish:
-        """Prepare a publish that the caller sends. Raises the error of a refused row."""
+        """Prepare a publish that the caller sends. Raises the error of a rejected row."""
         return self._prepare(publication, body, requested, self._spread.reserve(body.num_rows))
 
     def receipts(self, prepared: PreparedPublish, published: Published) -> Receipts | None:
@@ -161,16 +161,16 @@ class ArrowPublisher:
     ) -> PreparedPublish:
         route, is_new = self._routes.find(publication.destination)
         placed = self._arrange_body(route, body, requested, start)
-        ranges, refused = build_produce_ranges(route, placed.parts, publication.expectations)
-        may_be_stale = any(rows.error != ExpectationFailed.name for rows in refused)
+        ranges, rejected = build_produce_ranges(route, placed.parts, publication.expectations)
+        may_be_stale = any(rows.error != ExpectationFailed.name for rows in rejected)
         if may_be_stale and not is_new:  # a partition may have been added, a limit raised: look again first
             self._routes.forget()
             return self._prepare(publication, body, requested, start)
-        if refused and publication.on_error == "fail":
-            raise error_of_refused_rows(refused)
+        if rejected and publication.on_error == "fail":
+            raise error_of_rejected_rows(rejected)
         if publication.on_error == "leave_out":
-            refused = []
-        request = build_produce_request(publication, route, ranges, refused, placed.written, _has_ttl(body))
+            rejected = []
+        request = build_produce_request(publication, route, ranges, rejected, placed.written, _has_ttl(body))
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
         return PreparedPublish(
             request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.slices
@@ -179,7 +179,7 @@ class ArrowPublisher:
     def _send(self, publication: Publication, prepared: PreparedPublish, deadline_ms: int) -> Published:
         """Send until it is answered. After a missing answer, only errors of NEVER_PUBLISHED are conclusive."""
         request, sequences = prepared.request, publication.sequences
-        if not (request.ranges.topic_index or request.refused or request.application or request.transaction):
+        if not (request.ranges.topic_index or request.rejected or request.application or request.transaction):
             return Published([])
 
         def ask() -> Published:
@@ -188,7 +188,7 @@ class ArrowPublisher:
         repeatable = publication.is_repeatable
         result = ask_with_retries(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
         if sequences is not None:
-            sequences.advance(prepared.route, request.ranges, request.refused)
+            sequences.advance(prepared.route, request.ranges, request.rejected)
         return result
 
     def _arrange_body(self, route: Route, body: Body, requested: RequestedPartitions, start: int) -> _ArrangedBody:

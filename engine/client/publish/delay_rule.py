@@ -46,7 +46,7 @@ FAR_US = 1000 * FAR_MS
 """The same in microseconds. With any delay added, it still fits 64 bits."""
 
 BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE = (-2, -3, -4, -5, -6)
-"""Due times (ms) of rows that are refused, in the order of the refusals in `placing`."""
+"""Due times (ms) of rejected rows, in the order of the rejections in `placing`."""
 
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
@@ -56,7 +56,7 @@ def compute_requested_due_us(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, 
 
     since_us: what a delay is counted from, a column or a number.
     """
-    # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is refused as out of range
+    # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is rejected as out of range
     delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
     since_us = pc.min_element_wise(since_us, FAR_US)
     by_delay = pc.if_else(pc.less(delay_ms, 0), pa.scalar(NEGATIVE), pc.add(since_us, delay_us))
@@ -146,7 +146,7 @@ class DueTimes:
 
 
 def compute_due_ms(rule: DelayRule, wanted: RequestedDelays) -> Numbers:
-    """Return due times per row in milliseconds: NOT_DELAYED without a delay, one of BAD for a refused row."""
+    """Return due times per row in milliseconds: NOT_DELAYED without a delay, one of BAD for a rejected row."""
     requested = wanted.due_by_call_us if rule.by_call else wanted.due_us
     waits = requested > UNREADABLE
     in_range = waits & (requested >= MIN_TIMESTAMP_US) & (requested <= MAX_TIMESTAMP_US)

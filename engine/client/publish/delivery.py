@@ -21,7 +21,7 @@ from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusa
 from ...protocol.values.log import Published, Unit
 from .arrow import Body, RequestedPartitions
 from .failures import Failure, Failures, ThreadProgress
-from .placing import REFUSALS
+from .placing import REJECTIONS
 from .receipts import Receipts
 from .record import Records, check_callback
 
@@ -74,7 +74,7 @@ class Placement:
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
     def of(self, row: int) -> RecordMetadata:
-        """Return the metadata of a row. Raises the error with which the row was refused."""
+        """Return the metadata of a row. Raises the error with which the row was rejected."""
         partition = int(self._partition[row])
         if partition < 0:
             raise self._error(partition, 1)
@@ -85,18 +85,18 @@ class Placement:
         return RecordMetadata(self._topic, partition, int(self._offsets[row]), timestamp_ms)
 
     @property
-    def refused_count(self) -> int:
+    def rejected_count(self) -> int:
         return int((self._partition < 0).sum())
 
     def first_refusal(self) -> LakeMQError | None:
-        """Return an error with the number of refused rows and the reason of the first one; None: none is refused."""
+        """Return an error with the number of rejected rows and the reason of the first one; None: none is rejected."""
         refused = self._partition[self._partition < 0]
         return self._error(int(refused[0]), len(refused)) if len(refused) else None
 
     @staticmethod
     def _error(partition: int, count: int) -> LakeMQError:
-        error, reason = REFUSALS[-1 - partition]
-        return error_from_refusal(Refusal(error, reason if count == 1 else f"{count} rows are refused: {reason}"))
+        error, reason = REJECTIONS[-1 - partition]
+        return error_from_refusal(Refusal(error, reason if count == 1 else f"{count} rows are rejected: {reason}"))
 
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
@@ -123,7 +123,7 @@ class BatchOutcome(NamedTuple):
     Attributes:
         published: the sequencer's answer; None if nothing was published.
         placement: positions of the rows.
-        error: error of the batch, or of its refused rows.
+        error: error of the batch, or of its rejected rows.
         is_reported_later: later calls of the producer raise the error in threads that did not wait for the batch.
     """
 
@@ -232,7 +232,7 @@ class Batch:
         """Return the failure that callers must get, before the batch is settled; None: there is none."""
         if outcome.error is None or not outcome.is_reported_later:
             return None
-        count = self.record_count if outcome.placement is None else outcome.placement.refused_count
+        count = self.record_count if outcome.placement is None else outcome.placement.rejected_count
         return Failure(self.number, outcome.error, self.destination, count, has_futures=self.records is not None)
 
     def settle(self, outcome: BatchOutcome) -> list[Callable[[], object]]:

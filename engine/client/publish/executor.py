@@ -80,7 +80,7 @@ class WrittenRun(NamedTuple):
 
 ELSEWHERE = -1
 
-# no topic has this partition: rows that ask for it are stored as refused
+# no topic has this partition: rows that ask for it are stored as rejected
 NO_PARTITION = 2**40
 NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
 
@@ -91,7 +91,7 @@ class WriteMessages:
     ttl_ms -> one row per run.
 
     now_ms: of the call. Without a column topic all rows go to the one destination; rows of a topic that is no
-    destination are stored as refused. Gives RANGES.
+    destination are stored as rejected. Gives RANGES.
     """
 
     root: str

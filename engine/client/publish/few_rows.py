@@ -33,7 +33,7 @@ from .delay_rule import (
     RequestedDelays,
     delay_from_headers,
 )
-from .placing import BAD_HEADER, BAD_TIME, BAD_TTL, TOO_LARGE, UNKNOWN, Copy, RowPlacement, RowRun, refuse_bad_delays
+from .placing import BAD_HEADER, BAD_TIME, BAD_TTL, TOO_LARGE, UNKNOWN, Copy, RowPlacement, RowRun, reject_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
 FEW_ROWS = 256
@@ -272,7 +272,7 @@ def _apply_delays(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list
     """Return partitions and due times. Computed in numpy, so that both ways round alike."""
     due_us, by_call_us = body.due_us or (), body.due_by_call_us or body.due_us or ()
     wanted = RequestedDelays(*(np.array(column, np.int64) for column in (body.timestamps_us, due_us, by_call_us)))
-    placed, due = refuse_bad_delays(wanted, copy.delays, np.array(partition, np.int32), by_slot=True)
+    placed, due = reject_bad_delays(wanted, copy.delays, np.array(partition, np.int32), by_slot=True)
     return placed.tolist(), due.ms.tolist()
 
 

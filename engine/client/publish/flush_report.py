@@ -30,12 +30,12 @@ class FlushReport:
 
     Attributes:
         spans: (topic, partition) -> the acknowledged records.
-        refused_count: rows that were refused.
+        rejected_count: rows that could not be messages.
         waiting_count: rows that wait for their time of delivery.
     """
 
     spans: Mapping[tuple[str, int], AcknowledgedSpan]
-    refused_count: int
+    rejected_count: int
     waiting_count: int = 0
 
     def offsets(self) -> dict[tuple[str, int], tuple[int, int]]:
@@ -48,10 +48,10 @@ class FlushCounter:
 
     def __init__(self) -> None:
         self._spans: dict[tuple[str, int], AcknowledgedSpan] = {}
-        self._refused_count = self._waiting_count = 0
+        self._rejected_count = self._waiting_count = 0
 
     def add(self, published: Published) -> None:
-        self._refused_count += published.refused_count
+        self._rejected_count += published.rejected_count
         self._waiting_count += sum(unit.record_count for unit in published.waiting)
         for unit in published.units:
             place, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
@@ -61,6 +61,6 @@ class FlushCounter:
 
     def take(self) -> FlushReport:
         """Return the counts, and begin at zero again."""
-        report = FlushReport(self._spans, self._refused_count, self._waiting_count)
-        self._spans, self._refused_count, self._waiting_count = {}, 0, 0
+        report = FlushReport(self._spans, self._rejected_count, self._waiting_count)
+        self._spans, self._rejected_count, self._waiting_count = {}, 0, 0
         return report

@@ -1,6 +1,6 @@
-"""A gate before publishing: rows that fail an expectation of the topic's suite are refused, or all of them are.
+"""A gate before publishing: rows that fail an expectation of the topic's suite are rejected, or all rows are.
 
-A row that fails is marked, and published as refused, in the same request: it is a dead letter by reference, with the
+A row that fails is marked, and is rejected in the same request: `rejected_rows` refers to it, with the
 expectation. Rows are looked at once, on their way into data files.
 """
 

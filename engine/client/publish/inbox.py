@@ -40,10 +40,10 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class DrainReport:
-    """Rows published and rows refused, of all batches of one drain."""
+    """Rows published and rows rejected, of all batches of one drain."""
 
     record_count: int = 0
-    refused_count: int = 0
+    rejected_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Inbox:
                 after = int(stale.found)
                 continue
             after = batch.version
-            fields = {"batch": after, "records": done.record_count, "refused": done.refused_count}
+            fields = {"batch": after, "records": done.record_count, "rejected": done.rejected_count}
             log.info("inbox up to commit %d: %d published", after, done.record_count, extra=fields)
-            total = DrainReport(total.record_count + done.record_count, total.refused_count + done.refused_count)
+            total = DrainReport(total.record_count + done.record_count, total.rejected_count + done.rejected_count)
         self._reached("inbox.drained")
         if after >= handle.version:
             self._delete_drained_rows(handle)
@@ -127,7 +127,7 @@ class Inbox:
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
         self._reached("inbox.published")
-        return DrainReport(PublishedRows.of(published).record_count, published.refused_count)
+        return DrainReport(PublishedRows.of(published).record_count, published.rejected_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]

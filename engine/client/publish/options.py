@@ -29,10 +29,10 @@ PRODUCER = Parameters(
         ),
         Parameter(
             "on_error",
-            "dead_letter",
-            "What becomes of a row that is refused: a dead letter; or its future and `flush` raise the error. In a "
+            "reject",
+            "A row that cannot be a message is left out, or its future and `flush` raise the error. In a "
             "transaction always `fail`, for all of it.",
-            choices=("dead_letter", "fail"),
+            choices=("reject", "fail"),
         ),
         Parameter("acks", "all", "As in Kafka, at the one value that there is.", choices=("all", "-1")),
         Parameter("retries", 2**31 - 1, "As in Kafka; `delivery_timeout_ms` is what ends them.", 1, 2**31 - 1),
@@ -76,9 +76,9 @@ def parse_producer_options(given: Mapping[str, Any], transactional: bool = False
     idempotent = _parse_idempotent(flags, transactional)
     values: dict[str, Any] = {**PRODUCER.defaults(), **{name: _parse_value(name, raw) for name, raw in rest.items()}}
     if transactional:
-        if rest.get("on_error") == "dead_letter":
+        if rest.get("on_error") == "reject":
             raise InvalidConfig(
-                "In a transaction a row that is refused refuses all.", found="on_error='dead_letter'", expected="fail"
+                "In a transaction a rejected row refuses all rows.", found="on_error='reject'", expected="fail"
             )
         values["on_error"] = "fail"
     chosen = {name: values[name] for name in ProducerOptions.__dataclass_fields__ if name != "idempotent"}

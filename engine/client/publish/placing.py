@@ -21,8 +21,8 @@ from lakemq.tables.specs.spec import TIME
 from ...protocol.hashing import Partitioner, partition_keys
 from .delay_rule import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, DueTimes, RequestedDelays, compute_due_ms
 
-# a refused row has partition -1 - index here
-REFUSALS: tuple[tuple[str, str], ...] = (
+# a rejected row has partition -1 - index here
+REJECTIONS: tuple[tuple[str, str], ...] = (
     ("UNKNOWN_TOPIC_OR_PARTITION", "There is no such topic or partition."),
     ("MESSAGE_TOO_LARGE", "The message is larger than the topic's max.message.bytes."),
     ("INVALID_TIMESTAMP", "The timestamp is before 1970 or after 9999."),
@@ -38,7 +38,7 @@ FIRST_FAILED = -1000
 """Partition of rows that fail expectation 0 of the topic's suite; expectation n has this minus n."""
 NO_SUCH_PARTITION = -2
 """Stands for all negative explicit partitions, so that -1 keeps its meaning of none."""
-UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REFUSALS), -1)
+UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
 
 
 class Copy(NamedTuple):
@@ -55,7 +55,7 @@ class Copy(NamedTuple):
 
 
 class RowRun(NamedTuple):
-    """Rows first_row .. first_row + record_count of one partition, or refused for one reason (partition < 0).
+    """Rows first_row .. first_row + record_count of one partition, or rejected for one reason (partition < 0).
 
     first_due_ms, last_due_ms: when the first and the last are due, within one hour; NOT_DELAYED: they are at once.
     """
@@ -69,7 +69,7 @@ class RowRun(NamedTuple):
     last_due_ms: int = NOT_DELAYED
 
 
-def refuse_bad_rows(
+def reject_bad_rows(
     body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], max_bytes: int
 ) -> npt.NDArray[np.int32]:
     """`partition` with a negative number for every row that cannot be a message.
@@ -84,9 +84,9 @@ def refuse_bad_rows(
     if body.column("ttl_ms").null_count < body.num_rows:
         ttl_ms = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
         tests.append((BAD_TTL, (ttl_ms < 0) | (ttl_ms > MAX_TTL_MS)))
-    for refusal, bad in tests:
+    for rejection, bad in tests:
         if bad.any():
-            partition = np.where(bad, np.int32(refusal), partition)
+            partition = np.where(bad, np.int32(rejection), partition)
     return partition
 
 
@@ -187,7 +187,7 @@ class RowPlacement(NamedTuple):
 class Arranged:
     """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
 
-    partition, due_ms: of each row as it was given, in the first copy; negative for one that is refused, and None where
+    partition, due_ms: of each row as it was given, in the first copy; negative for one that is rejected, and None where
     none is delayed; each: the same of all copies, where some is.
     """
 
@@ -215,10 +215,10 @@ def arrange(
     tables, runs, placed, dues = [], [], [], []
     for number, copy in enumerate(copies):
         partition = _choose_partitions(copy, body, requested, start)
-        partition = refuse_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
+        partition = reject_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
         due = None
         if delays is not None:
-            partition, due = refuse_bad_delays(delays, copy.delays, partition, by_slot)
+            partition, due = reject_bad_delays(delays, copy.delays, partition, by_slot)
             body = _set_deliver_at(body, due)
         rows, copy_runs = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
         tables.append(rows)
@@ -247,13 +247,13 @@ def _to_due_us(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return _numpy(pc.fill_null(column.cast(pa.int64()), NO_DUE))
 
 
-def refuse_bad_delays(
+def reject_bad_delays(
     wanted: RequestedDelays, rule: DelayRule, partition: npt.NDArray[np.int32], by_slot: bool
 ) -> tuple[npt.NDArray[np.int32], DueTimes]:
     """`partition` with a negative number for every row that cannot be delayed so; and when those that can are due."""
     due_ms = compute_due_ms(rule, wanted)
-    for bad, refusal in zip(BAD, _BAD_DELAYS, strict=True):
-        partition = np.where((due_ms == bad) & (partition >= 0), np.int32(refusal), partition)
+    for bad, rejection in zip(BAD, _BAD_DELAYS, strict=True):
+        partition = np.where((due_ms == bad) & (partition >= 0), np.int32(rejection), partition)
     return partition, DueTimes.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)
 
 
@@ -270,5 +270,5 @@ def _choose_partitions(
     if requested is None:
         return partition
     outside = (requested < -1) | (requested >= copy.partition_count)
-    refused = np.where(requested <= FIRST_FAILED, requested, UNKNOWN)
-    return np.where(outside, refused, np.where(requested >= 0, requested, partition)).astype(np.int32)
+    rejection = np.where(requested <= FIRST_FAILED, requested, UNKNOWN)
+    return np.where(outside, rejection, np.where(requested >= 0, requested, partition)).astype(np.int32)

@@ -34,7 +34,7 @@ from .delivery import Batch, BatchOutcome, DeliveryMonitor, OnDelivery, Placemen
 from .few_rows import few_body_from_table
 from .flush_report import FlushCounter, FlushReport
 from .options import ProducerOptions
-from .publication import OnRefusal, Publication, SequenceCounters
+from .publication import OnRejection, Publication, SequenceCounters
 from .record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
 from .request import build_body
 
@@ -398,7 +398,7 @@ class Producer:
     ) -> tuple[PreparedPublish, Published]:
         # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
-        on_error: OnRefusal = "leave_out" if alone else self._options.on_error
+        on_error: OnRejection = "leave_out" if alone else self._options.on_error
         while True:
             is_new = self._sequences is None
             sequences = self._ensure_sequences(deadline_ms)

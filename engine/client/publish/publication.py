@@ -8,17 +8,17 @@ from typing import Literal
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
-from ...protocol.values.log import ApplicationVersion, Ranges, RefusedRows
+from ...protocol.values.log import ApplicationVersion, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from .routing import Route
 
-OnError = Literal["dead_letter", "fail"]
-OnRefusal = Literal["dead_letter", "fail", "leave_out"]
-ON_ERROR = ("dead_letter", "fail")
+OnError = Literal["reject", "fail"]
+OnRejection = Literal["reject", "fail", "leave_out"]
+ON_ERROR = ("reject", "fail")
 
 
 class SequenceCounters:
-    """A producer's next sequence number per (topic_id, partition). Refused rows have a counter of their own.
+    """A producer's next sequence number per (topic_id, partition). Rejected rows have a counter of their own.
 
     How sequence numbers survive a retry. An idempotent producer numbers its records per partition. The request carries
     the first number of each partition, and the sequencer appends a request only once per number. The counters advance
@@ -36,10 +36,10 @@ class SequenceCounters:
     def __init__(self, producer_id: int, producer_epoch: int) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._next: dict[tuple[int, int], int] = {}
-        self._next_refused = 0
+        self._next_rejected = 0
 
-    def of(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> ProducerSequences:
-        """Return the sequence numbers for a request with these ranges and refused rows."""
+    def of(self, route: Route, ranges: Ranges, rejected: Sequence[RejectedRows] = ()) -> ProducerSequences:
+        """Return the sequence numbers for a request with these ranges and rejected rows."""
         units = list(self._units(ranges))
         return ProducerSequences(
             self.producer_id,
@@ -47,12 +47,12 @@ class SequenceCounters:
             [index for index, _ in units],
             [partition for _, partition in units],
             [self._next.get((route.topics[index].topic_id, partition), 0) for index, partition in units],
-            self._next_refused if refused else None,
+            self._next_rejected if rejected else None,
         )
 
-    def advance(self, route: Route, ranges: Ranges, refused: Sequence[RefusedRows] = ()) -> None:
+    def advance(self, route: Route, ranges: Ranges, rejected: Sequence[RejectedRows] = ()) -> None:
         """Advance the counters after the request was accepted."""
-        self._next_refused = next_sequence(self._next_refused, sum(rows.record_count for rows in refused))
+        self._next_rejected = next_sequence(self._next_rejected, sum(rows.record_count for rows in rejected))
         for (index, partition), count in self._units(ranges).items():
             key = (route.topics[index].topic_id, partition)
             self._next[key] = next_sequence(self._next.get(key, 0), count)
@@ -76,7 +76,7 @@ class Publication:
 
     Attributes:
         destination: a topic, or a name that subscriptions match.
-        on_error: treatment of refused rows; "leave_out" drops them, because their futures have the error.
+        on_error: treatment of rejected rows; "leave_out" drops them, because their futures have the error.
         application: an application's version. With it or with `sequences`, a repeat publishes nothing twice.
         transaction: the transaction that the publish belongs to.
         sequences: counters of the producer.
@@ -84,7 +84,7 @@ class Publication:
     """
 
     destination: str
-    on_error: OnRefusal = "dead_letter"
+    on_error: OnRejection = "reject"
     application: ApplicationVersion | None = None
     transaction: TransactionRef | None = None
     sequences: SequenceCounters | None = None

@@ -184,10 +184,10 @@ def _first_row_of_each(begins: npt.NDArray[np.bool_]) -> Numbers:
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The result of a publish: offsets per partition, refused rows, and receipts of delayed rows."""
+    """The result of a publish: offsets per partition, rejected rows, and receipts of delayed rows."""
 
     units: list[Unit]
-    refused_count: int = 0
+    rejected_count: int = 0
     duplicate: bool = False
     waiting: list[WaitingUnit] = field(default_factory=list)
     row_receipts: Receipts | None = field(default=None, repr=False, compare=False)
@@ -199,7 +199,7 @@ class PublishedRows:
 
     @classmethod
     def of(cls, published: Published, known: Receipts | None = None) -> PublishedRows:
-        return cls(published.units, published.refused_count, published.duplicate, published.waiting, known)
+        return cls(published.units, published.rejected_count, published.duplicate, published.waiting, known)
 
     def receipts(self) -> pa.Table:
         """Return a table of the delayed rows: row (the caller's number), deliver_at, receipt.

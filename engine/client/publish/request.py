@@ -15,9 +15,9 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
 from ...protocol.errors import ExpectationFailed, InvalidRecord, LakeMQError, Refusal, error_from_refusal
-from ...protocol.values.log import DataFile, Produce, Ranges, RefusedRows
+from ...protocol.values.log import DataFile, Produce, Ranges, RejectedRows
 from .delay_rule import DUE_BY_CALL, FAR_MS, DelayRule, RequestedDelays, compute_requested_due_us, move_delay_headers
-from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REFUSALS, Copy, RowRun, refuse_bad_delays
+from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REJECTIONS, Copy, RowRun, reject_bad_delays
 from .publication import Publication
 from .routing import Route
 
@@ -150,17 +150,17 @@ def _fill_key_from_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa
 
 def build_produce_ranges(
     route: Route, parts: Sequence[tuple[int, Copy, Sequence[RowRun]]], expectations: Sequence[str] = ()
-) -> tuple[Ranges, list[RefusedRows]]:
-    """Ranges of a request from (file, copy, runs) in the order of writing; and the rows refused.
+) -> tuple[Ranges, list[RejectedRows]]:
+    """Ranges of a request from (file, copy, runs) in the order of writing; and the rejected rows.
 
-    expectations: by which rows may have been refused.
+    expectations: by which rows may have been rejected.
     """
-    ranges, refused = Ranges(), []
+    ranges, rejected = Ranges(), []
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
                 error, reason = _describe_refusal(run.partition, expectations)
-                refused.append(RefusedRows(route.destination, file, run.first_row, run.record_count, error, reason))
+                rejected.append(RejectedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for index in copy.topics:
                 ranges.topic_index.append(index)
@@ -175,41 +175,41 @@ def build_produce_ranges(
     if all(due_ms == NOT_DELAYED for due_ms in ranges.first_due_ms):
         ranges.first_due_ms.clear()
         ranges.last_due_ms.clear()
-    return ranges, refused
+    return ranges, rejected
 
 
 def _describe_refusal(partition: int, expectations: Sequence[str]) -> tuple[str, str]:
     if partition > FIRST_FAILED:
-        return REFUSALS[-1 - partition]
+        return REJECTIONS[-1 - partition]
     return ExpectationFailed.name, expectations[FIRST_FAILED - partition]
 
 
 def round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
     """Return the due time of a row in milliseconds, rounded by the rule. Raises InvalidTimestamp, DelayTooLong."""
     requested = np.array([due_us], np.int64)
-    partition, due = refuse_bad_delays(
+    partition, due = reject_bad_delays(
         RequestedDelays(np.array([timestamp_us], np.int64), requested, requested),
         rule,
         np.zeros(1, np.int32),
         by_slot=True,
     )
     if partition[0] < 0:
-        raise error_from_refusal(Refusal(*REFUSALS[-1 - int(partition[0])]))
+        raise error_from_refusal(Refusal(*REJECTIONS[-1 - int(partition[0])]))
     return int(due.ms[0])
 
 
-def error_of_refused_rows(refused: Sequence[RefusedRows]) -> LakeMQError:
+def error_of_rejected_rows(rejected: Sequence[RejectedRows]) -> LakeMQError:
     """The error of a publish with on_error="fail"."""
-    first = refused[0]
-    count = sum(r.record_count for r in refused)
-    return error_from_refusal(Refusal(first.error, f"{count} rows are refused, hence all: {first.reason}"))
+    first = rejected[0]
+    count = sum(r.record_count for r in rejected)
+    return error_from_refusal(Refusal(first.error, f"{count} rows are rejected, hence all: {first.reason}"))
 
 
 def build_produce_request(
     publication: Publication,
     route: Route,
     ranges: Ranges,
-    refused: Sequence[RefusedRows],
+    rejected: Sequence[RejectedRows],
     files: Sequence[WrittenFile] = (),
     has_ttl: bool = False,
 ) -> Produce:
@@ -220,8 +220,8 @@ def build_produce_request(
         ranges=ranges,
         metadata_step=route.metadata_step,
         files=[DataFile(*file) for file in files],
-        refused=list(refused),
-        producer=sequences.of(route, ranges, refused) if sequences else None,
+        rejected=list(rejected),
+        producer=sequences.of(route, ranges, rejected) if sequences else None,
         application=publication.application,
         transaction=publication.transaction,
         has_ttl=has_ttl,

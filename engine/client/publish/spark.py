@@ -16,7 +16,7 @@ from ...namespace.data_file import WrittenFile
 from ...namespace.namespace import Namespace
 from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
-from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RefusedRows
+from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RejectedRows
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
 from ..attempts import NEVER_PUBLISHED, ask_with_retries
@@ -27,7 +27,7 @@ from .gate import Gate
 from .message_rows import select_message_rows
 from .placing import Copy, RowRun
 from .publication import Publication
-from .request import build_produce_ranges, build_produce_request, error_of_refused_rows
+from .request import build_produce_ranges, build_produce_request, error_of_rejected_rows
 from .routing import Route, find_route
 from .spark_gate import SparkGate
 
@@ -35,7 +35,7 @@ _ATTEMPTS = 4
 """Attempts if topics change meanwhile, or, if a repeat is harmless, without an answer."""
 
 MAX_UNKNOWN = 1000
-"""Most unknown names per publish that get dead letters of their own."""
+"""Most unknown names per publish that are reported by themselves."""
 
 _RUN_FIELDS = RowRun._fields
 
@@ -47,7 +47,7 @@ Written: TypeAlias = tuple[WrittenFile, Sequence[WrittenRun]]
 class Routes:
     """Routes by destination name. All routes share their topics.
 
-    unknown: names that no topic receives, with the error. source: source in dead letters of rows with other names.
+    unknown: names that no topic receives, with the error. source: source of rejected rows with other names.
     """
 
     routes: tuple[Route, ...]
@@ -132,8 +132,8 @@ class SparkPublisher:
     ) -> Published:
         """Publish each row to the destination in its column `topic`, all together or none.
 
-        df: topic and the columns of a message; names: the destinations that occur; source: what dead letters name for
-        rows with other names. Rows that no topic receives become dead letters.
+        df: topic and the columns of a message; names: the destinations that occur; source: what
+        `rejected_rows` names for rows with other names. Rows that no topic receives are rejected.
         """
         now_ms = self._clock.now_ms()
         rows = select_message_rows(df, dict.fromkeys(df.columns), now_ms, None)
@@ -178,8 +178,8 @@ class SparkPublisher:
     def publish_files(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
         """Publish what tasks wrote, in this order, together or not at all. Raises StaleTopicMetadata and others."""
         request = _build_request(publication, routes, written)
-        if request.refused and publication.on_error == "fail":
-            raise error_of_refused_rows(request.refused)
+        if request.rejected and publication.on_error == "fail":
+            raise error_of_rejected_rows(request.rejected)
         return self._ask(request)
 
     def _ask(self, request: Produce) -> Published:
@@ -210,7 +210,7 @@ def _build_request(publication: Publication, routes: Routes, written: Sequence[W
     for index, (_, runs) in enumerate(written):
         for destination, copy, run, _ in runs:
             parts.setdefault(destination, []).append((index, copy, run))
-    ranges, refused = Ranges(), []
+    ranges, rejected = Ranges(), []
     for destination, written_runs in sorted(parts.items()):
         if 0 <= destination < len(routes.routes):
             route = routes.routes[destination]
@@ -220,21 +220,23 @@ def _build_request(publication: Publication, routes: Routes, written: Sequence[W
             more, bad = build_produce_ranges(route, placed, publication.expectations)
             for name in Ranges.__struct_fields__:
                 getattr(ranges, name).extend(getattr(more, name))
-            refused += bad
+            rejected += bad
         else:
-            refused += _refuse_unroutable(routes, destination, written_runs)
+            rejected += _reject_unroutable(routes, destination, written_runs)
     some_route = routes.routes[0] if routes.routes else Route("", (), (), 0)
     has_ttl = any(run.has_ttl for _, runs in written for run in runs)
-    return build_produce_request(publication, some_route, ranges, refused, files, has_ttl)
+    return build_produce_request(publication, some_route, ranges, rejected, files, has_ttl)
 
 
-def _refuse_unroutable(routes: Routes, destination: int, parts: Sequence[tuple[int, int, RowRun]]) -> list[RefusedRows]:
+def _reject_unroutable(
+    routes: Routes, destination: int, parts: Sequence[tuple[int, int, RowRun]]
+) -> list[RejectedRows]:
     source: str = routes.source
     error: LakeMQError = InvalidTopic("The row has no valid topic name.")
     if destination != ELSEWHERE:
         source, error = routes.unknown[destination - len(routes.routes)]
     reason = str(error).removeprefix(f"{error.name}: ")
-    return [RefusedRows(source, f, run.first_row, run.record_count, error.name, reason) for f, _, run in parts]
+    return [RejectedRows(source, f, run.first_row, run.record_count, error.name, reason) for f, _, run in parts]
 
 
 def _build_file(rows: list[Row]) -> WrittenFile:

@@ -75,7 +75,7 @@ class RowRule:
         columns: the columns that it uses.
         applies_sql: builds the condition for rows that the expectation looks at.
         passes_sql: builds the condition for rows that pass; null counts as failed.
-        mostly: share of the rows looked at that must pass; None: a failing row is refused alone.
+        mostly: share of the rows looked at that must pass; None: a failing row is rejected alone.
     """
 
     description: str
@@ -180,7 +180,7 @@ def _parse_suite(loaded: Any) -> Suite:
             raise InvalidConfig("An expectation has no type.", found=expectation)
         kwargs = _parse_object(f"kwargs of {expectation['type']}", expectation.get("kwargs"))
         if not _is_critical(expectation):
-            continue  # a warning refuses no row: a checkpoint reports it
+            continue  # a warning rejects no row: a checkpoint reports it
         rule = _build_rule(expectation["type"], {k: v for k, v in kwargs.items() if v is not None})
         if isinstance(rule, RowRule):
             rows.append(rule)

@@ -1,4 +1,4 @@
-"""The tables `segments`, `dead_letters` and `applications`, and the files that `messages` registers."""
+"""The tables `segments`, `rejected_rows` and `applications`, and the files that `messages` registers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.specs.applications import APPLICATIONS, ApplicationRow
-from lakemq.tables.specs.dead_letters import DEAD_LETTERS, DeadLetterRow
+from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.delays import Delayed
-from ..values.log import Application, DataFile, DeadLettered, FilesAdded, Produced, RowsJournaled
+from ..values.log import Application, DataFile, FilesAdded, Produced, RowsJournaled, RowsRejected
 from ..values.segments import Segments, segments_to_table
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
@@ -52,7 +52,7 @@ def find_named_files(steps: Steps) -> set[int]:
     """Return the ids of data files that these steps refer to, or that are written from their rows."""
     file_ids = {file.file_id for file in find_added_files(steps)}
     file_ids |= {
-        record.file_id for _, record in iterate_records(steps) if isinstance(record, RowsJournaled | DeadLettered)
+        record.file_id for _, record in iterate_records(steps) if isinstance(record, RowsJournaled | RowsRejected)
     }
     file_ids.update(*(record.ranges.file_id for _, record in iterate_records(steps) if isinstance(record, Delayed)))
     segments = segments_to_table(entry.segments for step in steps for entry in step.entries)
@@ -101,9 +101,9 @@ def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:
     return []
 
 
-def _project_dead_letters(state: State, steps: Steps) -> pa.Table:
-    return DEAD_LETTERS.table(
-        DeadLetterRow(
+def _project_rejections(state: State, steps: Steps) -> pa.Table:
+    return REJECTED_ROWS.table(
+        RejectionRow(
             step=step.step,
             source=record.source,
             file_id=record.file_id,
@@ -111,10 +111,10 @@ def _project_dead_letters(state: State, steps: Steps) -> pa.Table:
             record_count=record.record_count,
             error=record.error,
             reason=record.reason,
-            dead_at_ms=step.decided_at_ms,
+            rejected_at_ms=step.decided_at_ms,
         )
         for step, record in iterate_records(steps)
-        if isinstance(record, DeadLettered)
+        if isinstance(record, RowsRejected)
     )
 
 
@@ -146,7 +146,7 @@ def _restore_applications(state: State, rows: pa.Table) -> None:
 
 PROJECT: Project = {
     SEGMENTS.name: _project_segments,
-    DEAD_LETTERS.name: _project_dead_letters,
+    REJECTED_ROWS.name: _project_rejections,
     APPLICATIONS.name: _project_applications,
 }
 RESTORE: Restore = {APPLICATIONS.name: _restore_applications}

@@ -29,13 +29,13 @@ from ..values.log import (
     Application,
     ApplicationVersion,
     DataFile,
-    DeadLettered,
     FilesAdded,
     PendingFile,
     Produce,
     Produced,
     Published,
     RowsJournaled,
+    RowsRejected,
     WaitingUnit,
 )
 from ..values.producers import UnitAppended, waiting_unit
@@ -48,7 +48,7 @@ from .ranges import Column, RangeColumns, RowSource, compute_base_offsets
 from .registries import Folds, Rules
 from .timers import Timers
 from .transactions import join_transaction, open_transaction
-from .units import Units, build_refused_unit, build_units, find_earlier_appends, is_repeated_refusal, list_log_units
+from .units import Units, build_rejected_unit, build_units, find_earlier_appends, is_repeated_rejection, list_log_units
 
 MAX_VERSION = 2**63 - 1
 
@@ -70,14 +70,14 @@ def decide_produce(state: State, request: Produce, inputs: DecisionInputs) -> De
     source = _find_row_source(request, inputs.inline)
     ranges = RangeColumns.from_ranges(request.ranges, _list_partition_counts(request.topics), source)
     units = build_units(request, ranges)
-    earlier, refused = find_earlier_appends(state, request, units), build_refused_unit(request)
-    dead = _build_dead_letters(request, source)
-    refused_count = sum(record.record_count for record in dead)
-    if is_repeated_refusal(state, request, refused):
-        dead, refused = [], None
-    if len(earlier) == len(units) and not dead and (earlier or refused_count):
+    earlier, rejected_unit = find_earlier_appends(state, request, units), build_rejected_unit(request)
+    rejections = _build_rejections(request, source)
+    rejected_count = sum(record.record_count for record in rejections)
+    if is_repeated_rejection(state, request, rejected_unit):
+        rejections, rejected_unit = [], None
+    if len(earlier) == len(units) and not rejections and (earlier or rejected_count):
         answers = [earlier[unit] for unit in range(len(units))]
-        return Decision(_build_result(request, units, answers, refused_count, duplicate=True))
+        return Decision(_build_result(request, units, answers, rejected_count, duplicate=True))
     topics = _find_current_topics(state, request)
     _check_files(request, inputs.facts)
     base_offsets = units.high_watermarks(topics)
@@ -87,18 +87,18 @@ def decide_produce(state: State, request: Produce, inputs: DecisionInputs) -> De
     if new_ranges.waits.any():
         waiting = decide_delayed_rows(state, request, topics, new_ranges.where(new_ranges.waits), source.files)
         new_ranges = new_ranges.where(~new_ranges.waits)
-    if request.files and (len(new_ranges) or dead or waiting):
+    if request.files and (len(new_ranges) or rejections or waiting):
         entries.append(JournalEntry(FilesAdded(request.files)))
-    if len(new_ranges) or waiting or request.application or request.transaction or refused:
+    if len(new_ranges) or waiting or request.application or request.transaction or rejected_unit:
         new_appends = [
             append for unit, append in enumerate(appends) if request.producer is not None and unit not in earlier
         ]
-        produced = _build_record(request, [*new_appends, refused] if refused else new_appends)
+        produced = _build_record(request, [*new_appends, rejected_unit] if rejected_unit else new_appends)
         segments = _build_segments(request, topics, new_ranges, units, base_offsets, source.files, state.now_ms)
         entries.append(JournalEntry(produced, segments))
-    entries += [*waiting, *(JournalEntry(record) for record in dead)]
+    entries += [*waiting, *(JournalEntry(record) for record in rejections)]
     answers = [earlier.get(unit, append) for unit, append in enumerate(appends)]
-    return Decision(_build_result(request, units, answers, refused_count), tuple(entries))
+    return Decision(_build_result(request, units, answers, rejected_count), tuple(entries))
 
 
 def _check_transaction(state: State, request: Produce) -> None:
@@ -118,10 +118,10 @@ def _check_transaction(state: State, request: Produce) -> None:
         raise InvalidRequest(
             "The sequences belong to another producer than the transaction.", found=producer.producer_id
         )
-    if request.refused:
+    if request.rejected:
         raise InvalidRecord(
-            f"Inside a transaction a bad row refuses the whole publish: {request.refused[0].reason}",
-            found=request.refused[0].error,
+            f"Inside a transaction a bad row refuses the whole publish: {request.rejected[0].reason}",
+            found=request.rejected[0].error,
         )
 
 
@@ -230,7 +230,7 @@ def _build_appends(
 
 
 def _build_result(
-    request: Produce, units: Units, appends: Sequence[UnitAppended], refused_count: int, duplicate: bool = False
+    request: Produce, units: Units, appends: Sequence[UnitAppended], rejected_count: int, duplicate: bool = False
 ) -> Published:
     """Return the result. appends: one per unit; for a repeated unit its first append."""
     waiting = [
@@ -241,7 +241,7 @@ def _build_result(
         if append.partition < 0
     ]
     named = list_log_units(request, units, [append.base_offset for append in appends])
-    return Published(named, refused_count, duplicate, waiting)
+    return Published(named, rejected_count, duplicate, waiting)
 
 
 def _build_record(request: Produce, units: list[UnitAppended]) -> Produced:
@@ -307,15 +307,15 @@ def _list_times(times_ms: Column, by_sequencer: Sequence[bool], now_ms: int) -> 
     return [now_ms if stamped else ms for ms, stamped in zip(times_ms.tolist(), by_sequencer, strict=True)]
 
 
-def _build_dead_letters(request: Produce, source: RowSource) -> list[DeadLettered]:
-    dead = []
-    for rows in request.refused:
+def _build_rejections(request: Produce, source: RowSource) -> list[RowsRejected]:
+    rejections = []
+    for rows in request.rejected:
         file, first_row = source.locate(rows.file, rows.first_row)
         if not 0 <= file < len(source.files) or first_row + rows.record_count > source.ends[file]:
-            raise InvalidRequest("The refused rows do not exist.", found=f"file {rows.file}, row {rows.first_row}")
+            raise InvalidRequest("The rejected rows do not exist.", found=f"file {rows.file}, row {rows.first_row}")
         file_id = source.files[file].file_id
-        dead.append(DeadLettered(rows.source, file_id, first_row, rows.record_count, rows.error, rows.reason))
-    return dead
+        rejections.append(RowsRejected(rows.source, file_id, first_row, rows.record_count, rows.error, rows.reason))
+    return rejections
 
 
 def append_rows(state: State, record: Produced, segments: Segments) -> None:
@@ -337,7 +337,7 @@ def append_rows(state: State, record: Produced, segments: Segments) -> None:
         state.applications[record.txn_app_id, record.target] = application
 
 
-def ignore_record(state: State, record: FilesAdded | RowsJournaled | DeadLettered, segments: Segments) -> None:
+def ignore_record(state: State, record: FilesAdded | RowsJournaled | RowsRejected, segments: Segments) -> None:
     """Do nothing: these records only matter to the tables."""
 
 
@@ -346,6 +346,6 @@ EVOLVE: Folds = {
     Produced: append_rows,
     FilesAdded: ignore_record,
     RowsJournaled: ignore_record,
-    DeadLettered: ignore_record,
+    RowsRejected: ignore_record,
 }
 TIMERS: Timers = ()

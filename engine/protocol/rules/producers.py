@@ -73,7 +73,7 @@ def find_duplicate(
 def _describe_unit(topic_id: int, partition: int) -> str:
     if partition >= 0:
         return f"partition {partition}"
-    return f"what waits for partition {waiting_unit(partition)}" if topic_id else "refused rows"
+    return f"what waits for partition {waiting_unit(partition)}" if topic_id else "rejected rows"
 
 
 def _is_silent(state: State, producer_id: int, time: Time) -> bool:

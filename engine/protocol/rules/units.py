@@ -95,32 +95,32 @@ def find_earlier_appends(state: State, request: Produce, units: Units) -> dict[i
     return again
 
 
-REFUSED_PLACE = (0, -1)
-"""The (topic_id, partition) under which a producer's refused rows are remembered. No topic has it."""
+REJECTED_PLACE = (0, -1)
+"""The (topic_id, partition) under which a producer's rejected rows are remembered. No topic has it."""
 
 
-def build_refused_unit(request: Produce) -> UnitAppended | None:
-    """Return the refused rows of an idempotent producer as a unit, so that a repeat can be recognized.
+def build_rejected_unit(request: Produce) -> UnitAppended | None:
+    """Return the rejected rows of an idempotent producer as a unit, so that a repeat can be recognized.
 
-    Raises InvalidRequest if there are refused rows without a sequence, or a sequence without refused rows.
+    Raises InvalidRequest if there are rejected rows without a sequence, or a sequence without rejected rows.
     """
     if request.producer is None:
         return None
-    count, sequence = sum(rows.record_count for rows in request.refused), request.producer.refused_sequence
+    count, sequence = sum(rows.record_count for rows in request.rejected), request.producer.rejected_sequence
     if bool(count) != (sequence is not None):
         raise InvalidRequest(
-            "A request needs a sequence for refused rows if it has such rows, and only then.", found=sequence
+            "A request needs a sequence for rejected rows if it has such rows, and only then.", found=sequence
         )
-    return None if sequence is None else UnitAppended(*REFUSED_PLACE, sequence, count, 0)
+    return None if sequence is None else UnitAppended(*REJECTED_PLACE, sequence, count, 0)
 
 
-def is_repeated_refusal(state: State, request: Produce, unit: UnitAppended | None) -> bool:
-    """Return whether exactly these rows were refused before. Raises what `find_earlier_appends` raises."""
+def is_repeated_rejection(state: State, request: Produce, unit: UnitAppended | None) -> bool:
+    """Return whether exactly these rows were rejected before. Raises what `find_earlier_appends` raises."""
     if unit is None or request.producer is None:
         return False
     epoch = request.producer.producer_epoch
     producer = check_producer(state, request.producer.producer_id, epoch)
-    return find_duplicate(producer, epoch, *REFUSED_PLACE, unit.base_sequence, unit.record_count) is not None
+    return find_duplicate(producer, epoch, *REJECTED_PLACE, unit.base_sequence, unit.record_count) is not None
 
 
 def list_log_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:

@@ -54,8 +54,8 @@ class Ranges(msgspec.Struct, frozen=True):
     last_due_ms: list[DueMillis] = []
 
 
-class RefusedRows(msgspec.Struct, frozen=True):
-    """Rows that cannot be messages. They become dead letters; the other rows are published."""
+class RejectedRows(msgspec.Struct, frozen=True):
+    """Rows that cannot be messages. The other rows are published."""
 
     source: str
     file: FileIndex
@@ -90,7 +90,7 @@ class Produce(Request, frozen=True, tag="produce"):
     ranges: Ranges
     metadata_step: Number
     files: list[DataFile] = []
-    refused: list[RefusedRows] = []
+    rejected: list[RejectedRows] = []
     producer: ProducerSequences | None = None
     application: ApplicationVersion | None = None
     transaction: TransactionRef | None = None
@@ -127,13 +127,13 @@ class Published(Result, frozen=True, tag="published"):
     """
 
     units: list[Unit]
-    refused_count: int = 0
+    rejected_count: int = 0
     duplicate: bool = False
     waiting: list[WaitingUnit] = []
 
 
 class FilesAdded(Record, frozen=True, tag="files_added"):
-    """Data files that segments or dead letters of this step refer to. They are registered in `messages`."""
+    """Data files that segments or rejected rows of this step refer to. They are registered in `messages`."""
 
     files: list[DataFile]
 
@@ -172,8 +172,8 @@ class Produced(Record, frozen=True, tag="produced"):
         return self.target
 
 
-class DeadLettered(Record, frozen=True, tag="dead_lettered"):
-    """Rows were refused, with the reason."""
+class RowsRejected(Record, frozen=True, tag="rows_rejected"):
+    """Rows were rejected, with the reason."""
 
     source: str
     file_id: int
@@ -197,4 +197,4 @@ class Application:
 
 REQUESTS = (Produce,)
 RESULTS = (Published,)
-RECORDS = (FilesAdded, RowsJournaled, Produced, DeadLettered)
+RECORDS = (FilesAdded, RowsJournaled, Produced, RowsRejected)

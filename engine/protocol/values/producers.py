@@ -31,7 +31,7 @@ class ProducerSequences(msgspec.Struct, frozen=True):
     """The sequence of the first record of each unit. A unit is all that a request puts into one (topic, partition).
 
     topic_index: index into the request's topics. partition: for delayed rows the `waiting_unit` of it.
-    refused_sequence: sequence of the first refused row. Refused rows are a unit of their own; None without refused
+    rejected_sequence: sequence of the first rejected row. Rejected rows are a unit of their own; None without rejected
     rows.
     """
 
@@ -40,7 +40,7 @@ class ProducerSequences(msgspec.Struct, frozen=True):
     topic_index: list[Count]
     partition: list[UnitPartition]
     base_sequence: list[Sequence]
-    refused_sequence: Sequence | None = None
+    rejected_sequence: Sequence | None = None
 
 
 def waiting_unit(partition: int) -> int:

@@ -18,18 +18,22 @@ def produce(model: Namespace, request: Produce, rows: list[list[str]]) -> Publis
         producers.check_outside(model, request.producer)
     else:
         transactions.check_writer(model, ref)
-        if request.refused:
+        if request.rejected:
             raise Refused("INVALID_RECORD")
     version = request.application
     if version and version.txn_version <= model.versions.get((version.txn_app_id, version.target), -1):
         return Published([], duplicate=True)
     messages = _messages(request, rows)
     known = producers.appended_before(model, request, messages)
-    dead = [rows[r.file][r.first_row + i] for r in request.refused for i in range(r.record_count)]
-    refused_before = bool(dead) and producers.refused_before(model, request, len(dead))
+    rejected = [rows[r.file][r.first_row + i] for r in request.rejected for i in range(r.record_count)]
+    rejected_before = bool(rejected) and producers.refused_before(model, request, len(rejected))
     units = {unit: known.get(unit) for unit in sorted(messages)}
-    if (units or dead) and all(offset is not None for offset in units.values()) and (refused_before or not dead):
-        return Published(_units(request, units, messages), len(dead), duplicate=True)
+    if (
+        (units or rejected)
+        and all(offset is not None for offset in units.values())
+        and (rejected_before or not rejected)
+    ):
+        return Published(_units(request, units, messages), len(rejected), duplicate=True)
     _check_fresh(model, request)
     transaction = transactions.part(model, ref) if ref else None
     for unit, values in messages.items():
@@ -37,12 +41,12 @@ def produce(model: Namespace, request: Produce, rows: list[list[str]]) -> Publis
             log = model.topics[request.topics[unit[0]].topic_id].logs[unit[1]]
             units[unit] = offset = log.add(values, transaction)
             producers.remember(model, request, unit, len(values), offset)
-    if dead and not refused_before:
-        model.dead_letters += dead
-        producers.remember_refused(model, request, len(dead))
+    if rejected and not rejected_before:
+        model.rejected += rejected
+        producers.remember_refused(model, request, len(rejected))
     if version:
         model.versions[version.txn_app_id, version.target] = version.txn_version
-    return Published(_units(request, units, messages), len(dead))
+    return Published(_units(request, units, messages), len(rejected))
 
 
 def _messages(request: Produce, rows: list[list[str]]) -> Messages:

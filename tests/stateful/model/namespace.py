@@ -127,7 +127,7 @@ class Namespace:
     next_producer_id: int = 0
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
-    dead_letters: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
     lost_files: set[int] = field(default_factory=set)
     ids: dict[str, TransactionalId] = field(default_factory=dict)
     offsets: dict[str, dict[Place, int]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from lakemq.engine.protocol.values.producers import ProducerDone, ProducerSequen
 
 SEQUENCES = 2**31
 REFUSED = (0, -1)
-"""Where a producer's refused rows count, beside its places."""
+"""Where a producer's rejected rows count, beside its places."""
 
 
 def init(model: Namespace, transactional_id: str | None = None) -> ProducerDone:
@@ -50,8 +50,8 @@ def refused_before(model: Namespace, request: Produce, count: int) -> bool:
     named = request.producer
     if named is None:
         return False
-    assert named.refused_sequence is not None
-    return _found(model, named, REFUSED, named.refused_sequence, count) is not None
+    assert named.rejected_sequence is not None
+    return _found(model, named, REFUSED, named.rejected_sequence, count) is not None
 
 
 def remember(model: Namespace, request: Produce, unit: tuple[int, int], count: int, offset: int) -> None:
@@ -61,7 +61,7 @@ def remember(model: Namespace, request: Produce, unit: tuple[int, int], count: i
 
 def remember_refused(model: Namespace, request: Produce, count: int) -> None:
     if request.producer is not None:
-        sequence = request.producer.refused_sequence
+        sequence = request.producer.rejected_sequence
         assert sequence is not None
         _note(model, request.producer, REFUSED, sequence, count, 0)
 

@@ -1,4 +1,4 @@
-"""`dead_letters`: refused rows by reference, with the reason."""
+"""`rejected_rows`: rows that could not become messages, by reference, with the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .spec import INT64, TEXT, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadLetterRow:
+class RejectionRow:
     step: int = column(INT64, "The step that decided it.")
     source: str = column(TEXT, "Topic or destination that the rows were published to.")
     file_id: int = column(INT64, "Data file that holds the rows.")
@@ -16,14 +16,14 @@ class DeadLetterRow:
     record_count: int = column(INT64, "Number of rows.")
     error: str = column(TEXT, "Name of the error.")
     reason: str = column(TEXT, "The value found, and the one expected.")
-    dead_at_ms: int = column(INT64, "Time of the refusal.")
+    rejected_at_ms: int = column(INT64, "Time of the rejection.")
 
 
-DEAD_LETTERS = TableSpec(
-    name="dead_letters",
-    row=DeadLetterRow,
+REJECTED_ROWS = TableSpec(
+    name="rejected_rows",
+    row=RejectionRow,
     shape="log",
     keys=("file_id", "first_row"),
     sort_by=("step", "file_id", "first_row"),
-    comment="Rows that were refused, with the reasons.",
+    comment="Rows that could not become messages, with the reasons.",
 )

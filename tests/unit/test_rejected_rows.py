@@ -1,4 +1,4 @@
-"""Rows that are refused: a dead letter each, once, whatever is asked again (I10)."""
+"""Rejected rows: each is listed once, whatever is requested again (I10)."""
 
 from __future__ import annotations
 
@@ -30,56 +30,56 @@ def mq() -> Harness:
     return harness
 
 
-def dead_letters(mq: Harness) -> list[tuple[str, int, int]]:
-    table = project(mq.state, mq.steps).get("dead_letters")
+def rejections(mq: Harness) -> list[tuple[str, int, int]]:
+    table = project(mq.state, mq.steps).get("rejected_rows")
     rows = [] if table is None else table.to_pylist()
     return [(row["file_id"], row["first_row"], row["record_count"]) for row in rows]
 
 
-def test_a_repeat_of_refused_rows_adds_no_dead_letters(mq: Harness) -> None:
-    request = mq.produce({}, producer=(0, 0), refused=3)
-    assert mq.one(request) == Published([], refused_count=3)
+def test_a_repeat_of_rejected_rows_adds_no_rejections(mq: Harness) -> None:
+    request = mq.produce({}, producer=(0, 0), rejected=3)
+    assert mq.one(request) == Published([], rejected_count=3)
     for _ in range(3):  # each in a letter of its own, as after an answer that was lost
-        assert mq.one(request) == Published([], refused_count=3, duplicate=True)
-    assert dead_letters(mq) == [(F, 0, 3)]
+        assert mq.one(request) == Published([], rejected_count=3, duplicate=True)
+    assert rejections(mq) == [(F, 0, 3)]
     assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
 
 
 def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
-    request = mq.produce({0: 2, 1: 1}, producer=(0, 0), refused=2)
+    request = mq.produce({0: 2, 1: 1}, producer=(0, 0), rejected=2)
     units = [Unit("t", 0, 0, 2), Unit("t", 1, 0, 1)]
-    assert mq.one(request) == Published(units, refused_count=2)
-    assert mq.one(request) == Published(units, refused_count=2, duplicate=True)
-    assert dead_letters(mq) == [(F, 3, 2)]
+    assert mq.one(request) == Published(units, rejected_count=2)
+    assert mq.one(request) == Published(units, rejected_count=2, duplicate=True)
+    assert rejections(mq) == [(F, 3, 2)]
 
 
-def test_what_is_refused_next_is_new(mq: Harness) -> None:
-    first, good = mq.produce({}, producer=(0, 0), refused=3), mq.produce({0: 1}, producer=(0, 0), file_id=G)
-    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, refused=3, file_id=H)
+def test_what_is_rejected_next_is_new(mq: Harness) -> None:
+    first, good = mq.produce({}, producer=(0, 0), rejected=3), mq.produce({0: 1}, producer=(0, 0), file_id=G)
+    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, rejected=3, file_id=H)
     assert then.producer is not None
-    then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, refused_sequence=3))
+    then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, rejected_sequence=3))
     for request in (first, good, then, then, first):
         mq.one(request)
-    assert dead_letters(mq) == [(F, 0, 3), (H, 1, 3)]
+    assert rejections(mq) == [(F, 0, 3), (H, 1, 3)]
     assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]
 
 
-def test_a_gap_in_what_is_refused_is_refused(mq: Harness) -> None:
-    assert mq.refused(mq.produce({}, producer=(0, 0), sequence=1, refused=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+def test_a_gap_in_what_is_rejected_is_refused(mq: Harness) -> None:
+    assert mq.refused(mq.produce({}, producer=(0, 0), sequence=1, rejected=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
-@pytest.mark.parametrize("refused", [0, 2])
-def test_sequences_name_refused_rows_where_there_are_some(mq: Harness, refused: int) -> None:
-    request = mq.produce({0: 1}, producer=(0, 0), refused=refused)
+@pytest.mark.parametrize("rejected", [0, 2])
+def test_sequences_name_rejected_rows_where_there_are_some(mq: Harness, rejected: int) -> None:
+    request = mq.produce({0: 1}, producer=(0, 0), rejected=rejected)
     assert request.producer is not None
-    other = msgspec.structs.replace(request.producer, refused_sequence=None if refused else 0)
+    other = msgspec.structs.replace(request.producer, rejected_sequence=None if rejected else 0)
     assert mq.refused(msgspec.structs.replace(request, producer=other)).error == "INVALID_REQUEST"
 
 
 def test_without_a_producer_id_each_request_is_a_new_one(mq: Harness) -> None:
     for _ in range(2):
-        assert mq.one(mq.produce({}, refused=1)) == Published([], refused_count=1)
-    assert dead_letters(mq) == [(F, 0, 1)] * 2
+        assert mq.one(mq.produce({}, rejected=1)) == Published([], rejected_count=1)
+    assert rejections(mq) == [(F, 0, 1)] * 2
 
 
 # -- the producer's side --------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def served_mq(tmp_path: Path) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_producer_whose_answer_is_lost_has_each_row_dead_lettered_once(
+def test_a_producer_whose_answer_is_lost_has_each_row_rejected_once(
     served_mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(served_mq)
@@ -100,12 +100,12 @@ def test_a_producer_whose_answer_is_lost_has_each_row_dead_lettered_once(
 
     def losing(request: Any, rows: pa.Table | None = None) -> Any:
         future = submit(request, rows)
-        if len(lost) % 2 == 0 and getattr(request, "refused", None):
+        if len(lost) % 2 == 0 and getattr(request, "rejected", None):
             future.result()
             lost.append(request)
             future = type(future)()
             future.set_exception(RequestTimedOut())
-        elif getattr(request, "refused", None):
+        elif getattr(request, "rejected", None):
             lost.append(request)
         return future
 
