@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,41 +16,34 @@ import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.demo.checks import Check, CheckFailed, check, check_key_order, parse_flights
-from lakemq.jobs.demo.member import DELAY_MINUTES, GROUP, SOURCE, TARGET
+from lakemq.jobs.demo.member import DELAY_MINUTES, GROUP, HURRY, KILL, SOURCE, TARGET
 from lakemq.jobs.demo.progress import Stage
 
 KILLED = "Ben"
-_BATCHES = 2_000
-"""Slow batches that the flights would make: they last for minutes, also where processes start slowly."""
-_PAUSE_S = 1.5
+_BATCHES = 150
+"""Batches that the flights make. They last for a minute, so that they outlast the events also on a slow machine."""
+_PAUSE_S = 1.0
 """Between two events, so that the report's picture shows them apart."""
-_SETTLE_S = 0.5
-"""A commit that a process has sent before it was stopped is decided by then."""
 _PATIENCE_S = 240
 
 
 @dataclass
 class Team:
-    """The members' processes, and the events: seconds since 1970, what happened."""
+    """The members' processes, the folder for signals to them, and the events: seconds since 1970, what happened."""
 
     mq: Connection
-    folder: Path
+    signals: Path
     stage: Stage
     total: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     events: list[tuple[float, str]] = field(default_factory=list)
-
-    @property
-    def hurry(self) -> Path:
-        """The file that tells members to work without a rest."""
-        return self.folder / "hurry"
 
     def start(self, *names: str) -> None:
         """Start processes that become members of the group."""
         records = max(1, self.total // _BATCHES)
         for name in names:
             command = [sys.executable, "-m", "lakemq.jobs.demo.member", "--path", str(self.mq.namespace.path)]
-            command += ["--name", name, "--max-records", str(records), "--hurry", str(self.hurry)]
+            command += ["--name", name, "--max-records", str(records), "--signals", str(self.signals)]
             self.processes[name] = subprocess.Popen(command)
 
     def note(self, event: str) -> None:
@@ -69,76 +63,62 @@ class Team:
             time.sleep(0.05)
 
     def wait_for_owners(self, *names: str) -> None:
-        """Wait until exactly these members share the partitions."""
-        self.wait_until(lambda: self.owners() == set(names), f"{', '.join(names)} share the partitions")
+        """Wait until exactly these members share the partitions, and for a moment longer."""
+        self.wait_until(lambda: self._owners() == set(names), f"{', '.join(names)} share the partitions")
+        time.sleep(_PAUSE_S)
 
-    def owners(self) -> set[str]:
+    def _owners(self) -> set[str]:
         """Return the names of the members that have partitions; empty while partitions change hands."""
         partitions = self.mq.groups.assignments(GROUP)
         is_settled = all(partition.state == "ready" for partition in partitions)
         return {owner_name(partition.owner) for partition in partitions} if is_settled else set()
 
     def kill_in_transaction(self, name: str) -> None:
-        """Kill a process with SIGKILL while it has an open transaction, which nobody can end for it."""
-        process = self.processes[name]
-        # A stopped process neither commits nor goes on: what is open now is still open when it is killed.
-        self.wait_until(lambda: self._stop_in_transaction(process, name), f"{name} has an open transaction")
-        process.kill()
-        process.wait()
-        del self.processes[name]
-
-    def _stop_in_transaction(self, process: subprocess.Popen[bytes], name: str) -> bool:
-        if not self._has_open_transaction(name):
-            return False
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(_SETTLE_S)
-        if self._has_open_transaction(name):
-            return True
-        process.send_signal(signal.SIGCONT)
-        return False
-
-    def _has_open_transaction(self, name: str) -> bool:
-        return f"{TARGET}-{name}" in {info.transactional_id for info in self.mq.transactions.all(("Ongoing",))}
+        """Have a process killed with SIGKILL while it has an open transaction, which nobody can end for it."""
+        process, kill = self.processes.pop(name), self.signals / f"{KILL}{name}"
+        kill.touch()
+        self.wait_until(lambda: process.poll() is not None, f"{name} is killed")
+        kill.unlink()
+        if process.returncode != -signal.SIGKILL:
+            raise CheckFailed(f"{name} has ended with exit code {process.returncode} before it was killed.")
 
     def finish(self) -> None:
         """Wait until every flight is read, and every process has ended by itself."""
-        self.hurry.touch()
+        (self.signals / HURRY).touch()
 
-        def is_done() -> bool:
-            left = sum(partition.lag for partition in self.mq.groups.lag(GROUP))
-            self.stage.show(f"{self.total - left:,} of {self.total:,} flights are read")
+        def has_ended() -> bool:
+            unread = sum(partition.lag for partition in self.mq.groups.lag(GROUP))
+            self.stage.show(f"{self.total - unread:,} of {self.total:,} flights are read")
             return all(process.poll() is not None for process in self.processes.values())
 
-        self.wait_until(is_done, "all members have ended")
+        self.wait_until(has_ended, "all members have ended")
 
     def end(self) -> None:
-        """Leave no process and no file behind, whatever happened."""
+        """Leave no process and no signal behind, whatever happened."""
         for process in self.processes.values():
             process.kill()
             process.wait()
-        self.hurry.unlink(missing_ok=True)
+        shutil.rmtree(self.signals)
 
 
 def raise_alerts(mq: Connection, folder: Path, stage: Stage) -> Team:
     """Have processes copy long delays to a topic of their own, and disturb them. Raises CheckFailed."""
     mq.topics.create(TARGET, partitions=4, config={"retention.ms": -1})  # The flights are of 2013.
     mq.groups.create(GROUP, {"group.protocol": "cooperative"})
-    team = Team(mq, folder, stage, sum(mq.end_offsets(SOURCE).values()))
+    team = Team(mq, folder / "signals", stage, sum(mq.end_offsets(SOURCE).values()))
+    team.signals.mkdir(exist_ok=True)
     try:
         team.start("Ann", KILLED, "Cem")
         team.wait_for_owners("Ann", KILLED, "Cem")
         team.note("Ann, Ben and Cem share the flights")
-        time.sleep(_PAUSE_S)
-        team.note("Dee joins")
         team.start("Dee")
+        team.note("Dee joins")
         team.wait_for_owners("Ann", KILLED, "Cem", "Dee")
-        time.sleep(_PAUSE_S)
         team.kill_in_transaction(KILLED)
         team.note("Ben is killed with kill -9 in a transaction")
         team.wait_for_owners("Ann", "Cem", "Dee")
-        time.sleep(_PAUSE_S)
-        team.note("Ben comes back")
         team.start(KILLED)
+        team.note("Ben comes back")
         team.wait_for_owners("Ann", KILLED, "Cem", "Dee")
         team.finish()
         return team
