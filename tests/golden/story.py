@@ -1,4 +1,7 @@
-"""Stories: what is asked line by line, what is answered, and what is to be seen then. The words are this player's."""
+"""Play a story: each line sends a request and checks the answer, or checks what can be seen then.
+
+A word of a line is a method: `ask_WORD` builds a request, `see_WORD` returns what `expect` compares.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from golden.queue_words import QueueWords, place_of, shown
+from golden.queue_words import QueueWords, format_range, place_of
 from protocol_harness import Harness
 from protocol_reader import Reader
 
@@ -64,16 +67,16 @@ from lakemq.engine.protocol.values.transactions import (
 DAY_MS = 86_400_000
 
 
-def _at(values: list[str], wanted: str) -> list[int]:
-    return [row for row, value in enumerate(values) if value == wanted]
+def _rows_with(values: list[str], expected: str) -> list[int]:
+    return [row for row, value in enumerate(values) if value == expected]
 
 
-def _delayed(record: Any) -> list[DelayedRange]:
+def _delayed_ranges(record: Any) -> list[DelayedRange]:
     return record.ranges.to_ranges() if isinstance(record, Delayed) else []
 
 
 class Producer:
-    """A process: who it is told to be, and which parts of its transaction were accepted: publishes, and groups."""
+    """A process: its identity, and the parts of its transaction that were accepted, which are publishes and groups."""
 
     def __init__(self) -> None:
         self.ref = TransactionRef("", 0, 0)
@@ -97,13 +100,13 @@ class Story(QueueWords):
 
     def tell(self, line: dict[str, Any]) -> None:
         line = dict(line)
-        who, lost = line.pop("who", None), line.pop("answer_lost", None)
-        gives = {word: line.pop(word, None) for word in ("gives", "found", "expected")}
-        producer = self.producers.setdefault(who, Producer()) if who else None
+        name, lost = line.pop("who", None), line.pop("answer_lost", None)
+        answer = {word: line.pop(word, None) for word in ("gives", "found", "expected")}
+        producer = self.producers.setdefault(name, Producer()) if name else None
         (word, given), *more = line.items()
         if word == "expect":
-            for what, expected in given.items():
-                assert getattr(self, f"see_{what}")(expected) == expected, what
+            for subject, expected in given.items():
+                assert getattr(self, f"see_{subject}")(expected) == expected, subject
         elif word == "wait_ms":
             self.mq.now_ms += given
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
@@ -122,13 +125,13 @@ class Story(QueueWords):
         elif word == "as_if_in_epoch":
             self._pretend_epoch(producer, given)
         elif word == "as_if_appended":
-            self._pretend_appended(**given)
+            self._pretend_to_have_appended(**given)
         elif word == "is":
             assert producer
             producer.ref = TransactionRef(given["id"], given["producer"], given["epoch"])
         else:
             result = self.mq.one(getattr(self, f"ask_{word}")(producer, given, **dict(more)))
-            self._check(result, **gives)
+            self._check(result, **answer)
             if producer and not lost:
                 self._hear(producer, result, dict(more).get("group", "g"))
         if self.answers_at_once:
@@ -141,12 +144,15 @@ class Story(QueueWords):
         by_size: Mapping[str, int] | None = None,
         looked_by: Mapping[str, int] | None = None,
     ) -> None:
-        """This was found. of: a topic, or the id of one that is gone; looked_by: settings other than its own."""
+        """Let the leader find that a log is too old or too large.
+
+        of: a topic, or the id of one that is gone; looked_by: settings other than its own.
+        """
         topic = None if isinstance(of, int) else self.mq.state.topic(of)
         settings = looked_by or {
             name: topic.setting(name) if topic else 0 for name in ("retention.ms", "retention.bytes")
         }
-        cuts = ({place_of(place)[1]: at for place, at in (found or {}).items()} for found in (by_age, by_size))
+        cuts = ({place_of(place)[1]: at for place, at in (ends or {}).items()} for ends in (by_age, by_size))
         self.mq.see(LogOutgrown(topic.topic_id if topic else int(of), *settings.values(), *cuts))
 
     def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
@@ -173,16 +179,16 @@ class Story(QueueWords):
             producer.publishes += 1
 
     def _pretend_epoch(self, producer: Producer | None, epoch: int) -> None:
-        """As if so many transactions of the id had ended before."""
+        """Pretend that so many transactions of the id have ended before."""
         assert producer
         producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
         moved = TransactionMoved(*msgspec.structs.astuple(producer.ref), TransactionStatus.EMPTY, 60_000)
         machine.fold(self.mq.state, [JournalEntry(moved)])
 
-    def _pretend_appended(
+    def _pretend_to_have_appended(
         self, topic: str, partition: int, producer: int, sequence: int, records: int, offset: int
     ) -> None:
-        """As if the producer had got so far."""
+        """Pretend that the producer has published up to here."""
         unit = UnitAppended(self.mq.state.topic(topic).topic_id, partition, sequence, records, offset)
         machine.fold(self.mq.state, [JournalEntry(Produced(topic, producer, 0, [unit]))])
 
@@ -200,8 +206,7 @@ class Story(QueueWords):
 
     def ask_delete_records(self, _: Any, given: dict[str, int]) -> AnyRequest:
         before = {place_of(place): offset for place, offset in given.items()}
-        ((topic, *others),) = [{topic for topic, _ in before}]
-        assert not others, "one topic at a time"
+        (topic,) = {topic for topic, _ in before}  # one topic at a time
         return DeleteRecords(topic, {partition: offset for (_, partition), offset in before.items()})
 
     def ask_init_producer(self, _: Any, given: None) -> AnyRequest:
@@ -229,8 +234,10 @@ class Story(QueueWords):
         version: int = 1,
         due: Mapping[str, list[int]] | None = None,
     ) -> AnyRequest:
-        """given: place -> the values, or how many where nobody looks. producer, epoch: of one that is no `who`; due:
-        place -> when its values are due, in order.
+        """Publish values.
+
+        given: place -> the values, or only how many; producer, epoch: of a producer that is not a process of the story;
+        due: place -> when its values are due, in order.
         """
         places = {place_of(place): _values(place, of) for place, of in given.items()}
         file_id = len(self.values)
@@ -266,7 +273,7 @@ class Story(QueueWords):
         return request
 
     def ask_again(self, _: Any, number: int) -> AnyRequest:
-        """That publish of the story once more, unchanged."""
+        """Send a publish of the story once more, unchanged."""
         return self.published[number]
 
     def ask_commit_offsets(
@@ -279,23 +286,23 @@ class Story(QueueWords):
         epoch: int | None = None,
         generation: int | None = None,
     ) -> AnyRequest:
-        """epoch: left out, that under which the group's partition is owned now; generation: left out, that of now."""
+        """Commit offsets. epoch: by default that of the partition's owner; generation: by default the current one."""
         note = metadata * 5_000 if metadata else None
         offsets = [
             OffsetCommit(*place_of(place), offset, note, epoch=self._epoch(group, place) if epoch is None else epoch)
             for place, offset in given.items()
         ]
-        known = self.mq.state.groups.get(group)
-        if generation is None and known is not None and member is not None:
-            generation = known.generation
+        current = self.mq.state.groups.get(group)
+        if generation is None and current is not None and member is not None:
+            generation = current.generation
         return CommitOffsets(group, offsets, producer.ref if producer else None, member, generation)
 
     def _epoch(self, group: str, place: str) -> int | None:
-        known = self.mq.state.groups.get(group)
+        current = self.mq.state.groups.get(group)
         topic, partition = place_of(place)
         topic_id = self.mq.state.topic_ids.get(topic, 0)
-        one = known.assignments.get((topic_id, partition)) if known else None
-        return one.epoch if one else None
+        assignment = current.assignments.get((topic_id, partition)) if current else None
+        return assignment.epoch if assignment else None
 
     def ask_join(
         self,
@@ -313,8 +320,8 @@ class Story(QueueWords):
         is_member: bool = False,
         assignors: Sequence[str] = (),
     ) -> AnyRequest:
-        """knows: it is the process that was lost, and tells what it had."""
-        bound = self.bound(member, group) if knows else []
+        """Join a group. knows: the process was lost, and says which partitions it had."""
+        bound = self.partitions_of_lost(member, group) if knows else []
         settings = dict(config or {})
         if group not in self.mq.state.groups:
             settings = {"group.protocol": "cooperative", **settings}
@@ -339,13 +346,13 @@ class Story(QueueWords):
     def ask_release(
         self, _: Any, member: str, group: str = "g", of: Sequence[str] | None = None, epoch: int | None = None
     ) -> AnyRequest:
-        """Give up these, or all that one is to."""
-        known = self.mq.state.groups[group]
+        """Give up partitions; by default all that the member must give up."""
+        current = self.mq.state.groups[group]
         if of is None:
-            places = [place for place in known.list_places_of(member) if place in known.paused]
+            places = [place for place in current.list_places_of(member) if place in current.paused]
         else:
             places = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(place_of, of)]
-        epochs = [known.assignments[place].epoch if epoch is None else epoch for place in places]
+        epochs = [current.assignments[place].epoch if epoch is None else epoch for place in places]
         return ReleasePartitions(group, member, [Assigned(*p, e) for p, e in zip(places, epochs, strict=True)])
 
     def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
@@ -357,8 +364,8 @@ class Story(QueueWords):
         return DeleteGroup(group)
 
     def ask_delete_offsets(self, _: Any, of: Sequence[str], group: str = "g") -> AnyRequest:
-        """of: partitions, or topics."""
-        return DeleteOffsets(group, [place_of(one) if "-" in one else (one, None) for one in of])
+        """Delete offsets of partitions or topics."""
+        return DeleteOffsets(group, [place_of(text) if "-" in text else (text, None) for text in of])
 
     def ask_reset(
         self,
@@ -369,8 +376,8 @@ class Story(QueueWords):
         of: dict[str, int | None] | None = None,
         dry_run: bool = False,
     ) -> AnyRequest:
-        """of: partitions, or topics, and where to; left out: all that the group has."""
-        pairs = [(place_of(one) if "-" in one else (one, None), at) for one, at in (of or {}).items()]
+        """Reset offsets. of: partitions or topics -> the new offset; by default all that the group has."""
+        pairs = [(place_of(text) if "-" in text else (text, None), at) for text, at in (of or {}).items()]
         places = None if of is None else [ResetPlace(*place, at) for place, at in pairs]
         return ResetOffsets(group, to, by, places, dry_run)  # type: ignore[arg-type]
 
@@ -393,34 +400,39 @@ class Story(QueueWords):
         return RescheduleDelays(*self._receipts(values, reschedules), list(to))
 
     def _receipts(self, values: list[str], reschedules: int) -> list[list[int]]:
-        """By the ranges that they were published in, one of a publish; or those of so many times later."""
-        rows = [(file, row) for one in values for file, of in self.values.items() for row in _at(of, one)]
-        told = [one for step in self.mq.steps for entry in step.entries for one in _delayed(entry.record)]
-        found = [
-            (one.topic_id, one.file_id, row, 0, reschedules)
-            if reschedules
-            else (one.topic_id, one.file_id, one.first_row, row - one.first_row, 0)
-            for file, row in rows
-            for one in told
-            if one.file_id == file and one.first_row <= row < one.first_row + one.record_count
+        """Return the columns of the messages' receipts, as they are after so many reschedules."""
+        rows = [
+            (file_id, row)
+            for value in values
+            for file_id, values_of_file in self.values.items()
+            for row in _rows_with(values_of_file, value)
         ]
-        return list(map(list, zip(*found, strict=True)))
+        ranges = [r for step in self.mq.steps for entry in step.entries for r in _delayed_ranges(entry.record)]
+        receipts = [
+            (range_.topic_id, range_.file_id, row, 0, reschedules)
+            if reschedules
+            else (range_.topic_id, range_.file_id, range_.first_row, row - range_.first_row, 0)
+            for file_id, row in rows
+            for range_ in ranges
+            if range_.file_id == file_id and range_.first_row <= row < range_.first_row + range_.record_count
+        ]
+        return list(map(list, zip(*receipts, strict=True)))
 
-    # -- what is to be seen -----------------------------------------------------------------------------
+    # -- what can be seen -------------------------------------------------------------------------------
 
     def see_states(self, expected: dict[str, str]) -> dict[str, str]:
-        known = self.mq.state.transactions
-        return {name: known[name].status if name in known else "Dead" for name in expected}
+        transactions = self.mq.state.transactions
+        return {name: transactions[name].status if name in transactions else "Dead" for name in expected}
 
     def see_moves(self, _: Any) -> list[str]:
-        """Rows of the transaction log."""
-        records = [one.record for step in self.mq.steps for one in step.entries]
+        """Return the states in the rows of the transaction log."""
+        records = [entry.record for step in self.mq.steps for entry in step.entries]
         return [record.status for record in records if isinstance(record, TransactionMoved)]
 
     def see_waiting(self, expected: dict[str, int]) -> dict[str, int]:
-        """Topic -> messages."""
-        known = self.mq.state
-        return {name: known.delays.pending.get(known.topic_ids.get(name, 0), 0) for name in expected}
+        """Return how many messages of each topic wait."""
+        state = self.mq.state
+        return {name: state.delays.pending.get(state.topic_ids.get(name, 0), 0) for name in expected}
 
     def see_pointer_ms(self, _: int) -> int:
         return self.mq.state.delays.pointer_ms
@@ -434,14 +446,14 @@ class Story(QueueWords):
         return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in places.items()}
 
     def see_logs(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
-        """Topic -> the states of its partitions."""
+        """Return the states of the partitions of topics."""
         topics = {name: self.mq.state.topic(name) for name in expected}
-        return {name: [one.status(p).value for p in range(one.log_count)] for name, one in topics.items()}
+        return {name: [topic.status(p).value for p in range(topic.log_count)] for name, topic in topics.items()}
 
     def see_deleted_by(self, _: Any) -> list[Any]:
-        """What the last step has deleted, and why."""
-        records = [one.record for one in self.mq.steps[-1].entries]
-        return [[one.reason, one.log_starts] for one in records if isinstance(one, RecordsDeleted)]
+        """Return why the last step deleted records, and the new log starts."""
+        records = [entry.record for entry in self.mq.steps[-1].entries]
+        return [[record.reason, record.log_starts] for record in records if isinstance(record, RecordsDeleted)]
 
     def see_last_stable_offsets(self, expected: dict[str, int]) -> dict[str, int]:
         places = {text: place_of(text) for text in expected}
@@ -456,49 +468,49 @@ class Story(QueueWords):
     def _read(self, expected: dict[str, Any], isolation: str) -> dict[str, Any]:
         self.reader.follow(self.mq.steps[self.read_steps :])
         self.read_steps = len(self.mq.steps)
-        found = {}
+        values = {}
         for text in expected:
             topic, partition = place_of(text)
             rows = self.reader.read(self.mq.state.topic(topic), partition, isolation)
-            found[text] = [self.values[row.file_id][row.row] for row in rows.values()]
-        return found
+            values[text] = [self.values[row.file_id][row.row] for row in rows.values()]
+        return values
 
     def see_owned(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
-        """What members have, with a mark at what they are to give up."""
+        """Return the partitions of members, with a mark at those that they must give up."""
         return {
             member: [
                 self._name(place) + (" (paused)" if place in group.paused else "")
                 for place in group.list_places_of(member)
             ]
             for member in expected
-            for group in [next((one for one in self.mq.state.groups.values() if member in one.members), Group(""))]
+            for group in [next((g for g in self.mq.state.groups.values() if member in g.members), Group(""))]
         }
 
     def _name(self, place: tuple[int, int]) -> str:
         return f"{self.mq.state.topics[place[0]].topic}-{place[1]}"
 
     def see_partitions(self, expected: dict[str, str]) -> dict[str, str]:
-        """The states of partitions of the group g."""
-        known = {self._name(place): one for place, one in self.mq.state.groups["g"].assignments.items()}
-        return {place: known[place].status.value if place in known else "none" for place in expected}
+        """Return the states of partitions of group `g`."""
+        by_name = {self._name(place): owned for place, owned in self.mq.state.groups["g"].assignments.items()}
+        return {name: by_name[name].status.value if name in by_name else "none" for name in expected}
 
     def see_starts(self, expected: dict[str, int | None]) -> dict[str, int | None]:
-        """Where the owners of partitions of the group g have begun."""
-        known = {self._name(place): one for place, one in self.mq.state.groups["g"].assignments.items()}
-        return {place: known[place].start_offset for place in expected}
+        """Return where the owners of partitions of group `g` began."""
+        by_name = {self._name(place): owned for place, owned in self.mq.state.groups["g"].assignments.items()}
+        return {name: by_name[name].start_offset for name in expected}
 
     def see_group(self, expected: dict[str, Any]) -> dict[str, Any]:
-        """Of the group g: state, generation, leader, epochs."""
+        """Return facts about group `g`: state, generation, leader, epochs."""
         group = self.mq.state.groups["g"]
         leader = group.leader.member_id if group.leader else None
-        told = {"state": group.status.value, "leader": leader, "members": sorted(group.members)}
-        return {what: told[what] if what in told else getattr(group, what) for what in expected}
+        facts = {"state": group.status.value, "leader": leader, "members": sorted(group.members)}
+        return {name: facts[name] if name in facts else getattr(group, name) for name in expected}
 
     def see_groups(self, _: Any) -> list[str]:
         return sorted(self.mq.state.groups)
 
     def see_deleted(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """What was deleted before groups were done with it."""
+        """Return how many offsets were deleted before groups were done with them."""
         state = self.mq.state
         return {
             g: {self._name(p): n for p in state.list_group_places(g) if (n := count_deleted_offsets(state, g, p))}
@@ -506,11 +518,12 @@ class Story(QueueWords):
         }
 
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """What groups have committed."""
+        """Return the offsets that groups have committed."""
         topics = self.mq.state.topics
         return {
             group: {
-                f"{topics[t].topic}-{p}": one.offset for (t, p), one in self.mq.state.offsets.get(group, {}).items()
+                f"{topics[t].topic}-{p}": committed.offset
+                for (t, p), committed in self.mq.state.offsets.get(group, {}).items()
             }
             for group in expected
         }
@@ -521,7 +534,7 @@ def _values(place: str, of: list[str] | int) -> list[str]:
 
 
 def answer_of(result: AnyResult) -> Any:
-    """The result as a story writes it."""
+    """Return a result as a story writes it."""
     if isinstance(result, TopicDone):
         return {"topic_id": result.topic_id, "partitions": result.partitions}
     if isinstance(result, Published):
@@ -530,19 +543,19 @@ def answer_of(result: AnyResult) -> Any:
     if isinstance(result, AcknowledgementsJudged):
         answer: dict[str, Any] = {"fenced": result.fenced, "invalid": result.invalid}
         if result.refused:
-            answer["refused"] = [[shown(*range_) for range_ in ranges] for ranges in result.refused]
+            answer["refused"] = [[format_range(*range_) for range_ in ranges] for ranges in result.refused]
         return answer
     if isinstance(result, DeadLettersJudged):
         return {"count": result.count}
     if isinstance(result, DelaysJudged):
-        told: dict[str, Any] = {"outcomes": [one.value for one in result.outcomes]}
-        return {**told, "due_ms": result.due_ms} if result.due_ms else told
+        outcomes: dict[str, Any] = {"outcomes": [outcome.value for outcome in result.outcomes]}
+        return {**outcomes, "due_ms": result.due_ms} if result.due_ms else outcomes
     if isinstance(result, OffsetsJudged):
         return {"fenced": result.fenced}
     if isinstance(result, OffsetsChanged):
-        return {f"{one.topic}-{one.partition}": [one.before, one.after] for one in result.changes}
+        return {f"{change.topic}-{change.partition}": [change.before, change.after] for change in result.changes}
     if isinstance(result, OffsetsFetched):
-        return {f"{one.topic}-{one.partition}": one.offset for one in result.offsets}
+        return {f"{fetched.topic}-{fetched.partition}": fetched.offset for fetched in result.offsets}
     assert isinstance(result, ProducerDone | TransactionEnded)
     answer: dict[str, Any] = {"producer": result.producer_id, "epoch": result.producer_epoch}
     if isinstance(result, ProducerDone):

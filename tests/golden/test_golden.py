@@ -1,4 +1,4 @@
-"""Cases a person can read, in the YAML files beside this one: what is asked, when, and what is answered."""
+"""Play the stories and cases in the YAML files of this folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cases(file: str) -> Any:
     return yaml.safe_load((FOLDER / file).read_text())
 
 
-def named(case: dict[str, Any]) -> str:
+def name_case(case: dict[str, Any]) -> str:
     return str(case.get("case", case.get("of", case)))[:60]
 
 
@@ -32,12 +32,12 @@ def named(case: dict[str, Any]) -> str:
     "case",
     [
         story
-        for of in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays")
-        for story in cases(f"{of}.yaml")
+        for subject in ("topics", "sequences", "transactions", "groups", "classic", "queues", "delays")
+        for story in cases(f"{subject}.yaml")
     ],
-    ids=named,
+    ids=name_case,
 )
-def test_a_story_goes_as_it_is_told(case: dict[str, Any]) -> None:
+def test_every_line_of_a_story_gets_the_answer_it_expects(case: dict[str, Any]) -> None:
     story = Story()
     for number, line in enumerate(case["story"]):
         try:
@@ -54,24 +54,24 @@ def text_of(case: dict[str, Any]) -> str:
     return of["repeat"] * of["times"] if isinstance(of, dict) else of
 
 
-@pytest.mark.parametrize("case", cases("names.yaml"), ids=named)
+@pytest.mark.parametrize("case", cases("names.yaml"), ids=name_case)
 def test_a_name_is_valid_or_not(case: dict[str, Any]) -> None:
     assert is_name(text_of(case)) is case["valid"]
 
 
-@pytest.mark.parametrize("case", cases("hashes.yaml")["murmur2"], ids=named)
+@pytest.mark.parametrize("case", cases("hashes.yaml")["murmur2"], ids=name_case)
 def test_murmur2_is_kafkas(case: dict[str, Any]) -> None:
     key = text_of(case).encode()
     assert murmur2(key) == case["hash"]
     assert murmur2_partition(key, case["partitions"]) == case["partition"]
 
 
-@pytest.mark.parametrize("case", cases("hashes.yaml")["shards"], ids=named)
+@pytest.mark.parametrize("case", cases("hashes.yaml")["shards"], ids=name_case)
 def test_groups_are_sharded_by_javas_hash(case: dict[str, Any]) -> None:
     assert shard(text_of(case)) == case["shard"]
 
 
-@pytest.mark.parametrize("case", cases("routing.yaml"), ids=named)
+@pytest.mark.parametrize("case", cases("routing.yaml"), ids=name_case)
 def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
     assert {to: find_reached_topics(to, case["queues"], case["queues"]) for to in case["reaches"]} == case["reaches"]
 
@@ -81,7 +81,7 @@ def test_a_destination_reaches_its_queues(case: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_offsets_for_times(tmp_path: Path) -> None:
-    """Through a real namespace: half of each partition in one segment, half in the next."""
+    """Publish half of each partition in one segment, half in the next, in a real namespace."""
     with lakemq.connect(str(tmp_path), create=True) as mq:
         with mq.serving():
             for number, case in enumerate(cases("times.yaml")):
@@ -91,5 +91,5 @@ def test_offsets_for_times(tmp_path: Path) -> None:
                     times = pa.array([ms * 1000 for ms in part], pa.timestamp("us", "UTC"))
                     mq.publish(f"t{number}", pa.table({"value": ["x"] * len(part), "timestamp": times}))
         for number, case in enumerate(cases("times.yaml")):
-            found = {ms: mq.offsets_for_times(f"t{number}", {0: ms})[0] for ms in case["offset_for"]}
-            assert {ms: at and at[0] for ms, at in found.items()} == case["offset_for"], case
+            results = {ms: mq.offsets_for_times(f"t{number}", {0: ms})[0] for ms in case["offset_for"]}
+            assert {ms: at and at[0] for ms, at in results.items()} == case["offset_for"], case
