@@ -52,6 +52,30 @@ print(before_mib - resident_mib())
 """
 
 
+COUNT_HEAPS = """
+import ctypes, sys, threading
+from lakemq.jobs.native_memory import choose_allocator
+choose_allocator()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+together, heaps = threading.Barrier(24), set()
+
+def allocate():
+    together.wait()
+    for _ in range(200):
+        # a heap of a thread is aligned to 64 MiB, and a small buffer lies in it
+        heaps.add(library.malloc(2000) >> 26)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(24)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(heaps))
+"""
+
+
 def run(code: str, *arguments: str) -> str:
     own = {name: value for name, value in os.environ.items() if name != ALLOCATOR_VARIABLE}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
@@ -85,6 +109,16 @@ def test_the_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPa
 def test_freed_memory_goes_back_to_the_system() -> None:
     freed_mib = 1_000 * 60_000 / 2**20
     assert float(run(FREE_AND_SAY)) > freed_mib / 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have heaps of their own kind")
+def test_threads_share_few_heaps() -> None:
+    """The heap that the process began with may cross a boundary of 64 MiB."""
+    assert int(run(COUNT_HEAPS)) <= native_memory.HEAPS + 1
+
+
+def test_the_environment_may_set_the_heaps() -> None:
+    assert not native_memory.bound_heaps({"GLIBC_TUNABLES": "glibc.malloc.arena_max=7"})
 
 
 def test_a_process_that_serves_releases_memory_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
