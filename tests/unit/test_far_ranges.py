@@ -1,0 +1,113 @@
+"""Two hundred thousand messages that wait, each sent alone, over a year: their memory and the work of a start.
+
+`tests/bench/far_delays.py` measures ten million in a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import lakemq
+from lakemq.engine.namespace import waiting_rows
+from lakemq.engine.namespace.later_ranges import LaterRanges
+from lakemq.engine.namespace.load import load_state, read_watermark
+from lakemq.engine.namespace.waiting_rows import WaitingRows
+from lakemq.engine.protocol.values.state import State
+from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.workers import Workers
+
+pytestmark = pytest.mark.extended
+
+COUNT = 200_000
+HELD_BYTES_PER_RANGE = 16
+"""They take about 9. As objects they would take 600."""
+
+PEAK_BYTES = 40 << 20
+"""A read holds the hashes of all keys, 8 bytes each, and a piece of 65,536 rows."""
+
+PROCESSOR_S_PER_MILLION = 5
+"""About 0.5 on a machine without other work."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    folder = str(tmp_path_factory.mktemp("far") / "mq")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
+        far_delays: Any = importlib.import_module("far_delays")
+    with lakemq.connect(folder, create=True) as mq:
+        with mq.serving():
+            mq.topics.create("w", 8)
+        far_delays.write_far_ranges(folder, COUNT)
+        yield mq.namespace.store
+
+
+def load(store: Store) -> tuple[State, LaterRanges]:
+    later = LaterRanges(Workers(1, "test-later"), time.time_ns() // 1_000_000)
+    return load_state(store, read_watermark(store), later=later), later
+
+
+def test_ranges_take_few_bytes_each(store: Store) -> None:
+    load(store)[0].delays.ranges.packed.complete()  # what is allocated once does not count
+    tracemalloc.start()
+    try:
+        state, later = load(store)
+        state.delays.ranges.packed.complete()
+        later.stop()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(state.delays.ranges) == COUNT
+    assert held < COUNT * HELD_BYTES_PER_RANGE + 600 * len(state.delays.ranges.unpacked)
+    assert peak < PEAK_BYTES
+    sizes = [block.size_bytes for block in state.delays.ranges.packed.blocks]
+    assert sum(sizes) < 10 * COUNT
+
+
+def test_a_start_reads_only_hours_that_are_near(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group has 16,384 rows. In a table that is sorted by hour, the first hour is in the first of them."""
+    counts: list[int] = []
+    read = WaitingRows.read
+
+    def count_rows(self: WaitingRows, first_hour: int | None = None, last_hour: int | None = None) -> Iterator[Any]:
+        for rows in read(self, first_hour, last_hour):
+            if first_hour is None:
+                counts.append(rows.num_rows)
+            yield rows
+
+    monkeypatch.setattr(WaitingRows, "read", count_rows)
+    state, later = load(store)
+    later.stop()
+    assert 0 < sum(counts) < COUNT // 1000
+    assert state.delays.ranges.packed
+
+
+def test_reading_all_takes_little_processor_time(store: Store) -> None:
+    began_s = time.process_time()
+    state, later = load(store)
+    state.delays.ranges.packed.complete()
+    took_s = time.process_time() - began_s
+    later.stop()
+    assert len(state.delays.ranges) == COUNT
+    assert took_s < PROCESSOR_S_PER_MILLION * COUNT / 1e6 + 0.5
+
+
+def test_keys_are_not_compared_in_files_where_some_surely_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = store.open(DELAYED)
+    ended = handle.read(where=pc.field("first_row") < 500).to_pylist()
+    gone = [{**row, "step": row["step"] + 1, "removed": True, "state": "released"} for row in ended]
+    handle.append_at(handle.version, pa.Table.from_pylist(gone, schema=DELAYED.stored_schema), gone[0]["step"])
+    compared: list[int] = []
+    monkeypatch.setattr(waiting_rows, "select_newest", lambda rows, keys: compared.append(rows.num_rows))
+    assert len(WaitingRows(store.open(DELAYED)).read_file_ids()) == 4
+    assert compared == []
