@@ -257,8 +257,12 @@ def _make_filter(bounds: Bounds) -> pc.Expression:
 def _find_shared_hashes(there: Hashes, gone: Hashes) -> Hashes:
     """Return the hashes that occur in more than one row, sorted."""
     there.sort()
-    repeated = there[1:][there[1:] == there[:-1]]
-    return np.unique(np.concatenate([repeated, gone[_is_in(gone, there)]]))
+    repeated: list[Hashes] = []
+    # a piece at a time, because a mask that is applied holds up all other threads
+    for first in range(0, len(there), _PIECE_ROWS):
+        piece = there[first : first + _PIECE_ROWS + 1]
+        repeated.append(piece[1:][piece[1:] == piece[:-1]])
+    return np.unique(np.concatenate([*repeated, gone[_is_in(gone, there)]]))
 
 
 def _is_in(values: npt.NDArray[Any], sorted_values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
