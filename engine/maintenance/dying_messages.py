@@ -19,7 +19,7 @@ from lakemq.tables.storage.store import Store
 
 from ..protocol.values.assignments import Place
 from ..protocol.values.dead_letters import DyingFound, RowLocation
-from ..protocol.values.deliveries import Range
+from ..protocol.values.stretches import Range
 
 MOST_SEGMENTS = 5_000
 """That a look finds: what a step decides of takes a fraction of a lease."""

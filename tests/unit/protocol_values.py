@@ -37,8 +37,6 @@ from lakemq.engine.protocol.values.deliveries import (
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
-    DeathReason,
-    DeliveryStatus,
     MessageRanges,
     MessagesAcquired,
     MessagesPassed,
@@ -107,6 +105,7 @@ from lakemq.engine.protocol.values.producers import (
     UnitAppended,
 )
 from lakemq.engine.protocol.values.segments import Segments
+from lakemq.engine.protocol.values.stretches import DeathReason, DeliveryStatus
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
     CreateTopic,

@@ -24,13 +24,13 @@ from lakemq.engine.protocol.values.deliveries import (
     Acknowledgement,
     AckOutcome,
     Acquire,
-    DeliveryStatus,
     MessagesSettled,
     WantedMessages,
 )
 from lakemq.engine.protocol.values.groups import LeaveGroup
 from lakemq.engine.protocol.values.offsets import CommitOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.stretches import DeliveryStatus
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     FencedInstanceId,

@@ -18,8 +18,8 @@ from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 from ...namespace.clock import Clock
 from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
-from ...protocol.values.deliveries import DeliveryStatus, Range
 from ...protocol.values.state import State
+from ...protocol.values.stretches import DeliveryStatus, Range
 from ..arguments import parse_flag, parse_text, parse_topic_name, parse_whole_number
 from ..fetch.dead_letter_headers import compute_source_offsets, segment_index_per_row
 from ..fetch.fetcher import Fetcher

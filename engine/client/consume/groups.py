@@ -10,10 +10,10 @@ from typing import Any
 
 from ...protocol.parameters import GROUP
 from ...protocol.values.assignments import PARTITION_TRANSITIONS, GroupStatus
-from ...protocol.values.deliveries import DELIVERY_TRANSITIONS
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
+from ...protocol.values.stretches import DELIVERY_TRANSITIONS
 from ..arguments import (
     parse_choice,
     parse_flag,

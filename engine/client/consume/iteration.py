@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...namespace.clock import Clock
 from ...namespace.process import OwnLock
-from ...protocol.values.deliveries import Stretch
+from ...protocol.values.stretches import Stretch
 from ..fetch.fetch_result import Message
 from ..offsets import TopicPartition
 from .ack_tracker import AckTracker

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ...protocol.errors import FencedMemberEpoch, LakeMQError
-from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Acknowledgement, AckOutcome, Stretch
+from ...protocol.values.deliveries import MAX_ERROR_LENGTH, Acknowledgement, AckOutcome
+from ...protocol.values.stretches import Stretch
 from ..arguments import invalid_argument
 from ..offsets import ConsumedOffsets, TopicPartition
 from .ack_sender import AckSender

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from ...protocol.values.deliveries import DeliveryStatus, Stretch, WantedMessages, stretches_to_ranges
+from ...protocol.values.deliveries import WantedMessages
+from ...protocol.values.stretches import DeliveryStatus, Stretch, stretches_to_ranges
 from ..offsets import TopicPartition
 from .ack_tracker import AckTracker
 from .membership_view import OwnedPartition, QueueSettings

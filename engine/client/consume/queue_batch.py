@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest
-from ...protocol.values.deliveries import Stretch
+from ...protocol.values.stretches import Stretch
 from ..arguments import invalid_argument, parse_partition, parse_topic_name
 from ..fetch.fetch_result import FetchResult, Message
 from ..offsets import ConsumedOffsets, TopicPartition

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...namespace.clock import Clock
-from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Stretch, WantedMessages
+from ...protocol.values.deliveries import Acknowledgement, AckOutcome, WantedMessages
+from ...protocol.values.stretches import Stretch
 from ..fetch.fetch_result import FetchResult
 from ..offsets import TopicPartition
 from .ack_tracker import AckTracker

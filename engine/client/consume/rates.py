@@ -16,7 +16,7 @@ from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 from ...protocol.values.assignments import Place
-from ...protocol.values.deliveries import DeliveryStatus
+from ...protocol.values.stretches import DeliveryStatus
 
 WINDOW_MS = 60_000
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from ...protocol.errors import ExpectationFailed, InvalidConfig, InvalidRecord
 from .placing import FIRST_FAILED
-from .suites import DUCKDB, ColumnNames, Suite, load_suite
+from .suite_rules import DUCKDB, ColumnNames
+from .suites import Suite, load_suite
 
 _ENDINGS = (".json", ".yaml", ".yml")
 _CHUNK_ROWS = 1 << 16

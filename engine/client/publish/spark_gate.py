@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType
 
 from .gate import Gate
 from .placing import FIRST_FAILED
-from .suites import SPARK, ColumnNames
+from .suite_rules import SPARK, ColumnNames
 
 _ROWS = "n"
 

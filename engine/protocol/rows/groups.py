@@ -19,7 +19,7 @@ from lakemq.tables.specs.groups import (
 
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
 from ..values.base import Record
-from ..values.deliveries import DeliveryStatus, MessagesSettled
+from ..values.deliveries import MessagesSettled
 from ..values.groups import (
     RECORDS,
     MemberJoined,
@@ -34,6 +34,7 @@ from ..values.groups import (
 from ..values.journal import Step
 from ..values.offsets import OffsetsRemoved
 from ..values.state import State
+from ..values.stretches import DeliveryStatus
 from ..values.topics import RecordsDeleted, TopicDeleted
 from .steps import Project, Restore, Steps, iterate_records
 

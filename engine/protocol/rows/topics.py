@@ -15,10 +15,11 @@ from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, To
 
 from ..values.dead_letters import REDRIVE, DeadLettersSettled, MessagesDeadLettered
 from ..values.delays import DelaysReleased
-from ..values.deliveries import Deliveries, DeliveryStatus, Stretch
+from ..values.deliveries import Deliveries
 from ..values.log import Produced
 from ..values.segments import Segments
 from ..values.state import State
+from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import (
     MAX_PARTITIONS,
     PartitionsEnded,

@@ -16,12 +16,13 @@ from lakemq.tables.specs.transactions import (
     TransactionRow,
 )
 
-from ..values.deliveries import MessageRanges, MessagesSettled, Range
+from ..values.deliveries import MessageRanges, MessagesSettled
 from ..values.log import Produced
 from ..values.offsets import OffsetCommit, OffsetsCommitted
 from ..values.producers import ProducerState
 from ..values.segments import segments_to_table
 from ..values.state import State
+from ..values.stretches import Range
 from ..values.topics import TopicDeleted
 from ..values.transactions import (
     EndedTransaction,

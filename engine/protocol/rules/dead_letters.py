@@ -30,18 +30,11 @@ from ..values.dead_letters import (
     decode_cause,
 )
 from ..values.decision import Decision, DecisionInputs
-from ..values.deliveries import (
-    Deliveries,
-    DeliveryStatus,
-    MessagesSettled,
-    Range,
-    SettledMessages,
-    Stretch,
-    stretches_to_ranges,
-)
+from ..values.deliveries import Deliveries, MessagesSettled, SettledMessages
 from ..values.journal import JournalEntry
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
+from ..values.stretches import DeliveryStatus, Range, Stretch, stretches_to_ranges
 from ..values.topics import CreateTopic, Topic, TopicCreated
 from .deliveries import check_ranges, settle_messages
 from .registries import Folds, Rules

@@ -29,23 +29,19 @@ from ..values.deliveries import (
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
-    DeathReason,
     Deliveries,
     DeliveryPolicy,
-    DeliveryStatus,
     MessageRanges,
     MessagesAcquired,
     MessagesPassed,
     MessagesSettled,
-    Range,
     SettledMessages,
-    Stretch,
     WantedMessages,
-    stretches_to_ranges,
 )
 from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
+from ..values.stretches import DeathReason, DeliveryStatus, Range, Stretch, stretches_to_ranges
 from .reconciling import find_start_offset
 from .redelivery import give_back, let_die
 from .registries import Folds, Rules

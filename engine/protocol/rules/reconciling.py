@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..values.assignments import Assignment, Group, PartitionStatus, Place
 from ..values.base import Record
-from ..values.deliveries import DeliveryStatus, stretches_to_ranges
 from ..values.groups import (
     MemberLeft,
     MemberMissed,
@@ -24,6 +23,7 @@ from ..values.groups import (
 )
 from ..values.journal import JournalEntry
 from ..values.state import State
+from ..values.stretches import DeliveryStatus, stretches_to_ranges
 from ..values.topics import Topic
 from ..values.transactions import TransactionFailed
 from .redelivery import give_back_partitions

@@ -9,17 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, Place
 from ..values.base import Record
-from ..values.deliveries import (
-    DeathReason,
-    DeliveryPolicy,
-    DeliveryStatus,
-    MessageRanges,
-    MessagesSettled,
-    SettledMessages,
-    Stretch,
-    stretches_to_ranges,
-)
+from ..values.deliveries import DeliveryPolicy, MessageRanges, MessagesSettled, SettledMessages
 from ..values.state import State
+from ..values.stretches import DeathReason, DeliveryStatus, Stretch, stretches_to_ranges
 
 
 def give_back(group: Group, place: Place, stretches: Sequence[Stretch], error: str = "") -> list[SettledMessages]:

@@ -7,7 +7,8 @@ from functools import lru_cache
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
-from .deliveries import Range, SettledMessages
+from .deliveries import SettledMessages
+from .stretches import Range
 
 REDRIVE = ""
 """Stands for a group in places that concern redriven dead letters. No group has this name."""

@@ -19,7 +19,7 @@ from .assignments import Group, InPartition, Place
 from .base import Count, Number, Record, Request, Result
 from .groups import Assigned
 from .producers import TransactionRef
-from .transitions import Transitions
+from .stretches import HELD, DeathReason, DeliveryStatus, Range, Stretch, append_stretch, change_stretches
 
 MAX_STRETCHES = 1_000
 """Stretches of a partition. With as many, no new messages are acquired."""
@@ -27,91 +27,10 @@ MAX_STRETCHES = 1_000
 MAX_RANGES = 100_000
 """Ranges in one acknowledgement."""
 
-Range = tuple[int, int]
-"""The first offset and the number of offsets."""
-
-
-class DeliveryStatus(str, Enum):
-    """The states of a message in a `queue` group, once it was delivered."""
-
-    AVAILABLE = "available"
-    """It was given back: the owner of the partition may acquire it again."""
-    ACQUIRED = "acquired"
-    """The owner of its partition has it."""
-    PENDING = "pending"
-    """It is acknowledged in a transaction that is open."""
-    WAITING = "waiting"
-    """It was given back, and is not delivered again before its time."""
-    DYING = "dying"
-    """It was rejected, or given back after its last delivery. It is not delivered again, and becomes a dead letter."""
-    ACKNOWLEDGED = "acknowledged"
-    """It is finished."""
-
-
-class DeathReason(str, Enum):
-    """The reasons for which a message is not delivered again."""
-
-    REJECTED = "rejected"
-    """The member that had it rejected it."""
-    GIVEN_UP = "given_up"
-    """It was delivered as often as the group allows."""
-    EXPIRED = "expired"
-    """Its time to live ended before a member had seen it."""
-
-
 MAX_ERROR_LENGTH = 1_000
 """Characters of the text that a member may add when it gives a message back."""
 
-DELIVERY_TRANSITIONS = Transitions(
-    "A message in a queue group",
-    {
-        DeliveryStatus.AVAILABLE: {DeliveryStatus.ACQUIRED},
-        DeliveryStatus.WAITING: {DeliveryStatus.ACQUIRED},
-        DeliveryStatus.ACQUIRED: {
-            DeliveryStatus.ACKNOWLEDGED,
-            DeliveryStatus.PENDING,
-            DeliveryStatus.AVAILABLE,
-            DeliveryStatus.WAITING,
-            DeliveryStatus.DYING,
-        },
-        DeliveryStatus.PENDING: {DeliveryStatus.ACKNOWLEDGED, DeliveryStatus.AVAILABLE, DeliveryStatus.DYING},
-        DeliveryStatus.DYING: {DeliveryStatus.ACKNOWLEDGED},
-        DeliveryStatus.ACKNOWLEDGED: set(),
-    },
-)
-
-HELD = (DeliveryStatus.ACQUIRED, DeliveryStatus.PENDING)
-"""The states in which the owner holds a message. It leaves them when the owner settles it, or loses its assignment."""
 _DYING = (DeliveryStatus.DYING,)
-
-
-class Stretch(NamedTuple):
-    """Consecutive messages in the same state.
-
-    deliveries: how often each was delivered. not_before_ms: for waiting ones, when they may be delivered again. reason,
-    error: for dying ones, why, and what the member said about them.
-    """
-
-    first: int
-    length: int
-    status: DeliveryStatus
-    deliveries: int = 1
-    not_before_ms: int = 0
-    reason: DeathReason | None = None
-    error: str = ""
-
-    @property
-    def end(self) -> int:
-        return self.first + self.length
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The first offset, and the offset after the last."""
-        return self.first, self.end
-
-    def cut(self, first: int, end: int) -> Stretch:
-        """Return the part between two offsets, which lie in the stretch."""
-        return self._replace(first=first, length=end - first)
 
 
 class DeliveryPolicy(NamedTuple):
@@ -295,8 +214,8 @@ class Deliveries:
         for first, count in ranges:
             if first + count > at:
                 if first > at:  # cannot happen, but folding must not fail
-                    _append_stretch(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
-                _append_stretch(
+                    append_stretch(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
+                append_stretch(
                     stretches, Stretch(max(first, at), first + count - max(first, at), DeliveryStatus.ACQUIRED)
                 )
                 at = first + count
@@ -335,48 +254,6 @@ class Deliveries:
 
 def _count_messages(stretches: Iterable[Stretch], statuses: Sequence[DeliveryStatus]) -> int:
     return sum(stretch.length for stretch in stretches if stretch.status in statuses)
-
-
-def change_stretches(
-    stretches: Sequence[Stretch], ranges: Sequence[Range], change: Callable[[Stretch], Stretch]
-) -> list[Stretch]:
-    """Return the stretches with the parts changed that lie in the ranges, which are sorted and disjoint."""
-    result: list[Stretch] = []
-    at_range = 0
-    for stretch in stretches:
-        at = stretch.first
-        while at_range < len(ranges) and ranges[at_range][0] < stretch.end:
-            first, end = ranges[at_range][0], sum(ranges[at_range])
-            if end > at:
-                begin, until = max(at, first), min(stretch.end, end)
-                if at < begin:
-                    _append_stretch(result, stretch.cut(at, begin))
-                _append_stretch(result, change(stretch.cut(begin, until)))
-                at = until
-            if end > stretch.end:
-                break
-            at_range += 1
-        if at < stretch.end:
-            _append_stretch(result, stretch.cut(at, stretch.end))
-    return result
-
-
-def _append_stretch(stretches: list[Stretch], stretch: Stretch) -> None:
-    if stretches and stretches[-1][2:] == stretch[2:] and stretches[-1].end == stretch.first:
-        stretches[-1] = stretches[-1].cut(stretches[-1].first, stretch.end)
-    else:
-        stretches.append(stretch)
-
-
-def stretches_to_ranges(stretches: Iterable[Stretch]) -> list[Range]:
-    """Return the offsets of the stretches as disjoint ranges."""
-    ranges: list[Range] = []
-    for stretch in stretches:
-        if ranges and sum(ranges[-1]) == stretch.first:
-            ranges[-1] = (ranges[-1][0], ranges[-1][1] + stretch.length)
-        else:
-            ranges.append((stretch.first, stretch.length))
-    return ranges
 
 
 # -- requests -------------------------------------------------------------------------------------------

@@ -1,0 +1,232 @@
+"""The supported expectations of Great Expectations, each with its arguments and its SQL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from ...protocol.errors import InvalidConfig
+from .suite_rules import ColumnNames, RowRule, TableRule
+
+Kwargs: TypeAlias = Mapping[str, Any]
+
+
+def parse_share(name: str, value: Any) -> float:
+    """Return a share of the rows. Raises InvalidConfig."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidConfig(f"{name} is not valid.", found=value, expected="a share from 0 to 1")
+    return float(value)
+
+
+def build_rule(type: str, kwargs: Kwargs) -> RowRule | TableRule | str:
+    """Return a rule, or the name of a column that must be there. Raises InvalidConfig."""
+    if type not in _EXPECTATION_TYPES:
+        raise InvalidConfig(
+            "A gate does not support this expectation.", found=type, expected=", ".join(_EXPECTATION_TYPES)
+        )
+    kind = _EXPECTATION_TYPES[type]
+    if unknown := kwargs.keys() - set(kind.takes):
+        raise InvalidConfig(
+            f"{type} has an argument that a gate does not support.", found=sorted(unknown)[0], expected=kind.takes
+        )
+    if lacking := [name for name in kind.takes[: kind.needs] if name not in kwargs]:
+        raise InvalidConfig(f"{type} lacks {lacking[0]}.", expected=", ".join(kind.takes[: kind.needs]))
+    if unclear := [name for name in kwargs.keys() & _BOOLEAN_ARGUMENTS if not isinstance(kwargs[name], bool)]:
+        raise InvalidConfig(
+            f"{type} has an argument that is not true or false.",
+            found=f"{unclear[0]}={kwargs[unclear[0]]!r}",
+            expected="true",
+        )
+    columns = tuple(kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs)
+    if any(not isinstance(column, str) for column in columns):
+        raise InvalidConfig(f"{type} names a column that is not text.", found=columns)
+    shown = ", ".join(f"{k}={v!r}" for k, v in kwargs.items() if k != "mostly")
+    try:
+        return kind.make(_ExpectationArguments(f"{type}({shown})"[:_LONGEST], columns, kwargs))
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidConfig(f"{type} is not usable: {error}", found=dict(kwargs)) from None
+
+
+_LONGEST = 500
+_BOOLEAN_ARGUMENTS = {"strict_min", "strict_max", "or_equal"}
+
+
+class _ExpectationArguments(NamedTuple):
+    description: str
+    columns: tuple[str, ...]
+    kwargs: Kwargs
+
+    def rows(self, applies_sql: Callable[[ColumnNames], str], passes_sql: Callable[[ColumnNames], str]) -> RowRule:
+        mostly = self.kwargs.get("mostly")
+        return RowRule(
+            self.description,
+            self.columns,
+            applies_sql,
+            passes_sql,
+            None if mostly is None else parse_share("mostly", mostly),
+        )
+
+    def table(self, aggregate_sql: Callable[[ColumnNames], str]) -> TableRule:
+        low, high = (_parse_number(self.kwargs.get(name)) for name in ("min_value", "max_value"))
+        opened = (bool(self.kwargs.get(name, False)) for name in ("strict_min", "strict_max"))
+        return TableRule(self.description, self.columns, aggregate_sql, low, high, *opened)
+
+
+class _ExpectationType(NamedTuple):
+    """takes: the supported arguments. The first `needs` of them are required."""
+
+    make: Callable[[_ExpectationArguments], RowRule | TableRule | str]
+    takes: tuple[str, ...]
+    needs: int = 1
+
+
+def _parse_number(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"found {value!r}, expected a number")
+    return None if value is None else _parse_scalar(value)
+
+
+def _parse_scalar(value: Any) -> Any:
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"found {value!r}, expected a number or text")
+    return value
+
+
+def _column_rule(arguments: _ExpectationArguments, passes_sql: Callable[[ColumnNames, str], str]) -> RowRule:
+    """A null is passed over, as Great Expectations does."""
+    (name,) = arguments.columns
+    return arguments.rows(
+        lambda names: f"{names.dialect.name(name)} IS NOT NULL", lambda names: passes_sql(names, names.column(name))
+    )
+
+
+def _null_rule(arguments: _ExpectationArguments, null_or_not: str) -> RowRule:
+    (name,) = arguments.columns
+    return arguments.rows(lambda names: "TRUE", lambda names: f"{names.dialect.name(name)} IS {null_or_not}")
+
+
+def _build_bounds_sql(
+    arguments: _ExpectationArguments, low: str = "min_value", high: str = "max_value"
+) -> Callable[[ColumnNames, str], str]:
+    kwargs = arguments.kwargs
+    above, below = (">" if kwargs.get("strict_min") else ">="), ("<" if kwargs.get("strict_max") else "<=")
+    bounds = [(op, _parse_scalar(kwargs[name])) for op, name in ((above, low), (below, high)) if name in kwargs]
+    if not bounds:
+        raise ValueError(f"found neither {low} nor {high}")
+    return lambda names, what: " AND ".join(f"{what} {op} {names.value(bound)}" for op, bound in bounds)
+
+
+def _between_rule(arguments: _ExpectationArguments) -> RowRule:
+    return _column_rule(arguments, _build_bounds_sql(arguments))
+
+
+def _length_between_rule(arguments: _ExpectationArguments) -> RowRule:
+    within = _build_bounds_sql(arguments)
+    return _column_rule(arguments, lambda names, column: within(names, f"length({column})"))
+
+
+def _length_rule(arguments: _ExpectationArguments) -> RowRule:
+    length = _parse_number(arguments.kwargs["value"])
+    return _column_rule(arguments, lambda names, column: f"length({column}) = {length}")
+
+
+def _in_set_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
+    value_set = arguments.kwargs["value_set"]
+    if not isinstance(value_set, list) or not value_set:  # a text would be a set of its letters
+        raise ValueError(f"found {value_set!r}, expected a list of values")
+    values = [_parse_scalar(value) for value in value_set]
+    return _column_rule(arguments, lambda names, column: f"{column} {word} ({', '.join(map(names.value, values))})")
+
+
+def _regex_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
+    regex = arguments.kwargs["regex"]
+    if not isinstance(regex, str):
+        raise ValueError(f"found {regex!r}, expected text")
+    return _column_rule(
+        arguments, lambda names, column: f"{word} {names.dialect.matches.format(column, names.value(regex))}"
+    )
+
+
+def _pair_rule(arguments: _ExpectationArguments, op: str) -> RowRule:
+    """A row passes in which both are null."""
+    if arguments.kwargs.get("ignore_row_if", "both_values_are_missing") != "both_values_are_missing":
+        raise ValueError("ignore_row_if can only be both_values_are_missing")
+    op = f"{op}=" if arguments.kwargs.get("or_equal") else op
+
+    def has_a_value(names: ColumnNames) -> str:
+        a, b = (names.dialect.name(name) for name in arguments.columns)
+        return f"NOT ({a} IS NULL AND {b} IS NULL)"
+
+    return arguments.rows(has_a_value, lambda names: f" {op} ".join(names.column(name) for name in arguments.columns))
+
+
+def _aggregate_rule(arguments: _ExpectationArguments, function: str) -> TableRule:
+    return arguments.table(lambda names: function.format(names.column(arguments.columns[0])))
+
+
+def _row_count_rule(arguments: _ExpectationArguments) -> TableRule:
+    if "value" in arguments.kwargs:
+        row_count = _parse_number(arguments.kwargs["value"])
+        return TableRule(arguments.description, (), lambda names: "count(*)", row_count, row_count)
+    return arguments.table(lambda names: "count(*)")
+
+
+def _proportion_rule(arguments: _ExpectationArguments) -> TableRule:
+    (name,) = arguments.columns
+    return arguments.table(lambda names: f"avg(CASE WHEN {names.dialect.name(name)} IS NULL THEN 0.0 ELSE 1.0 END)")
+
+
+_BOUNDS = ("min_value", "max_value", "strict_min", "strict_max")
+_AGGREGATE = ("column", *_BOUNDS)
+_PAIR = ("column_A", "column_B", "mostly", "ignore_row_if")
+
+_EXPECTATION_TYPES: dict[str, _ExpectationType] = {
+    "expect_column_to_exist": _ExpectationType(lambda arguments: arguments.columns[0], ("column",)),
+    "expect_column_values_to_not_be_null": _ExpectationType(
+        lambda arguments: _null_rule(arguments, "NOT NULL"), ("column", "mostly")
+    ),
+    "expect_column_values_to_be_null": _ExpectationType(
+        lambda arguments: _null_rule(arguments, "NULL"), ("column", "mostly")
+    ),
+    "expect_column_values_to_be_between": _ExpectationType(_between_rule, ("column", *_BOUNDS, "mostly")),
+    "expect_column_values_to_be_in_set": _ExpectationType(
+        lambda g: _in_set_rule(g, "IN"), ("column", "value_set", "mostly"), 2
+    ),
+    "expect_column_values_to_not_be_in_set": _ExpectationType(
+        lambda g: _in_set_rule(g, "NOT IN"), ("column", "value_set", "mostly"), 2
+    ),
+    "expect_column_values_to_match_regex": _ExpectationType(
+        lambda g: _regex_rule(g, ""), ("column", "regex", "mostly"), 2
+    ),
+    "expect_column_values_to_not_match_regex": _ExpectationType(
+        lambda g: _regex_rule(g, "NOT"), ("column", "regex", "mostly"), 2
+    ),
+    "expect_column_value_lengths_to_be_between": _ExpectationType(_length_between_rule, ("column", *_BOUNDS, "mostly")),
+    "expect_column_value_lengths_to_equal": _ExpectationType(_length_rule, ("column", "value", "mostly"), 2),
+    "expect_column_pair_values_to_be_equal": _ExpectationType(lambda arguments: _pair_rule(arguments, "="), _PAIR, 2),
+    "expect_column_pair_values_a_to_be_greater_than_b": _ExpectationType(
+        lambda arguments: _pair_rule(arguments, ">"), (*_PAIR, "or_equal"), 2
+    ),
+    "expect_table_row_count_to_be_between": _ExpectationType(_row_count_rule, _BOUNDS, 0),
+    "expect_table_row_count_to_equal": _ExpectationType(_row_count_rule, ("value",)),
+    "expect_column_min_to_be_between": _ExpectationType(
+        lambda arguments: _aggregate_rule(arguments, "min({})"), _AGGREGATE
+    ),
+    "expect_column_max_to_be_between": _ExpectationType(
+        lambda arguments: _aggregate_rule(arguments, "max({})"), _AGGREGATE
+    ),
+    "expect_column_mean_to_be_between": _ExpectationType(
+        lambda arguments: _aggregate_rule(arguments, "avg({})"), _AGGREGATE
+    ),
+    "expect_column_sum_to_be_between": _ExpectationType(
+        lambda arguments: _aggregate_rule(arguments, "sum({})"), _AGGREGATE
+    ),
+    "expect_column_stdev_to_be_between": _ExpectationType(
+        lambda arguments: _aggregate_rule(arguments, "stddev_samp({})"), _AGGREGATE
+    ),
+    "expect_column_proportion_of_non_null_values_to_be_between": _ExpectationType(_proportion_rule, _AGGREGATE),
+}
+"""The supported expectations. Uniqueness is missing: it concerns all rows ever published, or costs a shuffle."""
+
+EXPECTATION_TYPES = tuple(_EXPECTATION_TYPES)
