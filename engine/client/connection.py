@@ -7,7 +7,6 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -20,14 +19,10 @@ from lakemq.tables.storage.leader_locks import LeaderLocks
 from ..namespace import crash
 from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
-from ..namespace.folder_waiter import FolderWaiter
 from ..namespace.namespace import Namespace
-from ..namespace.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest
-from ..protocol.values.log import ApplicationVersion
 from ..protocol.values.offset_checks import check_commits
 from ..protocol.values.offsets import OffsetCommit
-from ..protocol.values.producers import TransactionRef
 from ..protocol.values.state import State
 from .arguments import (
     parse_as_of,
@@ -55,19 +50,17 @@ from .consume.rates import read_consumption
 from .consume.resets import OffsetResets
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
-from .fetch.plan import Bounds, FetchPlan, FetchPosition, Isolation
-from .publish.arrow import ArrowPublisher, Body, KeylessRoundRobin, RequestedPartitions
+from .fetch.plan import Bounds, FetchPosition, Isolation
+from .open_objects import OpenObjects
+from .publish.arrow import ArrowPublisher, KeylessRoundRobin
 from .publish.delayed import DelayedMessages
-from .publish.few_rows import few_body_from_table
 from .publish.gate import Gates
-from .publish.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
-from .publish.open_producers import OpenProducers
 from .publish.options import parse_producer_options
 from .publish.producer import Producer
 from .publish.publication import ON_ERROR, OnError, Publication
 from .publish.receipts import PublishedRows
-from .publish.request import COLUMNS, build_body
 from .publish.routing import RouteCache
+from .publish.row_publisher import RowPublisher, parse_application
 from .publish.transactional import TransactionalProducer
 from .requester import Requester
 from .topics import Topics
@@ -84,7 +77,6 @@ if TYPE_CHECKING:
     from .publish.spark import SparkPublisher
 
 T = TypeVar("T")
-Closable = TypeVar("Closable", "Producer", "Serving", "GroupConsumer")
 
 
 def new_id() -> str:
@@ -108,17 +100,12 @@ class Connection:
         self.namespace, self._spark = namespace, spark
         self._clock = clock or SystemClock()
         self._reached = reached or crash.from_environment()
-        self._pid = os.getpid()
-        self._serving: list[Serving] = []
-        self._producers = OpenProducers(self._serve_again)
-        self._members: set[GroupConsumer] = set()
-        self._closing = OwnLock("This connection")
-        self._closed = False
+        self._open = OpenObjects(self._start_serving)
+        self._check_open, self._producers = self._open.check_open, self._open.producers
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(
             namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
         )
-        self._gates = Gates(namespace.config.expectations)
         self._fetcher = Fetcher(namespace, self._clock, spark)
         beats = Beats(namespace.files)
         self._consumers = ConsumerFactory(
@@ -129,6 +116,8 @@ class Connection:
         self._routes = RouteCache(self._fetcher.query)
         self._names = itertools.count(1)
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
+        gates = Gates(namespace.config.expectations)
+        self._rows = RowPublisher(gates, self._clock, self._arrow_publisher, self.spark_publisher)
 
     # -- topics -----------------------------------------------------------------------------------------
 
@@ -196,7 +185,7 @@ class Connection:
         self._check_open()
         topic = parse_topic_name("topic", topic)
         on_error = parse_choice("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
-        publication = Publication(topic, on_error, _parse_application(topic, txn_app_id, txn_version))
+        publication = Publication(topic, on_error, parse_application(topic, txn_app_id, txn_version))
         columns = {
             "key": key,
             "value": value,
@@ -207,29 +196,7 @@ class Connection:
             "delay_ms": delay_ms,
             "ttl_ms": ttl_ms,
         }
-        return self._publish(publication, data, columns, order_by)
-
-    def _publish(
-        self, publication: Publication, data: DataFrame | pa.Table | Any, columns: Mapping[str, Any], order_by: Any
-    ) -> PublishedRows:
-        gate = self._gates.of(publication.destination)
-        if gate is not None:
-            publication = replace(publication, expectations=gate.suite.descriptions)
-        rows = to_arrow_table(data)
-        if rows is not None:
-            sorted_rows = sort_rows(rows, order_by)
-            table = select_message_columns(sorted_rows, columns)
-            now_ms, to = self._clock.now_ms(), publication.destination
-            body: Body
-            requested: RequestedPartitions
-            if gate is not None:
-                body, partitions = build_body(table, to, now_ms)
-                requested = gate.mark_failed_rows(sorted_rows, partitions)
-            else:
-                body, requested = few_body_from_table(table, to, now_ms) or build_body(table, to, now_ms)
-            return self._arrow_publisher().publish(publication, body, requested)
-        check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return PublishedRows.of(self.spark_publisher().publish(publication, data, columns, order_by, gate))
+        return self._rows.publish(publication, data, columns, order_by)
 
     def drain_inbox(self) -> DrainReport:
         """Publish the rows that SQL inserted into `inbox`, exactly once. Raises IllegalState without Spark."""
@@ -243,7 +210,7 @@ class Connection:
         """Return a publisher of DataFrames."""
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
-        check_same_process(self._pid, "This connection")
+        self._open.check_process()
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
 
     @overload
@@ -277,22 +244,13 @@ class Connection:
         publisher = self._arrow_publisher()
         if transactional_id is None:
             plain = Producer(publisher, self.requester, self._clock, chosen, self._producers.discard)
-            return self._register(plain, self._producers.add)
+            return self._open.register(plain, self._producers.add)
         transactional_id = parse_text("transactional_id", transactional_id)
         manager = self._ids.acquire_new(transactional_id, _parse_timeout_ms(transaction_timeout_ms))
         producer = TransactionalProducer(
             publisher, self.requester, self._clock, chosen, manager, self._producers.discard
         )
-        return self._register(producer, self._producers.add)
-
-    def _register(self, closable: Closable, keep: Callable[[Closable], None]) -> Closable:
-        """Close the object with the connection; now, with IllegalState, if that is closed already."""
-        with self._closing.own:
-            if not self._closed:
-                keep(closable)
-                return closable
-        closable.close()
-        raise IllegalState("This connection is closed.")
+        return self._open.register(producer, self._producers.add)
 
     # -- transactions -----------------------------------------------------------------------------------
 
@@ -320,7 +278,7 @@ class Connection:
         batch_id = None if batch_id is None else parse_whole_number("batch_id", batch_id, 0, 2**62)
         timeout_ms = None if transaction_timeout_ms is None else _parse_timeout_ms(transaction_timeout_ms)
         manager, empty_result = self._ids.acquire(transactional_id, timeout_ms), PublishedRows([], duplicate=True)
-        return TransactionScope(manager, self._publish_inside, empty_result, batch_id)
+        return TransactionScope(manager, self._rows.publish_in_transaction, empty_result, batch_id)
 
     @cached_property
     def transactions(self) -> Transactions:
@@ -366,18 +324,6 @@ class Connection:
 
     def _check_offsets(self, commits: Sequence[OffsetCommit]) -> None:
         self._fetcher.query(lambda state: check_commits(state, commits))
-
-    def _publish_inside(
-        self, topic: str, data: DataFrame | pa.Table, transaction: TransactionRef, columns: Mapping[str, Any]
-    ) -> PublishedRows:
-        named = dict(columns)
-        order_by = named.pop("order_by", None)
-        unknown = named.keys() - set(COLUMNS)
-        if unknown:
-            raise InvalidRequest("Not an option of a publish inside a transaction.", found=sorted(unknown)[0])
-        message_columns = {name: named.get(name) for name in COLUMNS}
-        publication = Publication(parse_topic_name("topic", topic), "fail", transaction=transaction)
-        return self._publish(publication, data, message_columns, order_by)
 
     def consumer(
         self,
@@ -469,8 +415,8 @@ class Connection:
             raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics, or assign")
         if assigned:
             return self._consumers.create_for_partitions(group, assigned, options)
-        member = self._consumers.create_member(group, topics, protocol, options, self._members.discard)
-        return self._register(member, self._members.add)
+        member = self._consumers.create_member(group, topics, protocol, options, self._open.members.discard)
+        return self._open.register(member, self._open.members.add)
 
     def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
         """Return a stream that calls a function with micro-batches. Processes of the group share the partitions.
@@ -494,7 +440,7 @@ class Connection:
         return GroupStream(join_group, self.transaction, self._clock, self._spark is not None)
 
     def _arrow_publisher(self) -> ArrowPublisher:
-        check_same_process(self._pid, "This connection")
+        self._open.check_process()
         return ArrowPublisher(
             self.namespace.files,
             self.requester,
@@ -570,23 +516,7 @@ class Connection:
         topic, start = parse_topic_name("topic", topic), parse_fetch_position("start", start)
         poll_ms = parse_whole_number("poll_ms", poll_ms, 0)
         first = self._fetcher.plan(topic, isolation, start, "latest")
-        return self._tail(first, isolation, poll_ms)
-
-    def _tail(self, first: FetchPlan, isolation: Isolation, poll_ms: int) -> Iterator[pa.Table]:
-        tables = self._fetcher.tables_after(first, isolation)
-        waiter = FolderWaiter(self._fetcher.watch_steps, self._clock)
-        try:
-            while True:
-                self._check_open()
-                waiter.reset()
-                table = next(tables)
-                if table is None:
-                    waiter.wait(poll_ms)
-                else:
-                    waiter.note_arrival()
-                    yield table
-        finally:
-            waiter.close()
+        return self._fetcher.follow_log(first, isolation, poll_ms, self._check_open)
 
     def beginning_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> first offset that still exists."""
@@ -663,8 +593,8 @@ class Connection:
 
         self._check_open()
         waited_ms = self.requester.waited_ms
-        return self._register(
-            Serving(self.sequencer, self.namespace.config, self._clock, waited_ms), self._serving.append
+        return self._open.register(
+            Serving(self.sequencer, self.namespace.config, self._clock, waited_ms), self._open.serving.append
         )
 
     def step_until_idle(self, wait_ms: int | None = None) -> int:
@@ -690,6 +620,11 @@ class Connection:
         self._check_open()
         return self._new_sequencer()
 
+    def _start_serving(self) -> Serving:
+        from ..sequencer.serving import Serving  # few clients are sequencers, too
+
+        return Serving(self._new_sequencer, self.namespace.config, self._clock)
+
     def _new_sequencer(self) -> Sequencer:
         from ..sequencer.sequencer import Sequencer  # few clients are sequencers, too
 
@@ -709,50 +644,7 @@ class Connection:
             IllegalState: the call comes from a callback of a producer. Nothing is closed.
             LakeMQError: the first error of the closed objects.
         """
-        if os.getpid() != self._pid:
-            return  # everything belongs to the parent process
-        with self._closing.own:
-            if self._closed:
-                return
-            producers = list(self._producers)
-            for producer in producers:
-                producer.check_can_wait()
-            self._closed = True
-        for producer in producers:
-            producer.stop_accepting()
-        errors: list[BaseException] = []
-        members = list(self._members)
-        if members or self._producers.have_open_work():
-            self._serve_again()
-        for close in (
-            *(member.close for member in members),
-            *(producer.close for producer in producers),
-            self._consumers.close,
-            self.requester.close,
-            *(serving.close for serving in self._serving),
-        ):
-            try:
-                close()
-            except BaseException as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _serve_again(self) -> None:
-        """Serve until this connection is closed, if it has served before and does not serve any more.
-
-        In `with connect() as mq, mq.serving():` the sequencer ends first. Requests that the closing connection sends
-        would then wait for their timeouts, because there may be no other sequencer.
-        """
-        from ..sequencer.serving import Serving  # few clients are sequencers, too
-
-        if self._serving and all(serving.is_closed for serving in self._serving):
-            self._serving.append(Serving(self._new_sequencer, self.namespace.config, self._clock))
-
-    def _check_open(self) -> None:
-        check_same_process(self._pid, "This connection")
-        if self._closed:
-            raise IllegalState("This connection is closed.")
+        self._open.close((self._consumers.close, self.requester.close))
 
     def __enter__(self) -> Connection:
         return self
@@ -763,11 +655,3 @@ class Connection:
 
 def _parse_timeout_ms(transaction_timeout_ms: int) -> int:
     return parse_whole_number("transaction_timeout_ms", transaction_timeout_ms, error=InvalidConfig)
-
-
-def _parse_application(target: str, app_id: str | None, version: int | None) -> ApplicationVersion | None:
-    if (app_id is None) != (version is None):
-        raise InvalidRequest("txn_app_id and txn_version go together.", expected="both, or none")
-    if app_id is None or version is None:
-        return None
-    return ApplicationVersion(parse_text("txn_app_id", app_id), parse_whole_number("txn_version", version), target)

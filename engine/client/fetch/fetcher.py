@@ -15,6 +15,7 @@ from lakemq.tables.storage.delta_log import log_folder
 from lakemq.tables.storage.inotify import Watch
 
 from ...namespace.clock import Clock
+from ...namespace.folder_waiter import FolderWaiter
 from ...namespace.namespace import Namespace
 from ...namespace.process import OwnLock
 from ...protocol.projection import MEMBERS
@@ -124,6 +125,25 @@ class Fetcher:
         reader = Reader(self._namespace.store, self._clock)
         reader.refresh()
         return replan(reader, plan)
+
+    def follow_log(
+        self, first: FetchPlan, isolation: Isolation, poll_ms: int, check_open: Callable[[], object]
+    ) -> Iterator[pa.Table]:
+        """Yield tables of what comes from the starts of a plan on, without end. Wait while nothing comes."""
+        tables = self.tables_after(first, isolation)
+        waiter = FolderWaiter(self.watch_steps, self._clock)
+        try:
+            while True:
+                check_open()
+                waiter.reset()
+                table = next(tables)
+                if table is None:
+                    waiter.wait(poll_ms)
+                else:
+                    waiter.note_arrival()
+                    yield table
+        finally:
+            waiter.close()
 
     def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
         """Yield tables of what comes from the starts of a plan on, without end; None each time nothing has come."""
