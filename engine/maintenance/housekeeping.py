@@ -6,8 +6,8 @@ live files, of files on disk and of log entries stay bounded, however often the 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -30,10 +30,13 @@ from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from .data_file_merger import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFileMerger, Handles
 from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
-from .writing import write_merged_file
+from .writing import write_merged_file, write_merged_pieces
 
 MANY_BIG_FILES = 8
 """Number of merged files of a changelog at which all are merged once more. By then most of their rows are outdated."""
+
+_MERGED_ROWS = 1 << 17
+"""Rows of `delayed` that a merge holds at once, unless an hour has more. That takes about 100 MB."""
 
 _STEP_BYTES = 64 << 10
 """A journal file of this size holds only a few steps."""
@@ -185,18 +188,29 @@ class Housekeeping:
                 f for f in files if f in chosen or f in wasted or is_mostly_old(handle.spec, f, now, retention_ms)
             ]
         floor = max(self._settled_step(), handle.floor()) if is_changelog else 0
-        history_since_ms = self._now_ms() - self._config.ms("delay.history.ms")
-        rows = _drop_outdated_rows(
-            handle.spec, handle.read(files=chosen), floor, len(chosen) == len(files), history_since_ms
-        )
+        is_whole, history_since_ms = len(chosen) == len(files), self._now_ms() - self._config.ms("delay.history.ms")
+        if handle.spec.name == DELAYED.name:
+            pieces = (
+                _drop_outdated_rows(DELAYED, rows, floor, is_whole, history_since_ms)
+                for rows in iterate_by_hours(handle, chosen)
+            )
+            added = write_merged_pieces(self._files, self._leftovers, DELAYED, pieces, chosen)
+            self._swap_files(handle, added, chosen, floor)
+            return
+        rows = _drop_outdated_rows(handle.spec, handle.read(files=chosen), floor, is_whole)
         if now is not None:
-            rows = trim_rows(handle.spec, rows, now, retention_ms, whole=len(chosen) == len(files))
+            rows = trim_rows(handle.spec, rows, now, retention_ms, whole=is_whole)
         if handle.spec.name == SEGMENTS.name and self._settled is not None:
             step, then = self._settled
             count, rows = rows.num_rows, drop_deleted_segments(rows, then)
             if rows.num_rows < count:
                 floor = max(step, handle.floor())  # a reader at an older step would find a gap
         added = write_merged_file(self._files, self._leftovers, handle.spec, rows, chosen)
+        self._swap_files(handle, added, chosen, floor)
+
+    def _swap_files(
+        self, handle: TableHandle, added: Sequence[NewFile], chosen: Sequence[StoredFile], floor: int
+    ) -> None:
         self._reached("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
         self._reached("housekeeping.files_swapped")
@@ -345,6 +359,26 @@ def _take_newest(small: Sequence[StoredFile]) -> list[StoredFile]:
         chosen.append(file)
         size_bytes += file.size_bytes
     return chosen
+
+
+def iterate_by_hours(handle: TableHandle, files: Sequence[StoredFile]) -> Iterator[pa.Table]:
+    """Yield the rows of these files of `delayed` in pieces that end with an hour.
+
+    All rows of a key have the same hour, so each piece has whole keys. The table may have millions of rows.
+    """
+    counts = Counter[int]()
+    for file in files:
+        for counted in pc.value_counts(handle.read(["due_hour"], files=[file]).column("due_hour")).to_pylist():
+            counts[counted["values"]] += counted["counts"]
+    hours = sorted(counts)
+    first = 0
+    while first < len(hours):
+        after, count = first, 0
+        while after < len(hours) and (after == first or count + counts[hours[after]] <= _MERGED_ROWS):
+            count += counts[hours[after]]
+            after += 1
+        yield handle.read(files=files, due_hour=(hours[first], hours[after - 1]))
+        first = after
 
 
 def _drop_outdated_rows(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import control_plane
+import core_memory
 import dead_letters
 import delays
 import far_delays
@@ -43,6 +44,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "rebalances": lambda quick: rebalances.run(*((1_000, 50, 100) if quick else (10_000, 500, 1_000))),
     "dead-letters": lambda quick: dead_letters.run(100_000 if quick else 1_000_000, 5_000 if quick else 100_000),
     "leader-memory": lambda quick: leader_memory.run(600 if quick else leader_memory.FULL_RUN),
+    "core-memory": lambda quick: core_memory.run(2_000 if quick else 1_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "delays": lambda quick: delays.run(
         *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))

@@ -1,0 +1,105 @@
+"""What the decisions of a leader hold in memory after a million small steps: 100 topics, 20 groups that commit.
+
+Only the core runs: requests are decided, folded and encoded as journal rows, and nothing is stored. So a million steps
+take minutes, and memory that grows belongs to the state. `leader_memory.py` measures a whole leader for fewer steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from itertools import count
+
+from figures import Figure
+
+from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.journal import encode_step
+from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.base import Request
+from lakemq.engine.protocol.values.clients import Letter
+from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
+from lakemq.engine.protocol.values.log import PendingFile, Produce, Ranges, RowsJournaled
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences
+from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
+from lakemq.tables.specs.messages import SEQUENCERS_FILES
+
+TOPICS = 100
+GROUPS = 20
+LOOKS = 10
+STEPS_PER_COMMIT = 50
+
+
+def run(steps: int) -> Iterator[Figure]:
+    core = Core()
+    samples = [core.take_steps(steps // LOOKS) for _ in range(LOOKS)]
+    shown = ", ".join(f"{blocks:,}" for blocks in samples)
+    name = f"decisions, {TOPICS} topics, {GROUPS} groups, {steps:,} small steps"
+    # every topic, partition and group was used long before the first look
+    growth = samples[-1] / samples[0]
+    yield Figure(f"{name}: growth of allocated blocks since a tenth of them", growth, "x", 1.05, "<=", shown)
+
+
+class Core:
+    """A state, and two clients: one sends, the other commits offsets."""
+
+    def __init__(self) -> None:
+        self._state, self._numbers = State(), {"sender": count(1), "reader": count(1)}
+        self._topics = [self._create_topic(f"topic-{number}") for number in range(TOPICS)]
+        producer = self._ask("sender", InitProducer())
+        assert isinstance(producer, ProducerDone)
+        self._producer, self._sent = producer, 0
+
+    def take_steps(self, steps: int) -> int:
+        """Take the steps, and return how many blocks of memory Python has allocated then."""
+        for _ in range(steps):
+            self._send()
+            if self._sent % STEPS_PER_COMMIT == 0:
+                self._commit(self._sent // STEPS_PER_COMMIT % GROUPS)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    def _create_topic(self, name: str) -> TopicRef:
+        self._ask("sender", CreateTopic(name, 2))
+        topic = self._state.topic(name)
+        return TopicRef(topic.topic, topic.topic_id, topic.partition_count)
+
+    def _send(self) -> None:
+        topic, sequence = self._topics[self._sent % TOPICS], self._sent // TOPICS
+        request = Produce(
+            [topic],
+            Ranges([0], [sequence % 2], [-1], [0], [1], [self._sent], [self._sent], [], []),
+            self._state.step,
+            producer=ProducerSequences(
+                self._producer.producer_id, self._producer.producer_epoch, [0], [sequence % 2], [sequence // 2]
+            ),
+        )
+        # a pending file takes rows until a pass writes it
+        number, row = divmod(self._sent, 1000)
+        self._ask("sender", request, InlineRows(PendingFile(SEQUENCERS_FILES | number, row + 1), row, 1))
+        self._sent += 1
+
+    def _commit(self, number: int) -> None:
+        offsets = [
+            OffsetCommit(topic.topic, partition, self._sent // TOPICS // 2)
+            for topic in self._topics[number::GROUPS]
+            for partition in (0, 1)
+        ]
+        self._ask("reader", CommitOffsets(f"group-{number}", offsets))
+
+    def _ask(self, client: str, request: Request, inline: InlineRows | None = None) -> object:
+        state = self._state
+        machine.begin_step(state, state.now_ms + 10)
+        entries: list[JournalEntry] = []
+        if inline is not None:
+            entries.append(JournalEntry(RowsJournaled(inline.file.file_id, inline.first_row, 1)))
+        letter = Letter(client, next(self._numbers[client]), [request], state.now_ms)
+        entries += machine.decide_letter(state, letter, DecisionInputs(inline=inline))
+        (result,) = entries[-1].record.results  # type: ignore[attr-defined]
+        assert not isinstance(result, Refusal), result
+        entries += machine.settle_groups(state)
+        encode_step(Step(state.step, state.now_ms, state.leader_epoch, entries, None))
+        return result
