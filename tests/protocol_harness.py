@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from copy import copy, deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import msgspec
@@ -359,8 +359,8 @@ def plain(state: State) -> dict[str, Any]:
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}
-    soft = ("topics", "producers", "shared_topics", "touched_groups", "delays")
-    shallow = {name: value for name, value in vars(state).items() if name not in soft}
+    soft = ("topics", "producers", "shared_topics", "touched_groups", "delays", "changes")
+    shallow = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in soft}
     return {
         **{name: copy(value) for name, value in shallow.items()},
         "topics": topics,

@@ -237,6 +237,12 @@ def begin_step(state: State, now_ms: int) -> int:
     return state.now_ms
 
 
+def follow(state: State, steps: Iterable[Step]) -> None:
+    """Fold steps of the journal, in order, into a state that is never projected: it keeps no list of changes."""
+    replay(state, steps)
+    state.changes.clear()
+
+
 def replay(state: State, steps: Iterable[Step]) -> State:
     """Fold steps of the journal, in order, into the state, and return it."""
     for step in steps:

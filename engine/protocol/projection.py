@@ -70,4 +70,5 @@ def restore(watermark: WatermarkRow, tables: Mapping[str, pa.Table]) -> State:
     for name, restored in RESTORE.items():
         if name in tables:
             restored(state, tables[name].filter(~pc.field("removed")))
+    state.changes.clear()  # the tables hold all of this
     return state

@@ -55,7 +55,7 @@ class Projection:
 def plan_projection(state: State, steps: Sequence[Step], floor: int, journal_start: int) -> Projection:
     """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
     mark = build_watermark(state, floor, journal_start)
-    return Projection(
+    projection = Projection(
         state.step,
         find_added_files(steps),
         collect_journaled_rows(steps),
@@ -63,6 +63,8 @@ def plan_projection(state: State, steps: Sequence[Step], floor: int, journal_sta
         mark,
         read_live_state(state),
     )
+    state.changes.clear()  # the rows are computed; if they cannot be written, the term ends
+    return projection
 
 
 class Projector:

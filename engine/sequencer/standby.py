@@ -101,4 +101,4 @@ class Standby:
         return moved
 
     def _fold(self, rows: pa.Table) -> None:
-        machine.replay(self.state, decode_steps(rows))
+        machine.follow(self.state, decode_steps(rows))

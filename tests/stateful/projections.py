@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import asdict
 from typing import Any
 
@@ -28,8 +29,8 @@ PROJECTED = tuple(PROJECT)
 
 def plain(state: State) -> dict[str, Any]:
     """A state that compares: arrays as lists; who else has its topics does not matter."""
-    fields = dict(vars(state))
-    del fields["shared_topics"], fields["touched_groups"]
+    left_out = ("shared_topics", "touched_groups", "changes")
+    fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in left_out}
     fields["topics"] = {
         topic_id: {**vars(t), "high_watermarks": t.high_watermarks.tolist(), "log_starts": t.log_starts.tolist()}
         for topic_id, t in state.topics.items()

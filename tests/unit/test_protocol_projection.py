@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, find_added_files, project
 from lakemq.engine.protocol.rules import leader
+from lakemq.engine.protocol.values.changes import Changes
 from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
 from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays
 from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
@@ -298,6 +300,55 @@ def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int
     member = machine.replay(restored(mark_of(state), tables, MEMBERS), mq.steps[at:])
     assert plain(member)["groups"] == plain(mq.state)["groups"]
     assert plain(member)["offsets"] == plain(mq.state)["offsets"]
+
+
+def rows_by_key(state: State, step: Step) -> dict[str, dict[Any, Any]]:
+    """Return what a projection of this step writes of each changelog: key -> row without its step."""
+    rows: dict[str, dict[Any, Any]] = {}
+    for name, table in project(state, [step]).items():
+        spec = BY_NAME[name]
+        if spec.shape == "changelog" and name != "delayed":  # delayed rows are projected from their own records
+            listed = table.drop_columns("step").to_pylist()
+            rows[name] = {tuple(row[key] for key in spec.keys): row for row in listed}
+    return rows
+
+
+def with_all_changed(state: State) -> State:
+    """Return the state with a note on each of its rows."""
+    step = state.step
+    changes = Changes(
+        topics=dict.fromkeys(state.topics, step),
+        producers=dict.fromkeys(state.producers, step),
+        applications=dict.fromkeys(state.applications, step),
+        clients=dict.fromkeys(state.clients, step),
+        transactions=dict.fromkeys(state.transactions, step),
+        offsets={(group, place): step for group, committed in state.offsets.items() for place in committed},
+        groups=dict.fromkeys(state.groups, step),
+        members={(name, member): step for name, group in state.groups.items() for member in group.members},
+        assignments={(name, place): step for name, group in state.groups.items() for place in group.assignments},
+        deleted_topics=state.changes.deleted_topics,
+    )
+    return replace(state, changes=changes)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, SEEDS))])
+def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
+    state = State()
+    before: dict[str, dict[Any, Any]] = {}
+    for step in busy(seed).steps:
+        machine.replay(state, [step])
+        noted, now = rows_by_key(state, step), rows_by_key(with_all_changed(state), step)
+        for name in before.keys() | now.keys():
+            old, new = before.get(name, {}), now.get(name, {})
+            changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+            assert changed <= noted.get(name, {}).keys(), (name, [entry.record.kind for entry in step.entries])
+        before = now
+
+
+def test_who_only_follows_keeps_no_list_of_changes() -> None:
+    state = State()
+    machine.follow(state, busy(1).steps)
+    assert state.changes == Changes()
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:

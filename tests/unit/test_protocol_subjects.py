@@ -10,15 +10,17 @@ from enum import Enum
 import pytest
 from unit import protocol_values
 
-from lakemq.engine.protocol import machine, projection, rules
+from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
+from lakemq.engine.protocol.values.delays import Delayed
+from lakemq.engine.protocol.values.deliveries import MessagesSettled
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogStatus
+from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogStatus, RecordsDeleted, TopicDeleted
 from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionMoved, TransactionStatus
 from lakemq.engine.protocol.values.transitions import Transitions
 from lakemq.tables.specs.registry import TABLES
@@ -64,6 +66,27 @@ def test_a_value_of_every_kind_is_drawn_where_what_travels_is_tested() -> None:
 def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
     count = sum(len(getattr(subject, registry, ())) for subject in RULES)
     assert count == len(getattr(machine, registry))
+
+
+# Rows of a log are records, so a log may show records of other subjects. The rows of a changelog are the state.
+SHOWN_BY_LOGS = {
+    ("log", TopicDeleted): "segments lists where logs end",
+    ("log", RecordsDeleted): "segments lists where logs start",
+    ("log", Delayed): "the files of delayed rows are registered as all others",
+    ("groups", MessagesSettled): "assignment_moves counts the messages that a move delivers again",
+}
+
+
+def test_a_projection_names_no_record_of_another_subject() -> None:
+    named = set()
+    for info in pkgutil.iter_modules(rows.__path__):
+        module = importlib.import_module(f"{rows.__name__}.{info.name}")
+        values = f"lakemq.engine.protocol.values.{info.name}"
+        for value in vars(module).values():
+            is_record = isinstance(value, type) and issubclass(value, Record) and value is not Record
+            if is_record and value.__module__ != values:
+                named.add((info.name, value))
+    assert named == SHOWN_BY_LOGS.keys()
 
 
 def test_every_table_but_a_few_is_projected() -> None:

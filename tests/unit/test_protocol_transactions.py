@@ -394,9 +394,11 @@ def test_a_transaction_is_the_same_row_however_it_came_about() -> None:
     moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
     steps = [Step(1, 0, 1, [JournalEntry(moved)])]
     one, other = (
-        State(transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
+        State(step=1, transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
         for order in (places, places[::-1])
     )
+    for state in (one, other):
+        assert state.change_transaction("etl")
     assert project(one, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]
 
 

@@ -220,7 +220,7 @@ class _View:
         steps = decode_steps_after(rows, self.state.step)
         if steps is None:
             return False
-        machine.replay(self.state, steps)
+        machine.follow(self.state, steps)
         self.journal_rows.add(steps)
         self._tail.add(steps)
         return True

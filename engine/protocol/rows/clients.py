@@ -8,18 +8,14 @@ import pyarrow as pa
 from lakemq.tables.specs.clients import CLIENTS, ClientRow
 
 from ..codec.results import decode_results
-from ..values.clients import Answered, Client, ClientRemoved
+from ..values.clients import Client
 from ..values.state import State
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, map_change_times
 
 
 def _project_clients(state: State, steps: Steps) -> pa.Table:
-    changed = {
-        record.client_id: step.decided_at_ms
-        for step, record in iterate_records(steps)
-        if isinstance(record, Answered | ClientRemoved)
-    }
-    return CLIENTS.table(_build_row(state, client_id, changed[client_id]) for client_id in sorted(changed))
+    changed = map_change_times(state.changes.clients, steps)
+    return CLIENTS.table(_build_row(state, client_id, at_ms) for client_id, at_ms in changed.items())
 
 
 def _build_row(state: State, client_id: str, at_ms: int) -> ClientRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,32 +18,18 @@ from lakemq.tables.specs.groups import (
 )
 
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
-from ..values.base import Record
 from ..values.deliveries import MessagesSettled
-from ..values.groups import (
-    RECORDS,
-    MemberJoined,
-    MemberLeft,
-    MemberMissed,
-    Move,
-    PartitionsAdded,
-    PartitionsGone,
-    PartitionsMoved,
-    TargetSet,
-)
+from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import Step
-from ..values.offsets import OffsetsRemoved
 from ..values.state import State
 from ..values.stretches import DeliveryStatus
-from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
 def _project_groups(state: State, steps: Steps) -> pa.Table:
-    changed = {record.subject for _, record in iterate_records(steps) if isinstance(record, RECORDS)}
-    return GROUPS.table(_build_group_row(state, name) for name in sorted(changed))
+    return GROUPS.table(_build_group_row(state, name) for name in list_changed(state.changes.groups, steps))
 
 
 def _build_group_row(state: State, name: str) -> GroupRow:
@@ -71,13 +57,7 @@ def _build_group_row(state: State, name: str) -> GroupRow:
 
 
 def _project_members(state: State, steps: Steps) -> pa.Table:
-    changed: dict[tuple[str, str], None] = {}
-    for _, record in iterate_records(steps):
-        if isinstance(record, MemberJoined | MemberLeft | MemberMissed):
-            changed[record.group, record.member_id] = None
-        if isinstance(record, MemberJoined) and record.replaces is not None:
-            changed[record.group, record.replaces] = None
-    return MEMBERS.table(_build_member_row(state, *key) for key in sorted(changed))
+    return MEMBERS.table(_build_member_row(state, *key) for key in list_changed(state.changes.members, steps))
 
 
 def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
@@ -103,72 +83,21 @@ def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
 
 
 def _project_assignments(state: State, steps: Steps) -> pa.Table:
-    changed: dict[str, dict[Place, str]] = {}
-    for _, record in iterate_records(steps):
-        if isinstance(record, PartitionsGone):
-            changed.setdefault(record.group, {}).update(
-                {(record.topic_id, p): record.topic for p in _list_removed_partitions(record)}
-            )
-        elif isinstance(record, RecordsDeleted):
-            deleted = {(record.topic_id, partition) for partition in record.log_starts}
-            for name, group in state.groups.items():
-                there = (
-                    place for place in deleted & group.assignments.keys() if group.assignments[place].deleted_count
-                )
-                changed.setdefault(name, {}).update(dict.fromkeys(there, ""))
-        elif (places := _find_changed_places(state, record)) is not None:
-            changed.setdefault(record.subject, {}).update(dict.fromkeys(places, ""))
-    return _build_assignment_rows(state, changed)
-
-
-def _find_changed_places(state: State, record: Record) -> Iterable[Place] | None:
-    """Return the partitions of the record's group whose rows it changes; None if it changes none."""
-    if isinstance(record, PartitionsMoved):
-        return [(move.topic_id, move.partition) for move in record.moves]
-    assignments = _find_assignments(state, record.subject)
-    if isinstance(record, TargetSet):
-        targets = (*record.dropped, *(place for listed in record.changed.values() for place in listed))
-        return [place for place in targets if place in assignments]
-    if isinstance(record, OffsetsRemoved):
-        return [place for partition in record.partitions if (place := (record.topic_id, partition)) in assignments]
-    if isinstance(record, PartitionsAdded) or (isinstance(record, MemberJoined) and record.replaces is not None):
-        return list(assignments)  # some are new, or have another target
-    return None
-
-
-def _list_removed_partitions(record: PartitionsGone) -> range:
-    return range(record.first, record.partitions)
-
-
-def _find_assignments(state: State, group: str) -> Mapping[Place, Assignment]:
-    existing = state.groups.get(group)
-    return existing.assignments if existing else {}
-
-
-def _build_assignment_rows(state: State, changed: Mapping[str, Mapping[Place, str]]) -> pa.Table:
-    """Return the rows of changed assignments. They may be many, and are built in the step's thread, hence as columns.
-
-    changed: group -> place -> the topic's name, for partitions that the group no longer has.
-    """
-    groups: list[str] = []
-    places: list[Place] = []
-    existing: list[Assignment | None] = []
-    assignments: list[Assignment] = []
-    for group, topics in sorted(changed.items()):
-        changed_places, current = sorted(topics), _find_assignments(state, group)
-        own = [current.get(place) for place in changed_places]
-        groups += [group] * len(changed_places)
-        places += changed_places
-        existing += own
-        assignments += [
-            assignment or Assignment(topics[place], None) for assignment, place in zip(own, changed_places, strict=True)
-        ]
+    """Return the rows of changed assignments as columns: they may be many, and the step's thread builds them."""
+    changed = list_changed(state.changes.assignments, steps)
+    existing = [
+        state.groups[group].assignments.get(place) if group in state.groups else None for group, place in changed
+    ]
+    assignments = [
+        assignment or Assignment(state.changes.removed_places[key], None)
+        for key, assignment in zip(changed, existing, strict=True)
+    ]
     return ASSIGNMENTS.to_table_from_columns(
-        step=[state.step] * len(places),
-        group=groups,
-        topic_id=[topic_id for topic_id, _ in places],
+        step=[state.step] * len(changed),
+        group=[group for group, _ in changed],
+        topic_id=[topic_id for _, (topic_id, _) in changed],
         topic=[assignment.topic for assignment in assignments],
-        partition=[partition for _, partition in places],
+        partition=[partition for _, (_, partition) in changed],
         state=[assignment.status for assignment in assignments],
         owner=[assignment.owner for assignment in assignments],
         target=[assignment.target for assignment in assignments],
@@ -182,11 +111,15 @@ def _build_assignment_rows(state: State, changed: Mapping[str, Mapping[Place, st
     )
 
 
+def _find_assignment(state: State, group: str, place: Place) -> Assignment | None:
+    existing = state.groups.get(group)
+    return existing.assignments.get(place) if existing else None
+
+
 # -- moves ----------------------------------------------------------------------------------------------
 
 
 def _project_moves(state: State, steps: Steps) -> pa.Table:
-    gone = {record.topic_id: record.topic for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)}
     columns: dict[str, list[Any]] = {name: [] for name in ASSIGNMENT_MOVES.stored_schema.names}
     for step in steps:
         for moved in _find_moves(step):
@@ -209,7 +142,7 @@ def _project_moves(state: State, steps: Steps) -> pa.Table:
             columns["reason"] += [moved.reason] * count
             columns["redelivered_count"] += moved.redelivered_counts
             columns["moved_at_ms"] += [step.decided_at_ms] * count
-    names = {topic_id: gone.get(topic_id) or state.topics[topic_id].topic for topic_id in set(columns["topic_id"])}
+    names = {topic_id: state.find_topic_name(topic_id) for topic_id in set(columns["topic_id"])}
     columns["topic"] = [names[topic_id] for topic_id in columns["topic_id"]]
     return ASSIGNMENT_MOVES.to_table_from_columns(**columns)
 
@@ -242,10 +175,8 @@ def _find_moves(step: Step) -> Iterator[_RecordMoves]:
             states = [move.status for move in record.moves]
             yield _RecordMoves(position, record.group, record.moves, states, record.reason, counts)
         else:
-            none = [
-                Move(record.topic_id, partition, PartitionStatus.UNASSIGNED)
-                for partition in _list_removed_partitions(record)
-            ]
+            removed = range(record.first, record.partitions)
+            none = [Move(record.topic_id, partition, PartitionStatus.UNASSIGNED) for partition in removed]
             yield _RecordMoves(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))
 
 

@@ -14,11 +14,11 @@ from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.delays import Delayed
-from ..values.log import Application, DataFile, FilesAdded, Produced, RowsJournaled, RowsRejected
+from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
 from ..values.segments import Segments, segments_to_table
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, iterate_records, list_changed
 
 
 def find_added_files(steps: Steps) -> list[DataFile]:
@@ -119,12 +119,8 @@ def _project_rejections(state: State, steps: Steps) -> pa.Table:
 
 
 def _project_applications(state: State, steps: Steps) -> pa.Table:
-    changed = {
-        (record.txn_app_id, record.target)
-        for _, record in iterate_records(steps)
-        if isinstance(record, Produced) and record.txn_app_id is not None
-    }
-    return APPLICATIONS.table(_build_application_row(state, *key) for key in sorted(changed))
+    changed = list_changed(state.changes.applications, steps)
+    return APPLICATIONS.table(_build_application_row(state, *key) for key in changed)
 
 
 def _build_application_row(state: State, txn_app_id: str, target: str) -> ApplicationRow:

@@ -6,57 +6,30 @@ import pyarrow as pa
 
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
-from ..values.dead_letters import MessagesDeadLettered
-from ..values.deliveries import (
-    Deliveries,
-    MessagesAcquired,
-    MessagesPassed,
-    MessagesSettled,
-)
-from ..values.offsets import CommittedOffset, OffsetsCommitted, OffsetsRemoved
+from ..values.assignments import Place
+from ..values.deliveries import Deliveries
+from ..values.offsets import CommittedOffset
 from ..values.state import State
-from ..values.topics import RecordsDeleted
 from . import stretches
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, map_change_times
 
 
 def _project_offsets(state: State, steps: Steps) -> pa.Table:
-    changed: dict[tuple[str, int, int], tuple[str | None, int]] = {}
-    for step, record in iterate_records(steps):
-        if isinstance(record, OffsetsCommitted) and record.transactional_id is None:
-            for topic_id, commit in zip(record.topic_ids, record.offsets, strict=True):
-                changed[record.group, topic_id, commit.partition] = commit.topic, step.decided_at_ms
-        elif isinstance(record, OffsetsRemoved):
-            for partition in record.partitions:
-                changed[record.group, record.topic_id, partition] = record.topic, step.decided_at_ms
-        elif isinstance(record, RecordsDeleted):
-            deleted = {(record.topic_id, partition) for partition in record.log_starts}
-            change = record.topic, step.decided_at_ms
-            for group, committed in state.offsets.items():
-                there = deleted & committed.keys()
-                changed |= {(group, *place): change for place in there if committed[place].deleted_count}
-        elif isinstance(record, MessagesPassed):
-            changed[record.group, record.topic_id, record.partition] = None, step.decided_at_ms
-        elif isinstance(record, MessagesAcquired | MessagesSettled | MessagesDeadLettered):
-            parts = record.taken if isinstance(record, MessagesAcquired) else record.parts
-            changed |= {(record.group, *part.place): (None, step.decided_at_ms) for part in parts}
-    shards = {group: state.shards.of_group(group) for group, _, _ in changed}
+    changed = map_change_times(state.changes.offsets, steps)
+    shards = {group: state.shards.of_group(group) for group in {group for group, _ in changed}}
     return CONSUMER_OFFSETS.table(
-        _build_row(state, *key, *change, shards[key[0]]) for key, change in sorted(changed.items())
+        _build_row(state, group, place, at_ms, shards[group]) for (group, place), at_ms in changed.items()
     )
 
 
-def _build_row(
-    state: State, group: str, topic_id: int, partition: int, topic: str | None, at_ms: int, shard: int
-) -> ConsumerOffsetRow:
-    """topic: None where the record does not tell; a topic that is gone tells it in a record of its own."""
-    committed = state.offsets.get(group, {}).get((topic_id, partition))
-    deliveries = state.find_deliveries(group, (topic_id, partition))
+def _build_row(state: State, group: str, place: Place, at_ms: int, shard: int) -> ConsumerOffsetRow:
+    committed, (topic_id, partition) = state.offsets.get(group, {}).get(place), place
+    deliveries = state.find_deliveries(group, place)
     return ConsumerOffsetRow(
         step=state.step,
         group=group,
         topic_id=topic_id,
-        topic=topic if topic is not None else state.topics[topic_id].topic,
+        topic=state.find_topic_name(topic_id),
         partition=partition,
         committed_offset=committed.offset if committed else 0,
         ranges=None if deliveries is None else [stretches.stretch_to_row(stretch) for stretch in deliveries.stretches],
@@ -79,7 +52,7 @@ def _restore(state: State, rows: pa.Table) -> None:
             deliveries = state.deliveries.setdefault(row.group, {})
             ranges = [stretches.row_to_stretch(stretch) for stretch in row.ranges]
             deliveries[place] = Deliveries.from_stretches(row.committed_offset, ranges, row.silent_since_ms)
-            state.index_dying(row.group, place)
+            state.note_deliveries(row.group, place)
 
 
 PROJECT: Project = {CONSUMER_OFFSETS.name: _project_offsets}

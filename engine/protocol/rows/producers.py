@@ -6,22 +6,14 @@ import pyarrow as pa
 
 from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
 
-from ..values.log import Produced
-from ..values.producers import ProducerExpired, ProducerInitialized, ProducerState, UnitAppended
+from ..values.producers import ProducerState, UnitAppended
 from ..values.state import State
-from ..values.transactions import TransactionMoved
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, map_change_times
 
 
 def _project_producers(state: State, steps: Steps) -> pa.Table:
-    changed = {
-        producer_id: step.decided_at_ms
-        for step, record in iterate_records(steps)
-        if isinstance(record, ProducerInitialized | ProducerExpired | Produced | TransactionMoved)
-        for producer_id in (record.producer_id, getattr(record, "used_up", None))
-        if producer_id is not None
-    }
-    return PRODUCERS.table(_build_row(state, producer_id, changed[producer_id]) for producer_id in sorted(changed))
+    changed = map_change_times(state.changes.producers, steps)
+    return PRODUCERS.table(_build_row(state, producer_id, at_ms) for producer_id, at_ms in changed.items())
 
 
 def _build_row(state: State, producer_id: int, at_ms: int) -> ProducerRow:

@@ -13,40 +13,24 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.offsets import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
-from ..values.dead_letters import REDRIVE, DeadLettersSettled, MessagesDeadLettered
-from ..values.delays import DelaysReleased
+from ..values.changes import Changes, DeletedTopic
+from ..values.dead_letters import REDRIVE
 from ..values.deliveries import Deliveries
-from ..values.log import Produced
-from ..values.segments import Segments
 from ..values.state import State
 from ..values.stretches import DeliveryStatus, Stretch
-from ..values.topics import (
-    MAX_PARTITIONS,
-    PartitionsEnded,
-    RecordsDeleted,
-    Topic,
-    TopicAltered,
-    TopicCreated,
-    TopicDeleted,
-)
-from ..values.transactions import MarkersWritten
+from ..values.topics import MAX_PARTITIONS, Topic
 from . import stretches
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
 def _project_topics(state: State, steps: Steps) -> pa.Table:
-    changed = {
-        record.topic_id: record.topic
-        for _, record in iterate_records(steps)
-        if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded | TopicDeleted)
-    }
     return TOPICS.table(
         _build_topic_row(state.step, state.topics[topic_id])
         if topic_id in state.topics
-        else _build_deleted_topic_row(state.step, topic_id, name)
-        for topic_id, name in sorted(changed.items())
+        else _build_deleted_topic_row(state.step, topic_id, state.find_topic_name(topic_id))
+        for topic_id in list_changed(state.changes.topics, steps)
     )
 
 
@@ -81,35 +65,41 @@ def _build_deleted_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
 
 
 def _project_partitions(state: State, steps: Steps) -> pa.Table:
-    changed: dict[int, set[int]] = {}
-    for step in steps:
-        for entry in step.entries:
-            record = entry.record
-            if isinstance(record, TopicCreated | TopicAltered | PartitionsEnded):
-                topic = state.topics.get(record.topic_id)
-                changed.setdefault(record.topic_id, set()).update(range(topic.log_count if topic else 0))
-            elif isinstance(record, DeadLettersSettled):
-                changed.setdefault(record.topic_id, set()).update(part.partition for part in record.parts)
-                _add_segment_partitions(changed, entry.segments)
-            elif isinstance(record, RecordsDeleted):
-                changed.setdefault(record.topic_id, set()).update(record.log_starts)
-            elif isinstance(record, Produced | MarkersWritten | DelaysReleased | MessagesDeadLettered):
-                _add_segment_partitions(changed, entry.segments)
-    there = [(state.topics[t], sorted(p)) for t, p in sorted(changed.items()) if t in state.topics]
-    gone = [_empty_topic(record) for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)]
+    changed = _find_changed_partitions(state.changes, steps)
+    existing: list[tuple[Topic, Sequence[int]]] = []
+    deleted: list[tuple[Topic, Sequence[int]]] = []
+    changed_topics = set(list_changed(state.changes.topics, steps))
+    for topic_id in sorted(changed_topics | changed.keys()):
+        topic = state.topics.get(topic_id)
+        if topic is None:
+            deleted.append(_empty_topic(topic_id, state.changes.deleted_topics[topic_id]))
+        else:  # a topic that has changed may have partitions in other states
+            existing.append(
+                (topic, range(topic.log_count) if topic_id in changed_topics else sorted(changed[topic_id]))
+            )
     return pa.concat_tables(
-        [_build_partition_rows(state.step, there, removed=False), _build_partition_rows(state.step, gone, removed=True)]
+        [
+            _build_partition_rows(state.step, existing, removed=False),
+            _build_partition_rows(state.step, deleted, removed=True),
+        ]
     )
 
 
-def _add_segment_partitions(changed: dict[int, set[int]], segments: Segments) -> None:
-    for topic_id, partition in zip(segments.column("topic_id"), segments.column("partition"), strict=True):
+def _find_changed_partitions(changes: Changes, steps: Steps) -> dict[int, set[int]]:
+    """Return topic id -> partitions that these steps have changed. Those of changed topics may be missing."""
+    changed: dict[int, set[int]] = {}
+    for topic_id, partition in list_changed(changes.partitions, steps):
         changed.setdefault(topic_id, set()).add(partition)
+    for step, segments in changes.appended:
+        if steps and step >= steps[0].step:
+            for topic_id, partition in zip(segments.column("topic_id"), segments.column("partition"), strict=True):
+                changed.setdefault(topic_id, set()).add(partition)
+    return changed
 
 
-def _empty_topic(record: TopicDeleted) -> tuple[Topic, Sequence[int]]:
-    zeros = np.zeros(record.partitions, np.int64)
-    return Topic(record.topic_id, record.topic, {}, [], zeros, zeros), range(record.partitions)
+def _empty_topic(topic_id: int, deleted: DeletedTopic) -> tuple[Topic, Sequence[int]]:
+    zeros = np.zeros(deleted.log_count, np.int64)
+    return Topic(topic_id, deleted.topic, {}, [], zeros, zeros), range(deleted.log_count)
 
 
 def _build_partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
@@ -204,7 +194,7 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
     for row in redriven.select(["topic_id", "partition", "redrives"]).to_pylist():
         deliveries = Deliveries.from_stretches(0, list(map(stretches.row_to_stretch, row["redrives"])))
         state.topics[row["topic_id"]].redrives[row["partition"]] = deliveries
-        state.index_dying(REDRIVE, (row["topic_id"], row["partition"]))
+        state.note_deliveries(REDRIVE, (row["topic_id"], row["partition"]))
 
 
 PROJECT: Project = {TOPICS.name: _project_topics, PARTITIONS.name: _project_partitions}

@@ -16,34 +16,26 @@ from lakemq.tables.specs.transactions import (
     TransactionRow,
 )
 
-from ..values.deliveries import MessageRanges, MessagesSettled
-from ..values.log import Produced
-from ..values.offsets import OffsetCommit, OffsetsCommitted
+from ..values.deliveries import MessageRanges
+from ..values.offsets import OffsetCommit
 from ..values.producers import ProducerState
 from ..values.segments import segments_to_table
 from ..values.state import State
 from ..values.stretches import Range
-from ..values.topics import TopicDeleted
 from ..values.transactions import (
     EndedTransaction,
     EndReason,
     MarkersWritten,
     Transaction,
-    TransactionFailed,
     TransactionMoved,
     TransactionStatus,
 )
-from .steps import Project, Restore, Steps, iterate_records
+from .steps import Project, Restore, Steps, map_change_times
 
 
 def _project_ids(state: State, steps: Steps) -> pa.Table:
-    changed = {
-        record.transactional_id: step.decided_at_ms
-        for step, record in iterate_records(steps)
-        if isinstance(record, TransactionMoved | TransactionFailed | Produced | OffsetsCommitted | MessagesSettled)
-        and record.transactional_id is not None
-    }
-    return TRANSACTIONAL_IDS.table(_build_id_row(state, name, changed[name]) for name in sorted(changed))
+    changed = map_change_times(state.changes.transactions, steps)
+    return TRANSACTIONAL_IDS.table(_build_id_row(state, name, at_ms) for name, at_ms in changed.items())
 
 
 def _build_id_row(state: State, name: str, at_ms: int) -> TransactionalIdRow:
@@ -155,7 +147,6 @@ def _project_transactions(state: State, steps: Steps) -> pa.Table:
 
 
 def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionRow]:
-    gone = {record.topic_id: record.topic for _, record in iterate_records(steps) if isinstance(record, TopicDeleted)}
     for step in steps:
         for position, entry in enumerate(step.entries):
             record = entry.record
@@ -172,10 +163,7 @@ def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionR
                 timeout_ms=record.timeout_ms,
                 started_at_ms=record.started_at_ms,
                 updated_at_ms=step.decided_at_ms,
-                topics=[
-                    f"{gone.get(topic_id) or state.topics[topic_id].topic}-{partition}"
-                    for topic_id, partition in record.partitions
-                ],
+                topics=[f"{state.find_topic_name(topic_id)}-{partition}" for topic_id, partition in record.partitions],
                 groups=record.groups,
                 reason=None if record.reason is None else record.reason.value,
                 batch_id=record.batch_id,

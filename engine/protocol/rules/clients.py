@@ -52,11 +52,11 @@ def decide_expiry(state: State, client_id: str) -> list[JournalEntry]:
 
 
 def keep_answer(state: State, record: Answered, segments: Segments) -> None:
-    state.clients[record.client_id] = Client(record.number, record.results, state.now_ms)
+    state.set_client(record.client_id, Client(record.number, record.results, state.now_ms))
 
 
 def remove_client(state: State, record: ClientRemoved, segments: Segments) -> None:
-    state.clients.pop(record.client_id, None)
+    state.remove_client(record.client_id)
 
 
 DECIDE: Rules = {Unreadable: decide_unreadable}

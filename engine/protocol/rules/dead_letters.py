@@ -250,12 +250,12 @@ def settle_dead_letters(state: State, record: DeadLettersSettled, segments: Segm
     state.advance_logs(segments)
     if record.topic_id not in state.topics:
         return
-    topic = state.writable_topic(record.topic_id)
     for part in record.parts:
+        topic = state.change_partition(*part.place)
         deliveries = topic.redrives[part.partition] = _find_redrives(topic, part.partition)
         deliveries.extend_to(sum(part.ranges[-1]))
         deliveries.change(part.ranges, partial(_with_status, part.status))
-        state.index_dying(REDRIVE, part.place)
+        state.note_deliveries(REDRIVE, part.place)
 
 
 def _with_status(status: DeliveryStatus, part: Stretch) -> Stretch:

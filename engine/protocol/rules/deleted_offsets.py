@@ -25,10 +25,13 @@ def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[Place, tupl
             else:
                 lost = deliveries.count_remaining(after) - deliveries.count_remaining(before)
             if lost > 0:
-                committed[place] = replace(commit, deleted_count=commit.deleted_count + lost)
+                state.replace_offset(name, place, replace(commit, deleted_count=commit.deleted_count + lost))
     for name in state.list_groups_with(topic_id):
-        committed, assignments = state.offsets.get(name, {}), state.groups[name].assignments
+        committed, group = state.offsets.get(name, {}), state.groups[name]
         for place in cuts.keys() - committed.keys():
-            assignment, (before, after) = assignments.get(place), cuts[place]
-            if assignment is not None and assignment.start_offset is not None:
-                assignment.deleted_count += max(0, after - max(before, assignment.start_offset))
+            (before, after), assignment = cuts[place], group.assignments.get(place)
+            if assignment is None or assignment.start_offset is None:
+                continue
+            lost = after - max(before, assignment.start_offset)
+            if lost > 0 and (assignment := state.change_assignment(group, place)):
+                assignment.deleted_count += lost

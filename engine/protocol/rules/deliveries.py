@@ -315,10 +315,10 @@ def settle_messages(state: State, record: MessagesSettled, segments: Segments) -
         deliveries.silent_since_ms = state.now_ms if deliveries.held_count else 0
         _update_progress(state, record.group, part.place)
         if part.reason is DeathReason.EXPIRED:
-            committed = state.offsets[record.group]
-            more = committed[part.place].expired_count + sum(count for _, count in part.ranges)
-            committed[part.place] = replace(committed[part.place], expired_count=more)
-    if record.transactional_id is not None and (transaction := state.transactions.get(record.transactional_id)):
+            committed = state.offsets[record.group][part.place]
+            more = committed.expired_count + sum(count for _, count in part.ranges)
+            state.replace_offset(record.group, part.place, replace(committed, expired_count=more))
+    if record.transactional_id is not None and (transaction := state.change_transaction(record.transactional_id)):
         parts = transaction.acknowledged.setdefault(record.group, [])
         # a group is one part of the transaction, as with offsets
         transaction.part_count += not parts and not transaction.offsets.get(record.group)
@@ -351,7 +351,7 @@ def _update_progress(state: State, group: str, place: Place) -> None:
     group_state = state.groups.get(group)
     if group_state is not None and place in group_state.paused:
         state.touched_groups.add(group)
-    state.index_dying(group, place)
+    state.note_deliveries(group, place)
 
 
 DECIDE: Rules = {Acquire: decide_acquire, Acknowledge: decide_acknowledge}

@@ -227,10 +227,12 @@ def add_member(state: State, record: MemberJoined, segments: Segments) -> None:
     assignor = group.chosen_assignor if before and before.assignors != member.assignors else None
     if record.replaces is not None:
         group.members.pop(record.replaces, None)
+        state.note_member(record.group, record.replaces)
         for place, assignment in group.assignments.items():
             if assignment.target == record.replaces:
-                group.set_target(place, record.member_id)
+                _set_target(state, group, place, record.member_id)
     group.members[record.member_id] = member
+    state.note_member(record.group, record.member_id)
     if record.instance_id is not None:
         group.instances[record.instance_id] = record.member_id
     has_another_assignor = assignor is not None and group.chosen_assignor != assignor
@@ -241,6 +243,7 @@ def add_member(state: State, record: MemberJoined, segments: Segments) -> None:
 def remove_member(state: State, record: MemberLeft, segments: Segments) -> None:
     group = _touch(state, record.group)
     gone = group.members.pop(record.member_id, None)
+    state.note_member(record.group, record.member_id)
     if gone is not None and gone.instance_id is not None:
         group.instances.pop(gone.instance_id, None)
     if not group.members:
@@ -252,18 +255,20 @@ def renumber_member(state: State, record: MemberMissed, segments: Segments) -> N
     group = _touch(state, record.group)
     if missed := group.members.get(record.member_id):
         missed.number = group.next_number
+        state.note_member(record.group, record.member_id)
 
 
 def add_partitions(state: State, record: PartitionsAdded, segments: Segments) -> None:
     group = _touch(state, record.group)
     for partition, start in enumerate(record.start_offsets, record.first):
-        group.add_partition((record.topic_id, partition), Assignment(record.topic, start, since_ms=state.now_ms))
+        place = record.topic_id, partition
+        state.add_assignment(group, place, Assignment(record.topic, start, since_ms=state.now_ms))
     group.group_epoch += 1
 
 
 def remove_partitions(state: State, record: PartitionsGone, segments: Segments) -> None:
     group = _touch(state, record.group)
-    group.remove_partitions(record.topic_id, record.first)
+    state.remove_assignments(group, record.topic_id, record.first)
     group.group_epoch += 1
 
 
@@ -271,10 +276,15 @@ def set_target(state: State, record: TargetSet, segments: Segments) -> None:
     group = _touch(state, record.group)
     group.target_epoch, group.assignor, group.problem = record.group_epoch, record.assignor, record.problem
     for place in record.dropped:
-        group.set_target(place, None)
+        _set_target(state, group, place, None)
     for member_id, places in record.changed.items():
         for place in places:
-            group.set_target(place, member_id)
+            _set_target(state, group, place, member_id)
+
+
+def _set_target(state: State, group: Group, place: Place, member_id: str | None) -> None:
+    if state.change_assignment(group, place):
+        group.set_target(place, member_id)
 
 
 def move_partitions(state: State, record: PartitionsMoved, segments: Segments) -> None:
@@ -284,7 +294,7 @@ def move_partitions(state: State, record: PartitionsMoved, segments: Segments) -
 
 
 def _move_partition(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
-    if before := group.assignments.get(place):
+    if before := state.change_assignment(group, place):
         PARTITION_TRANSITIONS.check(before.status, move.status)
     assignment = group.set_owner(place, move.status, move.owner, state.now_ms)
     assignment.reason = reason

@@ -35,8 +35,9 @@ def take_over(state: State, record: TransactionMoved) -> None:
     A producer id that has used up its epochs stays fenced.
     """
     if record.used_up is not None:
-        state.producers[record.used_up] = ProducerState(MAX_EPOCH, state.now_ms)
-    state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms, record.transactional_id)
+        state.set_producer(record.used_up, ProducerState(MAX_EPOCH, state.now_ms))
+    producer = ProducerState(record.producer_epoch, state.now_ms, record.transactional_id)
+    state.set_producer(record.producer_id, producer)
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 

@@ -320,21 +320,22 @@ def _build_rejections(request: Produce, source: RowSource) -> list[RowsRejected]
 
 def append_rows(state: State, record: Produced, segments: Segments) -> None:
     if len(segments):
+        state.change_partitions(segments)
         names = ("topic_id", "partition", "base_offset", "record_count")
         for topic_id, partition, offset, count in zip(*(segments.column(n) for n in names), strict=True):
-            topic = state.writable_topic(topic_id)
+            topic = state.topics[topic_id]
             # segments of a partition come in the order of their offsets, so the last one sets the high watermark
             topic.high_watermarks[partition] = offset + count
             if record.transactional_id is not None and record.producer_id is not None:
                 # read_committed ends at the transaction's first offset, so later ones do not replace it
                 topic.open_transactions.setdefault(partition, {}).setdefault(record.producer_id, offset)
-    if transaction := state.transactions.get(record.transactional_id or ""):
+    if record.transactional_id is not None and (transaction := state.change_transaction(record.transactional_id)):
         transaction.part_count += 1
     if record.producer_id is not None and record.producer_epoch is not None:
         remember_units(state, record.producer_id, record.producer_epoch, record.units)
     if record.txn_app_id is not None and record.txn_version is not None:
         application = Application(record.txn_version, state.now_ms)
-        state.applications[record.txn_app_id, record.target] = application
+        state.set_application(record.txn_app_id, record.target, application)
 
 
 def ignore_record(state: State, record: FilesAdded | RowsJournaled | RowsRejected, segments: Segments) -> None:

@@ -173,7 +173,7 @@ def commit_offsets(state: State, record: OffsetsCommitted, segments: Segments) -
             state.set_offset(record.group, (topic_id, commit.partition), commit.offset, commit.metadata)
             # moving a queue group by hand makes everything after the offset new
             state.forget_deliveries(record.group, (topic_id, commit.partition))
-    elif transaction := state.transactions.get(record.transactional_id):
+    elif transaction := state.change_transaction(record.transactional_id):
         # A group is one part of the transaction, however often it commits: counting repeats would hide a refused part.
         transaction.part_count += not transaction.offsets.get(record.group)
         commits = [
@@ -183,16 +183,12 @@ def commit_offsets(state: State, record: OffsetsCommitted, segments: Segments) -
 
 
 def remove_offsets(state: State, record: OffsetsRemoved, segments: Segments) -> None:
-    committed = state.offsets.get(record.group, {})
+    group = state.groups.get(record.group)
     for partition in record.partitions:
-        committed.pop((record.topic_id, partition), None)
-        state.forget_deliveries(record.group, (record.topic_id, partition))
-    if not committed:
-        state.offsets.pop(record.group, None)
-    if group := state.groups.get(record.group):
-        for partition in record.partitions:
-            if assignment := group.assignments.get((record.topic_id, partition)):
-                assignment.start_offset = None  # the next owner starts by its auto.offset.reset
+        place = record.topic_id, partition
+        state.remove_offset(record.group, place)
+        if group is not None and (assignment := state.change_assignment(group, place)):
+            assignment.start_offset = None  # the next owner starts by its auto.offset.reset
 
 
 def _keep_newest(

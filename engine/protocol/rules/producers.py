@@ -92,17 +92,19 @@ def decide_expiry(state: State, producer_id: int) -> list[JournalEntry]:
 
 
 def add_producer(state: State, record: ProducerInitialized, segments: Segments) -> None:
-    state.producers[record.producer_id] = ProducerState(record.producer_epoch, state.now_ms)
+    state.set_producer(record.producer_id, ProducerState(record.producer_epoch, state.now_ms))
     state.next_producer_id = max(state.next_producer_id, record.producer_id + 1)
 
 
 def remove_producer(state: State, record: ProducerExpired, segments: Segments) -> None:
-    state.producers.pop(record.producer_id, None)
+    state.remove_producer(record.producer_id)
 
 
 def remember_units(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
-    # a reader follows the journal without loading producers, so this one may be missing
-    producer = state.producers.setdefault(producer_id, ProducerState(producer_epoch, state.now_ms))
+    producer = state.change_producer(producer_id)
+    if producer is None:  # a reader follows the journal without loading producers
+        producer = ProducerState(producer_epoch, state.now_ms)
+        state.set_producer(producer_id, producer)
     producer.seen_at_ms = state.now_ms
     if producer_epoch > producer.epoch:
         producer.epoch, producer.units = producer_epoch, {}

@@ -241,7 +241,7 @@ def add_topic(state: State, record: TopicCreated, segments: Segments) -> None:
 
 
 def alter_topic(state: State, record: TopicAltered, segments: Segments) -> None:
-    topic = state.writable_topic(record.topic_id)
+    topic = state.change_topic(record.topic_id)
     state.touched_groups.update(state.list_groups_with(record.topic_id))
     for partition in topic.set_partition_count(record.partitions):
         state.resumed[topic.topic_id, partition] = int(topic.high_watermarks[partition])
@@ -254,7 +254,7 @@ def alter_topic(state: State, record: TopicAltered, segments: Segments) -> None:
 
 
 def end_partitions(state: State, record: PartitionsEnded, segments: Segments) -> None:
-    topic = state.writable_topic(record.topic_id)
+    topic = state.change_topic(record.topic_id)
     topic.end_partitions(record.first)
     state.index_draining(topic)
     state.touched_groups.update(state.list_groups_with(record.topic_id))
@@ -267,17 +267,18 @@ def remove_topic(state: State, record: TopicDeleted, segments: Segments) -> None
 
 
 def delete_records(state: State, record: RecordsDeleted, segments: Segments) -> None:
-    topic = state.writable_topic(record.topic_id)
+    topic = state.topics[record.topic_id]
     starts = topic.log_starts
     further = {partition: offset for partition, offset in record.log_starts.items() if offset > starts[partition]}
     count_deleted_offsets(
         state, topic.topic_id, {topic.place(p): (int(starts[p]), offset) for p, offset in further.items()}
     )
     for partition, offset in further.items():
-        starts[partition] = offset
+        topic = state.change_partition(record.topic_id, partition)
+        topic.log_starts[partition] = offset
         if (redrive := topic.redrives.get(partition)) is not None:
             redrive.advance_start(offset)
-            state.index_dying(REDRIVE, (record.topic_id, partition))
+            state.note_deliveries(REDRIVE, (record.topic_id, partition))
 
 
 DECIDE: Rules = {

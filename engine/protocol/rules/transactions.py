@@ -164,13 +164,13 @@ def decide_expiry(state: State, name: str) -> list[JournalEntry]:
 
 
 def set_status(state: State, record: TransactionMoved, segments: Segments) -> None:
-    name, transaction = record.transactional_id, state.transactions.get(record.transactional_id)
+    name, transaction = record.transactional_id, state.change_transaction(record.transactional_id)
     if transaction is not None:  # a reader does not load transactions
         TRANSACTION_TRANSITIONS.check(transaction.status, record.status)
     if record.status is TransactionStatus.DEAD:
         if transaction is not None:
-            del state.transactions[name]
-            state.producers.pop(transaction.producer_id, None)
+            state.remove_transaction(name)
+            state.remove_producer(transaction.producer_id)
         return
     if transaction is None or record.status is TransactionStatus.EMPTY:
         ended = transaction
@@ -179,7 +179,7 @@ def set_status(state: State, record: TransactionMoved, segments: Segments) -> No
         )
         transaction.batch_id = ended.batch_id if ended else -1
         take_over(state, record)
-        state.transactions[name] = transaction
+        state.set_transaction(name, transaction)
     transaction.status, transaction.seen_at_ms = record.status, state.now_ms
     if record.status is TransactionStatus.ONGOING:
         state.ongoing.add(name)
@@ -206,14 +206,15 @@ def _complete_transaction(state: State, transaction: Transaction, record: Transa
 
 
 def fail_transaction(state: State, record: TransactionFailed, segments: Segments) -> None:
-    if transaction := state.transactions.get(record.transactional_id):
+    if transaction := state.change_transaction(record.transactional_id):
         transaction.error, transaction.seen_at_ms = f"{record.error}: {record.message}".rstrip(": "), state.now_ms
 
 
 def append_markers(state: State, record: MarkersWritten, segments: Segments) -> None:
+    state.change_partitions(segments)
     names = ("topic_id", "partition", "base_offset", "producer_id")
     for topic_id, partition, offset, producer_id in zip(*(segments.column(n) for n in names), strict=True):
-        topic = state.writable_topic(topic_id)
+        topic = state.topics[topic_id]
         topic.high_watermarks[partition] = offset + 1
         firsts = topic.open_transactions.get(partition, {})
         firsts.pop(producer_id, None)

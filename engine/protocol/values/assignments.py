@@ -255,14 +255,17 @@ class Group:
         self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
         self._index(place, assignment)
 
-    def remove_partitions(self, topic_id: int, first: int) -> None:
-        """Remove the topic's partitions from this number on."""
-        for place in [place for place in self.assignments if place[0] == topic_id and place[1] >= first]:
-            self._unindex(place, self.assignments.pop(place))
+    def remove_partitions(self, topic_id: int, first: int) -> list[tuple[Place, Assignment]]:
+        """Remove the topic's partitions from this number on, and return them."""
+        removed = [(p, a) for p, a in self.assignments.items() if p[0] == topic_id and p[1] >= first]
+        for place, assignment in removed:
+            del self.assignments[place]
+            self._unindex(place, assignment)
             self.moving.discard(place)
         self.partition_counts.pop(topic_id, None)
         if first:
             self.partition_counts[topic_id] = first
+        return removed
 
     def set_target(self, place: Place, member_id: str | None) -> None:
         """Set the member that should own the partition; None for no member."""

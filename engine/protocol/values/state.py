@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
 from ..names import shorten, unify_collision_chars
-from .assignments import Group
+from .assignments import Assignment, Group, Place
+from .changes import Changes, DeletedTopic
 from .clients import Client
 from .dead_letters import REDRIVE
 from .deliveries import Deliveries
@@ -25,7 +26,7 @@ from .transactions import Transaction
 from .waiting import Delays
 
 
-@dataclass
+@dataclass(slots=True)
 class State:
     """The state after `step`. `now_ms` is the time of the last decision.
 
@@ -35,7 +36,10 @@ class State:
     for dead letters that are to go back. touched_groups: groups that this step has changed, directly or by their
     topics, or that the step before has left unfinished. resumed: (topic_id, partition) -> the offset at which a
     partition continues that this step uses again. shared_topics: ids of topics that a snapshot shares. They must be
-    replaced by a copy (`writable_topic`) before they change.
+    replaced by a copy before they change. changes: the rows that folds have changed since the last projection.
+
+    Folds change things only by the methods below, which note the change: `change_topic`, `change_partition`,
+    `set_producer` and the like.
 
     A namespace may have very many topics, and no request walks through all of them. Hence the indexes: topic_ids (name
     -> id), unified_names (name without the difference of `.` and `_` -> name), subscribers (name -> its subscriptions,
@@ -72,6 +76,7 @@ class State:
     delays: Delays = field(default_factory=Delays)
     shared_topics: set[int] = field(default_factory=set)
     shards: Shards = field(default_factory=Shards)
+    changes: Changes = field(default_factory=Changes)
 
     def topic(self, name: str) -> Topic:
         """Return the topic of this name. Raises UnknownTopicOrPartition."""
@@ -86,6 +91,7 @@ class State:
     def add_topic(self, topic: Topic) -> None:
         """Add a new topic."""
         self.topics[topic.topic_id] = topic
+        self.changes.topics[topic.topic_id] = self.step
         self.topic_ids[topic.topic] = topic.topic_id
         self.unified_names[unify_collision_chars(topic.topic)] = topic.topic
         self.index_draining(topic)
@@ -96,6 +102,8 @@ class State:
         """Remove a topic, if it exists."""
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
+            self.changes.topics[topic_id] = self.step
+            self.changes.deleted_topics[topic_id] = DeletedTopic(topic.topic, topic.log_count)
             self.topic_ids.pop(topic.topic, None)
             self.unified_names.pop(unify_collision_chars(topic.topic), None)
             self.subscribers.pop(topic.topic, None)
@@ -109,14 +117,32 @@ class State:
 
     def set_subscriptions(self, topic_id: int, subscriptions: list[str]) -> None:
         """Replace the topic's subscriptions."""
-        topic = self.writable_topic(topic_id)
+        topic = self.change_topic(topic_id)
         topic.subscriptions = subscriptions
         self.subscribers.pop(topic.topic, None)
         if subscriptions:
             self.subscribers[topic.topic] = subscriptions
 
-    def writable_topic(self, topic_id: int) -> Topic:
-        """Return the topic in order to change it. A topic that a snapshot shares is replaced by a copy first."""
+    def change_topic(self, topic_id: int) -> Topic:
+        """Return the topic in order to change it: its settings, or which partitions it has."""
+        self.changes.topics[topic_id] = self.step
+        return self._own_topic(topic_id)
+
+    def change_partition(self, topic_id: int, partition: int) -> Topic:
+        """Return the topic in order to change this partition."""
+        self.changes.partitions[topic_id, partition] = self.step
+        return self._own_topic(topic_id)
+
+    def change_partitions(self, segments: Segments) -> None:
+        """Let `topics` be changed in the partitions of these segments."""
+        if len(segments):
+            self.changes.appended.append((self.step, segments))
+        if self.shared_topics:
+            for topic_id in set(segments.column("topic_id")):
+                self._own_topic(topic_id)
+
+    def _own_topic(self, topic_id: int) -> Topic:
+        """Return the topic. If a snapshot shares it, replace it by a copy first."""
         if topic_id in self.shared_topics:
             self.shared_topics.discard(topic_id)
             self.topics[topic_id] = self.topics[topic_id].copy()
@@ -126,9 +152,64 @@ class State:
         """Move high watermarks to the ends of these segments, which are in the order of their offsets within each
         partition.
         """
+        self.change_partitions(segments)
         names = ("topic_id", "partition", "last_offset")
         for topic_id, partition, last in zip(*(segments.column(name) for name in names), strict=True):
-            self.writable_topic(topic_id).high_watermarks[partition] = last + 1
+            self.topics[topic_id].high_watermarks[partition] = last + 1
+
+    def find_topic_name(self, topic_id: int) -> str:
+        """Return the name of a topic that exists, or that was deleted since the last projection."""
+        topic = self.topics.get(topic_id) or self.changes.deleted_topics[topic_id]
+        return topic.topic
+
+    def set_producer(self, producer_id: int, producer: ProducerState) -> None:
+        """Add or replace a producer."""
+        self.producers[producer_id] = producer
+        self.changes.producers[producer_id] = self.step
+
+    def remove_producer(self, producer_id: int) -> None:
+        """Remove a producer, if it exists."""
+        self.producers.pop(producer_id, None)
+        self.changes.producers[producer_id] = self.step
+
+    def change_producer(self, producer_id: int) -> ProducerState | None:
+        """Return the producer, if it exists, in order to change it."""
+        producer = self.producers.get(producer_id)
+        if producer is not None:
+            self.changes.producers[producer_id] = self.step
+        return producer
+
+    def set_application(self, txn_app_id: str, target: str, application: Application) -> None:
+        """Set the last version that the application has published to the target."""
+        self.applications[txn_app_id, target] = application
+        self.changes.applications[txn_app_id, target] = self.step
+
+    def set_client(self, client_id: str, client: Client) -> None:
+        """Add or replace a client."""
+        self.clients[client_id] = client
+        self.changes.clients[client_id] = self.step
+
+    def remove_client(self, client_id: str) -> None:
+        """Remove a client, if it exists."""
+        self.clients.pop(client_id, None)
+        self.changes.clients[client_id] = self.step
+
+    def set_transaction(self, transactional_id: str, transaction: Transaction) -> None:
+        """Add or replace the transaction of this id."""
+        self.transactions[transactional_id] = transaction
+        self.changes.transactions[transactional_id] = self.step
+
+    def remove_transaction(self, transactional_id: str) -> None:
+        """Remove a transactional id, if it exists."""
+        self.transactions.pop(transactional_id, None)
+        self.changes.transactions[transactional_id] = self.step
+
+    def change_transaction(self, transactional_id: str) -> Transaction | None:
+        """Return the transaction of this id, if it exists, in order to change it. A reader knows no transactions."""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is not None:
+            self.changes.transactions[transactional_id] = self.step
+        return transaction
 
     def snapshot(self) -> State:
         """Return a state whose topics do not change when this one does. Everything else is shared."""
@@ -141,15 +222,15 @@ class State:
             subscribers=dict(self.subscribers),
             draining=set(self.draining),
             shared_topics=set(self.topics),
+            changes=Changes(),
         )
 
     def without_clients(self, with_groups: bool) -> State:
         """Return the state as a reader loads it, without producers, clients and delays; without groups unless asked
         for.
         """
-        reduced = replace(
-            self, producers={}, applications={}, clients={}, transactions={}, ongoing=set(), delays=Delays()
-        )
+        reduced = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
+        reduced = replace(reduced, delays=Delays(), changes=Changes())
         if with_groups:
             return reduced
         reduced = replace(reduced, offsets={}, deliveries={}, dying=set())
@@ -166,11 +247,34 @@ class State:
         return {name for name in self.touched_groups if name in self.groups and self.groups[name].is_moving_on}
 
     def index_group(self, name: str) -> None:
-        """Update the indexes of groups after a group has changed."""
+        """Note that a group has changed, and update the indexes of groups."""
+        self.changes.groups[name] = self.step
         group = self.groups.get(name)
         is_manned, is_waiting = group is not None and bool(group.members), group is not None and group.is_waiting
         (self.groups_with_members.add if is_manned else self.groups_with_members.discard)(name)
         (self.waiting_groups.add if is_waiting else self.waiting_groups.discard)(name)
+
+    def note_member(self, group: str, member_id: str) -> None:
+        """Note that a member has joined, changed or left."""
+        self.changes.members[group, member_id] = self.step
+
+    def change_assignment(self, group: Group, place: Place) -> Assignment | None:
+        """Return the group's assignment of a partition, if it has the partition, in order to change it."""
+        assignment = group.assignments.get(place)
+        if assignment is not None:
+            self.changes.assignments[group.group, place] = self.step
+        return assignment
+
+    def add_assignment(self, group: Group, place: Place, assignment: Assignment) -> None:
+        """Add a partition to the group."""
+        group.add_partition(place, assignment)
+        self.changes.assignments[group.group, place] = self.step
+
+    def remove_assignments(self, group: Group, topic_id: int, first: int) -> None:
+        """Remove the topic's partitions from this number on from the group."""
+        for place, assignment in group.remove_partitions(topic_id, first):
+            self.changes.assignments[group.group, place] = self.step
+            self.changes.removed_places[group.group, place] = assignment.topic
 
     def list_groups_with(self, topic_id: int) -> Iterator[str]:
         """Yield the groups that have partitions of this topic."""
@@ -198,6 +302,20 @@ class State:
         before = committed.get(place)
         counts = (before.deleted_count, before.expired_count) if before else ()
         committed[place] = CommittedOffset(offset, metadata, self.now_ms, *counts)
+        self.changes.offsets[group, place] = self.step
+
+    def replace_offset(self, group: str, place: tuple[int, int], committed: CommittedOffset) -> None:
+        """Replace a committed offset of the group, which exists."""
+        self.offsets[group][place] = committed
+        self.changes.offsets[group, place] = self.step
+
+    def remove_offset(self, group: str, place: tuple[int, int]) -> None:
+        """Remove a committed offset of the group, if it exists, and the deliveries after it."""
+        committed = self.offsets.get(group, {})
+        committed.pop(place, None)
+        if not committed:
+            self.offsets.pop(group, None)
+        self.forget_deliveries(group, place)
 
     def find_deliveries(self, group: str, place: tuple[int, int]) -> Deliveries | None:
         """Return the deliveries of the partition, if there are any. group: a group, or REDRIVE."""
@@ -212,10 +330,15 @@ class State:
         deliveries.pop(place, None)
         if not deliveries:
             self.deliveries.pop(group, None)
+        self.changes.offsets[group, place] = self.step
         self.dying.discard((group, *place))
 
-    def index_dying(self, group: str, place: tuple[int, int]) -> None:
-        """Update the index of dying messages after deliveries have changed."""
+    def note_deliveries(self, group: str, place: tuple[int, int]) -> None:
+        """Note that deliveries have changed, and update the index of dying messages. group: a group, or REDRIVE."""
+        if group == REDRIVE:
+            self.changes.partitions[place] = self.step
+        else:
+            self.changes.offsets[group, place] = self.step
         deliveries = self.find_deliveries(group, place)
         is_dying = deliveries is not None and deliveries.dying_count > 0
         (self.dying.add if is_dying else self.dying.discard)((group, *place))

@@ -1,0 +1,49 @@
+"""What folds have changed: the keys of the rows that the next projection writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from .assignments import Place
+from .segments import Segments
+
+
+class DeletedTopic(NamedTuple):
+    """What the last rows of a deleted topic need. log_count: its partitions, including those that had ended."""
+
+    topic: str
+    log_count: int
+
+
+@dataclass
+class Changes:
+    """Key of a row -> the last step that has changed it. One field per table that holds state.
+
+    The methods of State that change a thing, or let a fold change it, note its key here. So no projection needs to know
+    which records change its rows. Delayed rows are missing: their rows name the request of each change, which only the
+    journal tells.
+
+    appended: segments that have changed their partitions, with the step. To note each partition would slow down a step
+    of many segments. deleted_topics: by topic id. removed_places: group and place -> topic, of partitions that a group
+    no longer has.
+    """
+
+    topics: dict[int, int] = field(default_factory=dict)
+    partitions: dict[Place, int] = field(default_factory=dict)
+    producers: dict[int, int] = field(default_factory=dict)
+    applications: dict[tuple[str, str], int] = field(default_factory=dict)
+    clients: dict[str, int] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    offsets: dict[tuple[str, Place], int] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
+    members: dict[tuple[str, str], int] = field(default_factory=dict)
+    assignments: dict[tuple[str, Place], int] = field(default_factory=dict)
+    appended: list[tuple[int, Segments]] = field(default_factory=list)
+    deleted_topics: dict[int, DeletedTopic] = field(default_factory=dict)
+    removed_places: dict[tuple[str, Place], str] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget all changes: the tables hold them, or nobody projects this state."""
+        for part in fields(self):
+            getattr(self, part.name).clear()
