@@ -6,8 +6,9 @@
 The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. You may
 fill the folder by hand on a machine without a network; the bytes are checked.
 
-Ivy runs by itself, out of Spark's own jars, and is asked for the files of `JARS` alone: `spark.jars.packages`
-would fetch 33 jars (87 MB), most of them older copies of what Spark ships, and would ask a second repository.
+Spark's own resolver fetches the jars, as for `spark.jars.packages`. This module does what that cannot: it checks the
+bytes, keeps the jars where every later session finds them without a network, and leaves out what the jars depend on.
+That would be 33 jars (87 MB), most of them older copies of what Spark ships.
 """
 
 from __future__ import annotations
@@ -21,17 +22,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 
 DELTA_VERSION = "4.4.0"
 JAVA_VERSION_MIN = 17
 RESOLVE_TIMEOUT_S = 300
 MARKER = "complete"
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,10 @@ class Jar:
     @property
     def file_name(self) -> str:
         return f"{self.name}-{self.version}.jar"
+
+    @property
+    def coordinates(self) -> str:
+        return f"{self.organisation}:{self.name}:{self.version}"
 
 
 # Found by experiment: these two serve all that Delta does on path tables and on Spark's own catalog (MERGE,
@@ -94,7 +96,7 @@ class MissingJava(RuntimeError):
 
 
 class JarsNotResolved(RuntimeError):
-    """Ivy could not bring a jar, or brought other bytes than the ones this version was tested with."""
+    """Spark could not bring a jar, or brought other bytes than the ones this version was tested with."""
 
 
 def java_command() -> str:
@@ -171,84 +173,47 @@ def _fetch_into(folder: Path) -> None:
     # Beside the files' last place, so that moving them there is a rename.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work_name:
         work = Path(work_name)
-        _run_ivy(work)
+        _run_resolver(work)
         for jar in JARS:
-            fetched = work / "out" / jar.file_name
+            fetched = work / "jars" / f"{jar.organisation}_{jar.file_name}"
             if not _is_right(fetched, jar):
                 raise JarsNotResolved(f"{jar.file_name} does not hash to the expected sha256 {jar.sha256}")
             fetched.replace(folder / jar.file_name)
 
 
-def _run_ivy(work: Path) -> None:
+def _run_resolver(work: Path) -> None:
+    """Let spark-submit fetch the jars into `work/jars`, for a program that does nothing. A terminal shows it."""
+    java_command()
     (work / "settings.xml").write_text(IVY_SETTINGS)
-    (work / "ivy.xml").write_text(_ivy_module())
-    command = [java_command(), f"-Divy.default.ivy.user.dir={work}", "-jar", str(_bundled_ivy())]
-    command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
-    command += ["-cache", str(work / "cache"), "-retrieve", f"{work}/out/[artifact]-[revision].[ext]"]
+    (work / "nothing.py").write_text("")
+    settings = {
+        "spark.jars.packages": ",".join(jar.coordinates for jar in JARS),
+        "spark.jars.ivySettings": str(work / "settings.xml"),
+        "spark.jars.ivy": str(work),
+    }
+    # A file of properties replaces the user's spark-defaults.conf, which may name other packages.
+    (work / "properties").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    command = [_spark_submit(), "--properties-file", str(work / "properties"), str(work / "nothing.py")]
+    environment = {**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    shown = None if sys.stderr.isatty() else subprocess.PIPE
     try:
-        with _progress(work / "cache"):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, env=environment, stdout=shown, stderr=shown, text=True, timeout=RESOLVE_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise JarsNotResolved(f"Ivy gave no answer in {RESOLVE_TIMEOUT_S} s") from error
+        raise JarsNotResolved(f"Spark fetched no jars in {RESOLVE_TIMEOUT_S} s") from error
     if done.returncode != 0:
-        last_lines = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise JarsNotResolved(f"Ivy could not bring Delta's jars; is there a network?\n{last_lines}")
+        last_lines = "\n".join(f"{done.stdout or ''}{done.stderr or ''}".strip().splitlines()[-20:])
+        raise JarsNotResolved(f"Spark could not bring Delta's jars; is there a network?\n{last_lines}".rstrip())
 
 
-@contextmanager
-def _progress(folder: Path) -> Iterator[None]:
-    """Show on stderr, if that is a terminal, how many bytes the folder has got so far."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    parts = (SpinnerColumn(), TextColumn("fetching Delta's jars"), DownloadColumn(), TimeElapsedColumn())
-    stopped = Event()
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def watch() -> None:
-            while not stopped.wait(_LOOK_S):
-                # a file may be renamed between the listing and the look at it
-                with suppress(OSError):
-                    bar.update(task, completed=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()))
-
-        watcher = Thread(target=watch, name="lakemq-jars", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            watcher.join()
-
-
-def _ivy_module() -> str:
-    dependencies = "\n".join(
-        f'    <dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.version}"'
-        ' transitive="false" conf="default->*"/>'
-        for jar in JARS
-    )
-    return f"""\
-<ivy-module version="2.0">
-  <info organisation="lakemq" module="jars"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-{dependencies}
-  </dependencies>
-</ivy-module>
-"""
-
-
-def _bundled_ivy() -> Path:
-    """Ivy's jar among the jars of the Spark that will run."""
+def _spark_submit() -> str:
+    """Return the path of the spark-submit that belongs to the Spark that will run."""
     spec = importlib.util.find_spec("pyspark")
-    homes = [os.environ.get("SPARK_HOME"), *(spec.submodule_search_locations or () if spec else ())]
-    for home in homes:
-        for path in sorted(Path(home).glob("jars/ivy-*.jar")) if home else ():
-            return path
-    raise JarsNotResolved("Spark's jars hold no Ivy; is pyspark installed whole?")
+    for home in (os.environ.get("SPARK_HOME"), *(spec.submodule_search_locations or () if spec else ())):
+        if home and (Path(home) / "bin" / "spark-submit").is_file():
+            return str(Path(home) / "bin" / "spark-submit")
+    raise JarsNotResolved("There is no spark-submit; is pyspark installed whole?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -159,18 +159,18 @@ def test_setting_up_shows_what_is_fetched_at_a_terminal_alone() -> None:
     assert piped.count(b"uv pip install --quiet") == 2
 
 
-def test_fetching_jars_shows_the_bytes_at_a_terminal_alone(tmp_path: Path) -> None:
-    """Ivy says nothing until it is done, so what is watched is its folder."""
-    code = (
-        "import sys, time, pathlib; from lakemq.jobs import jars\n"
-        "with jars._progress(pathlib.Path(sys.argv[1])):\n"
-        "    pathlib.Path(sys.argv[1], 'part').write_bytes(bytes(5_000_000)); time.sleep(1)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+def test_fetching_jars_shows_what_spark_says_at_a_terminal_alone(tmp_path: Path) -> None:
+    for script, text in (("java", "openjdk version '17'"), ("spark-submit", "downloading delta-storage")):
+        file = tmp_path / "bin" / script
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'#!/bin/sh\necho "{text}" | tr "\'" "\\"" >&2\n')
+        file.chmod(0o755)
+    code = "import sys, pathlib; from lakemq.jobs import jars; jars._run_resolver(pathlib.Path(sys.argv[1]))"
+    homes = [f"{name}={tmp_path}" for name in ("JAVA_HOME", "SPARK_HOME")]
+    command = ["env", *homes, sys.executable, "-c", code, str(tmp_path)]
     code_, stdout, shown = run_at_a_terminal(command)
     assert (code_, stdout) == (0, b"")
-    assert "fetching Delta's jars" in shown
-    assert "5.0/? MB" in shown
+    assert "downloading delta-storage" in shown
     piped = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True)
     assert piped.stdout + piped.stderr == b""
 

@@ -17,21 +17,21 @@ JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the jars, not made yet; there is one jar to keep, and Ivy must not be asked."""
+    """The folder of the jars, not made yet; there is one jar to keep, and Spark must not be asked."""
     folder = tmp_path / "jars"
     monkeypatch.setenv("LAKEMQ_JARS", str(folder))
     monkeypatch.setattr(jars, "JARS", (JAR,))
-    ivy_brings(monkeypatch, None)
+    spark_brings(monkeypatch, None)
     return folder
 
 
-def ivy_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+def spark_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
     def run(work: Path) -> None:
-        assert content is not None, "Ivy was asked"
-        (work / "out").mkdir()
-        (work / "out" / JAR.file_name).write_bytes(content)
+        assert content is not None, "Spark was asked"
+        (work / "jars").mkdir()
+        (work / "jars" / f"{JAR.organisation}_{JAR.file_name}").write_bytes(content)
 
-    monkeypatch.setattr(jars, "_run_ivy", run)
+    monkeypatch.setattr(jars, "_run_resolver", run)
 
 
 def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -54,18 +54,42 @@ def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.Monke
 
 
 def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ivy_brings(monkeypatch, b"right")
+    spark_brings(monkeypatch, b"right")
     assert jars.resolve() == (folder / JAR.file_name,)
-    ivy_brings(monkeypatch, None)
+    spark_brings(monkeypatch, None)
     assert jars.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
     assert sorted(path.name for path in folder.iterdir()) == [jars.MARKER, JAR.file_name]
 
 
 def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ivy_brings(monkeypatch, b"wrong")
+    spark_brings(monkeypatch, b"wrong")
     with pytest.raises(jars.JarsNotResolved, match="does not hash"):
         jars.resolve()
     assert list(folder.iterdir()) == []
+
+
+def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make SPARK_HOME a folder whose spark-submit is this script. $2 is the file of properties."""
+    submit = tmp_path / "spark" / "bin" / "spark-submit"
+    submit.parent.mkdir(parents=True)
+    submit.write_text(f"#!/bin/sh\n{script}\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    fake_java(tmp_path, monkeypatch, "17")
+
+
+def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark_submit(tmp_path, monkeypatch, f'cp "$2" {tmp_path}/seen')
+    jars._run_resolver(tmp_path)
+    settings = dict(line.split(" ", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert settings["spark.jars.packages"] == ",".join(jar.coordinates for jar in jars.JARS)
+    assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
+
+
+def test_what_spark_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
+    with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
+        jars._run_resolver(tmp_path)
 
 
 def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
@@ -77,7 +101,7 @@ def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
 
 
 def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ivy_brings(monkeypatch, b"right")
+    spark_brings(monkeypatch, b"right")
     (gone,) = jars.resolve()
     gone.unlink()
     with pytest.raises(jars.MissingJars):
@@ -90,7 +114,7 @@ def test_the_command_prints_the_jars_or_what_to_run(
 ) -> None:
     assert jars.main(["--print"]) == 1
     assert f"{sys.executable} -m lakemq.jobs.jars" in capsys.readouterr().err
-    ivy_brings(monkeypatch, b"right")
+    spark_brings(monkeypatch, b"right")
     assert jars.main([]) == 0
     capsys.readouterr()
     assert jars.main(["--print"]) == 0
