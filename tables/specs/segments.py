@@ -6,7 +6,6 @@ snapshots of two tables at different times, so that two tables could disagree.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -81,4 +80,3 @@ SEGMENT_SCHEMA: pa.Schema = pa.schema([f for f in SEGMENTS.stored_schema if f.na
 """A segment before its step is known: the columns of the table without `step`."""
 
 SEGMENT_STRUCT: pa.DataType = pa.struct(list(SEGMENT_SCHEMA))
-SEGMENT_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(SegmentRow) if f.name != "step")

@@ -16,7 +16,7 @@ from lakemq.engine.client.sql.query import _MACROS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME, TABLES
-from lakemq.tables.specs.segments import SEGMENT_COLUMNS, SEGMENT_SCHEMA, SEGMENT_STRUCT
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
 from lakemq.tables.specs.topics import PARTITIONS, PartitionRow
 from lakemq.tables.storage.catalog import catalog_sql, columns_ddl, database_name, ddl_type
@@ -164,7 +164,7 @@ def test_properties_of_a_table_win_over_the_common_ones() -> None:
 
 
 def test_a_segment_is_a_row_of_segments_without_its_step() -> None:
-    assert SEGMENT_SCHEMA.names == list(SEGMENT_COLUMNS)
+    assert SEGMENT_SCHEMA.names == [field.name for field in dataclasses.fields(SegmentRow) if field.name != "step"]
     assert pa.struct(list(SEGMENT_SCHEMA)) == SEGMENT_STRUCT
     assert JOURNAL.schema.field("segments").type == pa.list_(SEGMENT_STRUCT)
     assert ["file_id", "row", *BODY_SCHEMA.names] == MESSAGES.schema.names

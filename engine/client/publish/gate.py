@@ -136,11 +136,6 @@ class Gates:
                 self._known[destination] = self._load(self._folder, destination)
             return self._known[destination]
 
-    def list_expectations(self, destination: str) -> Sequence[str]:
-        """Return the expectations by the number with which rows are marked."""
-        gate = self.of(destination)
-        return gate.suite.descriptions if gate else ()
-
     @staticmethod
     def _load(folder: Path, destination: str) -> Gate | None:
         files = [file for ending in _ENDINGS if (file := folder / f"{destination}{ending}").is_file()]
