@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import statistics
@@ -61,8 +60,8 @@ def namespace(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -
 class Client:
     """Puts one letter at a time, with one message in it, and lets a sequencer of its own take a step."""
 
-    def __init__(self, namespace: Path) -> None:
-        self._mq = lakemq.connect(str(namespace), config=CONFIG)
+    def __init__(self, namespace: Path, **config: int) -> None:
+        self._mq = lakemq.connect(str(namespace), config={**CONFIG, **config})
         self._clock, self._mailbox, self.store = SystemClock(), self._mq.namespace.mailbox, self._mq.namespace.store
         self._sequencer = Sequencer(self._mq.namespace, "long", self._clock, new_file_id)
         assert self._sequencer.try_lead()
@@ -157,26 +156,21 @@ def _most(found: list[tuple[int, int, int]]) -> list[int]:
 @pytest.mark.extended
 def test_a_reader_whose_files_were_merged_away(namespace: Path):
     """It looked at the tables longer ago than reader.grace.ms: it looks again, and sees the same and what is new."""
-    config = {**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
-    with lakemq.connect(str(namespace), config=config) as mq:
-        sequencer = Sequencer(mq.namespace, "long", SystemClock(), new_file_id)
-        assert sequencer.try_lead()
-        client, numbers = Client(mq, sequencer), itertools.count(1)
+    config = {"project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
+    with Client(namespace, **config) as client:
         for _ in range(20):
-            client.ask(next(numbers))
+            client.ask()
         with lakemq.connect(str(namespace)) as other:
             before = other.fetch(TOPIC).to_arrow()
             assert before.num_rows == 20
             files = set((namespace / "segments").glob("*.parquet"))
             while files & set((namespace / "segments").glob("*.parquet")):
-                count = next(numbers)
-                client.ask(count)
+                client.ask()
                 other.state()  # so that it follows the journal, and has no other reason to look again
-                assert count < 1000, "nothing is ever removed"
+                assert client.asked < 1000, "nothing is ever removed"
             after = other.fetch(TOPIC).to_arrow()
-            assert after.num_rows == count
+            assert after.num_rows == client.asked
             assert after.slice(0, 20).equals(before)
-        sequencer.resign()
 
 
 def opened(store: Store, spec: TableSpec) -> TableHandle:
@@ -196,16 +190,10 @@ def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
     for (_, hours), path in strays.items():
         path.write_bytes(b"stray")
         os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
-    with lakemq.connect(str(namespace), config={**CONFIG, "project.interval.ms": 0, "checkpoint.interval": 5}) as mq:
-        sequencer = Sequencer(mq.namespace, "heir", SystemClock(), new_file_id)
-        assert sequencer.try_lead()
-        client = Client(mq, sequencer)
-        number = 0
+    with Client(namespace, **{"project.interval.ms": 0, "checkpoint.interval": 5}) as client:
         # each table has had its turn: passes may be of many steps
-        while any(opened(mq.namespace.store, BY_NAME[name]).version < 12 for name in MERGED):
-            number += 1
-            client.ask(number)
-        sequencer.resign()
+        while any(opened(client.store, BY_NAME[name]).version < 12 for name in MERGED):
+            client.ask()
     left = {place for place, path in strays.items() if path.exists()}
     assert left == {*((table, 0) for table in MERGED), ("messages", 2)}
     check_all(str(namespace), TOPIC, [])
