@@ -1,4 +1,4 @@
-"""Files that look old, for who goes by the times of the store; and waiting until an entry of a log is gone."""
+"""Files that look old, for who goes by the times of the store; and waiting until an entry of a log is removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT = 5
 
 
 def log_entries(table: Path) -> list[Path]:
-    """Of a Delta table, by version."""
+    """Return the entries of a Delta table's log, by version."""
     return sorted((table / "_delta_log").glob("*.json"))
 
 
@@ -38,13 +38,13 @@ def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
 
 
 def until_expired(table: Path, version: int, timeout_s: float = 60) -> None:
-    """Until the log has no entry up to this version any more. Somebody has to commit to the table meanwhile."""
+    """Wait until the log has no entry up to this version. Somebody must commit to the table meanwhile."""
 
-    def gone() -> bool:
+    def is_removed() -> bool:
         age_log(table)
         return int(log_entries(table)[0].stem) > version
 
-    until(gone, timeout_s, f"removal of the log's entries up to {version}")
+    until(is_removed, timeout_s, f"removal of the log's entries up to {version}")
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -53,7 +53,7 @@ ROLES = {
 
 @dataclass
 class Figures:
-    """What has happened so far."""
+    """Counts of what has happened so far."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ class Figures:
 
 
 class Chaos:
-    """One run in an empty folder. `run` raises AssertionError where an invariant is broken."""
+    """A run in an empty folder. `run` raises AssertionError where an invariant is broken."""
 
     def __init__(self, folder: Path, seed: int, lasts_s: float) -> None:
         self.folder, self.seed, self._lasts_s = folder, seed, lasts_s
@@ -100,28 +100,28 @@ class Chaos:
             chaos_checks.check(self.path, self.folder)
             return self.figures()
         except AssertionError as error:
-            raise AssertionError(f"seed {self.seed}, in {self.folder}: {error}\n{self.said()}") from error
+            raise AssertionError(f"seed {self.seed}, in {self.folder}: {error}\n{self.read_log()}") from error
         finally:
             self._kill_all()
 
-    def said(self) -> str:
-        """The end of what the processes have logged."""
+    def read_log(self) -> str:
+        """Return the end of what the processes have logged."""
         return (self.folder / "children.log").read_text()[-4000:]
 
     def figures(self) -> Figures:
-        """As of now."""
-        found, notes = self._figures, [read_notes(self.folder / f"{name}.notes") for name in PRODUCERS]
-        found.acknowledged = sum(len(one[1]) for lines in notes for one in lines if one[0] == "acknowledged")
-        ends = Counter(one[0] for one in read_notes(self.folder / f"{PIPELINE}.notes"))
-        found.committed, found.aborted, found.fenced = ends["committed"], ends["aborts"], ends["fenced"]
-        members = [one[0] for name in MEMBERS for one in read_notes(self.folder / f"{name}.notes")]
-        found.shared = members.count("committed")
+        """Count what has happened so far."""
+        figures, notes = self._figures, [read_notes(self.folder / f"{name}.notes") for name in PRODUCERS]
+        figures.acknowledged = sum(len(note[1]) for lines in notes for note in lines if note[0] == "acknowledged")
+        ends = Counter(note[0] for note in read_notes(self.folder / f"{PIPELINE}.notes"))
+        figures.committed, figures.aborted, figures.fenced = ends["committed"], ends["aborts"], ends["fenced"]
+        members = [note[0] for name in MEMBERS for note in read_notes(self.folder / f"{name}.notes")]
+        figures.shared = members.count("committed")
         with lakemq.connect(self.path) as mq:
             state = mq.state()
-        found.steps, found.takeovers = state.step, state.leader_epoch
+        figures.steps, figures.takeovers = state.step, state.leader_epoch
         sizes = [_size(Path(folder, name)) for folder, _, names in os.walk(self.path) for name in names]
-        found.files, found.bytes = len(sizes), sum(sizes)
-        return found
+        figures.files, figures.bytes = len(sizes), sum(sizes)
+        return figures
 
     # -- processes --------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Chaos:
         self._current[name] = start(role, self._log, **arguments)
 
     def _look_after(self) -> None:
-        """Nobody ends by itself; but for a pipeline whose id another one has taken: then there is a next one."""
+        """Check that no process ends by itself. A pipeline may, if another one took its id: then start the next one."""
         for name, child in list(self._current.items()):
             code = child.poll()
             if name == PIPELINE and code == FENCED:
@@ -203,7 +203,7 @@ class Chaos:
     # -- the end ----------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Who is at work ends its work: first who sends, then who copies or reads, then who watches; each in time."""
+        """Let all processes finish in time: those that send, then those that copy or read, then those that watch."""
         with lakemq.connect(self.path, config={"request.timeout.ms": PATIENCE_S * 1000}) as mq:
             mq.topics.create("settled")  # answered after all letters that the dead have left behind
         for names in (PRODUCERS, (PIPELINE,), MEMBERS, (TAIL,)):
@@ -212,10 +212,10 @@ class Chaos:
             for name in names:
                 self._await(name)
         for child in self._replaced:
-            assert _ended(child) in (0, FENCED), "a replaced pipeline goes on"
+            assert _wait_for_exit(child) in (0, FENCED), "a replaced pipeline goes on"
 
     def _await(self, name: str) -> None:
-        while (code := _ended(self._current[name])) == FENCED and name == PIPELINE:
+        while (code := _wait_for_exit(self._current[name])) == FENCED and name == PIPELINE:
             self._start(name)
         assert code == 0, f"{name} has ended with {code}"
 
@@ -236,7 +236,7 @@ def _close(child: subprocess.Popen[str]) -> None:
         child.stdout.close()
 
 
-def _ended(child: subprocess.Popen[str]) -> int:
+def _wait_for_exit(child: subprocess.Popen[str]) -> int:
     try:
         return child.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -244,7 +244,7 @@ def _ended(child: subprocess.Popen[str]) -> int:
 
 
 def _size(path: Path) -> int:
-    """Of a file that may be gone by now."""
+    """Return the size of a file; 0 if it is removed by now."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

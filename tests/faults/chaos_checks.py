@@ -1,4 +1,4 @@
-"""What must hold after the chaos run, of what the processes noted and what the namespace holds."""
+"""Invariants after a chaos run, checked on the notes of the processes and on the namespace."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def check(path: str, folder: Path) -> None:
             check_tail(topic, rows, folder)
             check_sql(mq, topic, rows)
         check_projections(mq)
-        broken = [one for one in audit(mq.namespace).outcomes if one.broken]
+        broken = [outcome for outcome in audit(mq.namespace).outcomes if outcome.broken]
         assert not broken, broken
 
 
 def rows_of(messages: pa.Table) -> list[Row]:
-    """By partition and offset."""
+    """Return the messages as rows, ordered by partition and offset."""
     columns = [messages.column(name).to_pylist() for name in Row._fields]
     return [
         Row(partition, offset, value.decode(), key.decode())
@@ -58,13 +58,13 @@ def rows_of(messages: pa.Table) -> list[Row]:
 
 def check_producers(rows: list[Row], folder: Path) -> None:
     """I1, I2, I5: acknowledged once, there exactly once, where it was said; order per key and producer."""
-    found: dict[str, Row] = {}
+    row_of: dict[str, Row] = {}
     partition_of: dict[str, int] = {}
     last: dict[str, int] = {}
     expected: Counter[int] = Counter()
     for row in rows:
-        assert row.value not in found, f"twice: {found[row.value]} and {row}"
-        found[row.value] = row
+        assert row.value not in row_of, f"twice: {row_of[row.value]} and {row}"
+        row_of[row.value] = row
         assert row.offset == expected[row.partition], f"a hole before {row}"
         expected[row.partition] += 1
         assert partition_of.setdefault(row.key, row.partition) == row.partition, f"{row.key} is in two partitions"
@@ -73,17 +73,17 @@ def check_producers(rows: list[Row], folder: Path) -> None:
         last[stream] = int(number)
     acknowledged = 0
     for name in PRODUCERS:
-        for kind, values, ends in (one for one in read_notes(folder / f"{name}.notes") if one[0] == "acknowledged"):
+        for kind, values, ends in (note for note in read_notes(folder / f"{name}.notes") if note[0] == "acknowledged"):
             for value in values:
-                assert value in found, f"{kind} and not there: {value}"
-                first, end = ends[str(found[value].partition)]
-                assert first <= found[value].offset <= end, f"{found[value]} was acknowledged in {first} to {end}"
+                assert value in row_of, f"{kind} and not there: {value}"
+                first, end = ends[str(row_of[value].partition)]
+                assert first <= row_of[value].offset <= end, f"{row_of[value]} was acknowledged in {first} to {end}"
                 acknowledged += 1
     assert acknowledged, "nothing was ever acknowledged"
 
 
 class Copy(NamedTuple):
-    """What the pipeline says of a message that it wrote."""
+    """A message that the pipeline has written: the message that it copies, and the attempt."""
 
     attempt: str
     partition: int
@@ -97,9 +97,9 @@ def check_pipeline(read: list[Row], written: list[Row], folder: Path) -> None:
     counts = Counter((copy.partition, copy.offset, copy.value) for copy in copies)
     twice = [copy for copy, count in counts.items() if count > 1]
     assert not twice, f"{len(twice)} copied twice: {twice[:3]}"
-    wanted = {(row.partition, row.offset, row.value) for row in read}
-    assert counts.keys() == wanted, (
-        f"missed {sorted(wanted - counts.keys())[:3]}, made {sorted(counts.keys() - wanted)[:3]}"
+    expected = {(row.partition, row.offset, row.value) for row in read}
+    assert counts.keys() == expected, (
+        f"missed {sorted(expected - counts.keys())[:3]}, made {sorted(counts.keys() - expected)[:3]}"
     )
     last: dict[tuple[int, int], int] = {}
     for row, copy in zip(written, copies, strict=True):
@@ -107,13 +107,13 @@ def check_pipeline(read: list[Row], written: list[Row], folder: Path) -> None:
         assert copy.offset > last.get(lane, -1), f"{row} comes after offset {last[lane]}"
         last[lane] = copy.offset
     notes = read_notes(folder / f"{PIPELINE}.notes")
-    whole = {one[1]: one[2] for one in notes if one[0] == "begins"}
+    whole = {note[1]: note[2] for note in notes if note[0] == "begins"}
     parts = Counter(copy.attempt for copy in copies)
     torn = {attempt: (count, whole[attempt]) for attempt, count in parts.items() if count != whole[attempt]}
     assert not torn, f"transactions in part, as (rows seen, rows sent): {torn}"
-    aborted = {one[1] for one in notes if one[0] == "aborts"}
+    aborted = {note[1] for note in notes if note[0] == "aborts"}
     assert not aborted & parts.keys(), f"aborted and seen: {sorted(aborted & parts.keys())[:3]}"
-    lost = {one[1] for one in notes if one[0] == "committed"} - parts.keys()
+    lost = {note[1] for note in notes if note[0] == "committed"} - parts.keys()
     assert not lost, f"committed and not seen: {sorted(lost)[:3]}"
 
 
@@ -123,13 +123,13 @@ def _copy(row: Row) -> Copy:
 
 
 def check_members(rows: list[Row], folder: Path) -> None:
-    """All is read by some member as it is there; what one was told is committed nobody has committed again."""
-    notes = [one for name in MEMBERS for one in read_notes(folder / f"{name}.notes")]
-    seen = {tuple(message) for kind, *told in notes if kind == "read" for message in told[0]}
-    assert seen == {(row.partition, row.offset, row.value) for row in rows}, "read is not what is there"
+    """Each message is read as it is there. No member commits again what another one has committed."""
+    notes = [note for name in MEMBERS for note in read_notes(folder / f"{name}.notes")]
+    read = {tuple(message) for kind, *details in notes if kind == "read" for message in details[0]}
+    assert read == {(row.partition, row.offset, row.value) for row in rows}, "read is not what is there"
     stretches: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for kind, *told in notes:
-        for partition, (first, end) in told[0].items() if kind == "committed" else ():
+    for kind, *details in notes:
+        for partition, (first, end) in details[0].items() if kind == "committed" else ():
             stretches[partition].append((first, end))
     assert stretches, "nothing was ever committed by a member"
     for partition, listed in stretches.items():
@@ -140,28 +140,30 @@ def check_members(rows: list[Row], folder: Path) -> None:
 def check_progress(mq: Connection, group: str, read: list[Row]) -> None:
     """I7: the group has come to the end, for all that it has read."""
     ends = Counter(row.partition for row in read)
-    lags = [one for one in mq.groups.lag(group) if one.committed_offset is not None]
-    assert {one.partition: one.committed_offset for one in lags} == dict(ends), f"committed {lags}, read {ends}"
+    lags = [lag for lag in mq.groups.lag(group) if lag.committed_offset is not None]
+    assert {lag.partition: lag.committed_offset for lag in lags} == dict(ends), f"committed {lags}, read {ends}"
 
 
 def check_tail(topic: str, rows: list[Row], folder: Path) -> None:
     """I2, I3, I5: what the tail saw is what is there, all of it, each once and in the order of offsets."""
-    seen: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    tailed: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for partition, offsets, values in read_notes(tail_notes(folder, topic)):
-        seen[partition] += zip(offsets, values, strict=True)
+        tailed[partition] += zip(offsets, values, strict=True)
     there: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for row in rows:
         there[row.partition].append((row.offset, row.value))
-    for partition, found in there.items():
-        differs = next((pair for pair in zip(seen[partition], found, strict=False) if pair[0] != pair[1]), None)
+    for partition, fetched in there.items():
+        differs = next((pair for pair in zip(tailed[partition], fetched, strict=False) if pair[0] != pair[1]), None)
         assert differs is None, f"{topic}-{partition}: the tail saw {differs[0]} where {differs[1]} is"  # type: ignore[index]
-        assert len(seen[partition]) == len(found), f"{topic}-{partition}: {len(seen[partition])} seen of {len(found)}"
-    assert seen.keys() == there.keys()
+        assert len(tailed[partition]) == len(fetched), (
+            f"{topic}-{partition}: {len(tailed[partition])} tailed of {len(fetched)}"
+        )
+    assert tailed.keys() == there.keys()
 
 
 def check_sql(mq: Connection, topic: str, rows: list[Row]) -> None:
     """SQL sees what a fetch sees."""
-    _, found = run_query(
+    _, selected = run_query(
         mq.namespace, f"""SELECT "partition", "offset", "value" FROM log_committed WHERE topic = '{topic}'"""
     )
-    assert Counter(found) == Counter((row.partition, row.offset, row.value.encode()) for row in rows)
+    assert Counter(selected) == Counter((row.partition, row.offset, row.value.encode()) for row in rows)

@@ -64,13 +64,13 @@ class Notes:
 
 
 def read_notes(path: Path) -> list[list[Any]]:
-    """Of all incarnations."""
+    """Return the notes of all incarnations."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def goes_on(folder: Path, name: str) -> Callable[[], bool]:
-    """Whether the process may go on: until the file `name`.end appears."""
+    """Return a function that tells whether the process may go on: until the file `name`.end appears."""
     return lambda: not (folder / f"{name}.end").exists()
 
 
@@ -121,7 +121,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
             consumer = mq.consumer(GROUP, assign=[INPUT])
             for number in itertools.count():
                 is_last, count = not may_go_on(), chance.randint(1, 400)
-                batch = _until_answered(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
+                batch = _ask_until_answered(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
                 if not batch:
                     if is_last:
                         return
@@ -140,7 +140,7 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
             os._exit(FENCED)  # what is open belongs to who has the id now
 
 
-def _until_answered(ask: Callable[[], T]) -> T:
+def _ask_until_answered(ask: Callable[[], T]) -> T:
     while True:
         with suppress(RequestTimedOut, UnstableOffsetCommit):
             return ask()
@@ -158,7 +158,7 @@ def _copies(batch: ConsumerBatch, attempt: str) -> pa.Table:
 
 
 class _Scoped:
-    """With `mq.transaction`."""
+    """Copy with `mq.transaction`."""
 
     def __init__(self, mq: Connection) -> None:
         self._mq = mq
@@ -175,14 +175,14 @@ class _Scoped:
     def recover(self) -> None:
         """Leaving the block has aborted it; where nobody knows, taking the id again ends it."""
         take = partial(self._mq.transaction, TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS)
-        self._transaction = _until_answered(take)
+        self._transaction = _ask_until_answered(take)
 
 
 class _Produced:
-    """With a transactional producer, whose calls are Kafka's."""
+    """Copy with a transactional producer, whose calls are Kafka's."""
 
     def __init__(self, mq: Connection) -> None:
-        self._producer = _until_answered(lambda: mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS))
+        self._producer = _ask_until_answered(lambda: mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS))
 
     def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
         producer, copies = self._producer, _copies(batch, attempt)
@@ -198,9 +198,9 @@ class _Produced:
 
     def recover(self) -> None:
         try:
-            _until_answered(self._producer.abort_transaction)
+            _ask_until_answered(self._producer.abort_transaction)
         except InvalidTxnState:  # the commit that was not answered has committed it
-            _until_answered(self._producer.commit_transaction)
+            _ask_until_answered(self._producer.commit_transaction)
 
 
 # -- members of a classic group --------------------------------------------------------------------------
@@ -224,15 +224,17 @@ def share(path: str, config: dict[str, Any], folder: str, name: str, incarnation
     }
     with lakemq.connect(path, config=config) as mq:
         print("ready", flush=True)
-        with _until_answered(lambda: mq.consumer(CLASSIC, topics=[INPUT], protocol="classic", **options)) as one:
+        with _ask_until_answered(
+            lambda: mq.consumer(CLASSIC, topics=[INPUT], protocol="classic", **options)
+        ) as consumer:
             while may_go_on() or not _has_read_all(mq):
                 count = chance.randint(1, 200)
-                batch = _until_answered(lambda: one.poll(max_records=count, timeout_ms=100))  # noqa: B023
+                batch = _ask_until_answered(lambda: consumer.poll(max_records=count, timeout_ms=100))  # noqa: B023
                 if not batch:
                     continue
                 notes.add("read", [(m.partition, m.offset, (m.value or b"").decode()) for m in batch])
                 try:
-                    one.commit(batch)
+                    consumer.commit(batch)
                 except (FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, UnknownMemberId) as error:
                     notes.add("refused", error.name)
                 except RequestTimedOut:
@@ -243,7 +245,7 @@ def share(path: str, config: dict[str, Any], folder: str, name: str, incarnation
 
 
 def _has_read_all(mq: Connection) -> bool:
-    lags = [one.lag for one in mq.groups.lag(CLASSIC)]
+    lags = [partition.lag for partition in mq.groups.lag(CLASSIC)]
     return lags == [0] * PARTITIONS
 
 
@@ -255,7 +257,7 @@ def watch(path: str, config: dict[str, Any], folder: str, name: str, incarnation
 
     Notes of a topic: [partition, offsets, values]. It ends when it is told to and has seen all there is.
     """
-    counts = {topic: sum(len(one[1]) for one in read_notes(tail_notes(folder, topic))) for topic in (INPUT, OUTPUT)}
+    counts = {topic: sum(len(note[1]) for note in read_notes(tail_notes(folder, topic))) for topic in (INPUT, OUTPUT)}
     may_go_on = goes_on(Path(folder), name)
     with lakemq.connect(path, config=config) as mq:
         print("ready", flush=True)
@@ -283,7 +285,7 @@ def tail_notes(folder: str | Path, topic: str) -> Path:
 
 
 def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: dict[str, int]) -> None:
-    """One line per table and partition: what a kill leaves out is read again."""
+    """Note a line per table and partition. What a kill leaves out is read again."""
     start = dict.fromkeys(range(PARTITIONS), 0)
     for partition, offsets, _ in read_notes(tail_notes(folder, topic)):
         start[partition] = offsets[-1] + 1
@@ -291,8 +293,12 @@ def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: 
     with lakemq.connect(path, config=config) as mq:
         for table in mq.tail(topic, start=start):
             for partition in pc.unique(table["partition"]).to_pylist():
-                mine = table.filter(pc.field("partition") == partition)
-                notes.add(partition, mine["offset"].to_pylist(), [v.decode() for v in mine["value"].to_pylist()])
+                of_partition = table.filter(pc.field("partition") == partition)
+                notes.add(
+                    partition,
+                    of_partition["offset"].to_pylist(),
+                    [v.decode() for v in of_partition["value"].to_pylist()],
+                )
             counts[topic] += table.num_rows
 
 
@@ -300,11 +306,11 @@ def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
     """I6, I7: last stable offset <= high watermark; neither goes back, nor does what a group has committed."""
     before: dict[tuple[str, str, int], int] = {}
 
-    def look(what: str, topic: str, found: Mapping[int, int]) -> None:
-        for partition, offset in found.items():
-            last = before.get((what, topic, partition), 0)
-            assert offset >= last, f"{what} of {topic}-{partition} went back from {last} to {offset}"
-            before[what, topic, partition] = offset
+    def look(figure: str, topic: str, offsets: Mapping[int, int]) -> None:
+        for partition, offset in offsets.items():
+            last = before.get((figure, topic, partition), 0)
+            assert offset >= last, f"{figure} of {topic}-{partition} went back from {last} to {offset}"
+            before[figure, topic, partition] = offset
 
     with lakemq.connect(path, config=config) as mq:
         while True:
@@ -316,9 +322,9 @@ def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
                 look("high watermark", topic, ends)
             for group in (GROUP, CLASSIC):
                 with suppress(GroupIdNotFound):
-                    lags = [one for one in mq.groups.lag(group) if one.committed_offset is not None]
-                    assert all(one.lag >= 0 for one in lags), lags
-                    committed = {one.partition: one.committed_offset or 0 for one in lags}
+                    lags = [lag for lag in mq.groups.lag(group) if lag.committed_offset is not None]
+                    assert all(lag.lag >= 0 for lag in lags), lags
+                    committed = {lag.partition: lag.committed_offset or 0 for lag in lags}
                     look(f"committed offset of {group}", INPUT, committed)
             time.sleep(0.2)
 

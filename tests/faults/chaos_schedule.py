@@ -1,4 +1,4 @@
-"""Which process is stopped or killed, when, and for how long: data that follow from a seed."""
+"""A schedule of faults that follows from a seed: which process is stopped or killed, when, and for how long."""
 
 from __future__ import annotations
 

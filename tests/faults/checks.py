@@ -1,4 +1,4 @@
-"""What must hold whatever happened: the invariants (docs/semantics.md I) of messages and tables."""
+"""Invariants of messages and tables that must always hold (docs/semantics.md I)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) 
     Returns the messages.
     """
     messages = mq.fetch(topic).to_arrow()
-    found: dict[str, tuple[int, int]] = {}
+    place_of: dict[str, tuple[int, int]] = {}
     partitions: dict[int, list[str]] = defaultdict(list)
     columns = (messages.column(c).to_pylist() for c in ("value", "partition", "offset"))
     for raw, partition, offset in zip(*columns, strict=True):
         value = raw.decode()
-        assert value not in found, f"{value} is there twice: {found[value]}, {(partition, offset)}"
-        found[value] = (partition, offset)
+        assert value not in place_of, f"{value} is there twice: {place_of[value]}, {(partition, offset)}"
+        place_of[value] = (partition, offset)
         assert offset == len(partitions[partition]), f"partition {partition} has a hole before {offset}"
         partitions[partition].append(value)
-    for one in acknowledged:
-        assert one.value in found, f"{one} was acknowledged and is not there"
-        where = (one.partition, one.offset if one.offset is not None else found[one.value][1])
-        assert found[one.value] == where, f"{one} was acknowledged elsewhere: {found[one.value]}"
+    for message in acknowledged:
+        assert message.value in place_of, f"{message} was acknowledged and is not there"
+        where = (message.partition, message.offset if message.offset is not None else place_of[message.value][1])
+        assert place_of[message.value] == where, f"{message} was acknowledged elsewhere: {place_of[message.value]}"
     for partition, values in partitions.items():
         assert_in_order(partition, values)
     assert {p: len(v) for p, v in partitions.items()} == {p: e for p, e in mq.end_offsets(topic).items() if e}
@@ -75,7 +75,7 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
 
 
 def assert_whole(path: str) -> None:
-    """No table misses a file that it names, whatever its leader is doing."""
+    """Check that every file that a table names exists, whatever the leader is doing."""
     for spec in TABLES:
         folder = Path(path, spec.name)
         named = DeltaTable(folder).file_uris()

@@ -215,15 +215,15 @@ def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str,
         with mq.consumer(group, topics=[topic], protocol="queue", **options) as consumer:
             print("ready", flush=True)
             while not stopped:
-                given = list(consumer.poll(max_records=7, timeout_ms=20))
-                if not given:
+                messages = list(consumer.poll(max_records=7, timeout_ms=20))
+                if not messages:
                     continue
-                note("given", [[m.partition, m.offset, m.value.decode(), m.delivery_count] for m in given])
+                note("given", [[m.partition, m.offset, m.value.decode(), m.delivery_count] for m in messages])
                 try:
-                    for message in given:
+                    for message in messages:
                         consumer.ack(message)
                     consumer.flush()
-                    note("done", [[m.partition, m.offset] for m in given])
+                    note("done", [[m.partition, m.offset] for m in messages])
                 except (FencedMemberEpoch, UnknownMemberId):
                     note("fenced", [])
 
@@ -250,23 +250,23 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
                 value = value_of(publisher, number)
                 tell(notes, [value, *send(value, number)])
             if round_number:
-                _commit_until_entries_are_removed(mq, path)
+                _commit_until_entries_go(mq, path)
         for spec in TABLES:
             age_log(Path(path, spec.name), kept=1)  # no sequencer runs now
 
 
-def _commit_until_entries_are_removed(mq: Connection, path: str) -> None:
+def _commit_until_entries_go(mq: Connection, path: str) -> None:
     """A busy machine may publish everything before housekeeping comes by; it looks after tables with new commits."""
     from faults.ageing import log_entries
     from faults.processes import until
 
     numbers = itertools.count()
 
-    def are_removed() -> bool:
+    def have_gone() -> bool:
         mq.topics.create(f"another-{next(numbers)}")
         return log_entries(Path(path, "journal"))[0].stem != f"{0:020d}"
 
-    until(are_removed, 60, "removal of a log entry")
+    until(have_gone, 60, "removal of a log entry")
 
 
 def play(role: str, arguments: dict[str, Any]) -> None:

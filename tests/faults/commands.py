@@ -50,21 +50,21 @@ class Process:
         for line in stream:
             lines.append(line.rstrip("\n"))
 
-    def says(self, pattern: str, where: str = "err") -> str:
-        """The first line, of stderr unless said otherwise, in which the pattern is found; waits for it."""
+    def wait_for_line(self, pattern: str, where: str = "err") -> str:
+        """Wait for a line in which the pattern is found, and return it. where: `err` or `out`."""
         deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
-            found = next((line for line in getattr(self, where) if re.search(pattern, line)), None)
-            if found is not None:
-                return found
+            match = next((line for line in getattr(self, where) if re.search(pattern, line)), None)
+            if match is not None:
+                return match
             time.sleep(0.01)
         raise AssertionError(f"{pattern!r} was not said: {self.out[-5:]} {self.err[-5:]}")
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def ended(self) -> int:
-        """The exit code, once the process has ended and all it said is read."""
+    def wait_for_exit(self) -> int:
+        """Wait until the process has ended and its output is read, and return the exit code."""
         code = self._process.wait(PATIENCE_S)
         for reader in self._readers:
             reader.join()
@@ -85,7 +85,7 @@ def where(path: Path) -> list[str]:
 
 
 def lakemq(path: Path, *arguments: str, stdin: str = "") -> list[dict[str, Any]]:
-    """What a command prints that must succeed; run in this process, which is quicker."""
+    """Run a command that must succeed in this process, and return what it prints."""
     done = CliRunner().invoke(app, [*where(path), *arguments, "--output", "json"], input=stdin)
     assert (done.exit_code, done.stderr) == (0, ""), done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -103,7 +103,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def leader(path: Path) -> str:
-    """What the doctor says of the sequencer."""
+    """Return the doctor's finding about the sequencer."""
     done = CliRunner().invoke(app, [*where(path), "doctor", "--no-spark", "--output", "json"])
     findings = map(json.loads, done.stdout.splitlines())
     return next(str(f["found"]) for f in findings if f["check"] == "sequencer")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from faults.commands import LAKEMQ, LEASE_MS, Process, lakemq, where
 from faults.processes import QUICK, Processes, make_template, processes
-from faults.shims import ShiftedClock, compiled
+from faults.shims import ShiftedClock, compile_library
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +50,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled("clock_shim", tmp_path_factory.mktemp("shim"))
+    return compile_library("clock_shim", tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture
 def clock(clock_shim: Path, tmp_path: Path) -> ShiftedClock:
-    """Of the children that are given its `environ`; right until it is shifted."""
+    """The clock of children that get its `environ`. It is right until it is shifted."""
     return ShiftedClock(clock_shim, tmp_path)

@@ -1,4 +1,4 @@
-"""A disk that loses power: what a process told it (disk_shim.c), and what may be left of it at any moment.
+"""A disk that loses power: the notes of a process (disk_shim.c), and what may remain of them at any moment.
 
 A file's content survives once it was synced after its last write, a name once its folder was synced after the change.
 """
@@ -22,7 +22,7 @@ LOSSES: tuple[Loss, ...] = ("names lost", "removals only", "contents lost")
 
 
 class Note(NamedTuple):
-    """kind: write, name, folder (that was made), gone, sync, or told, of which `path` is what the process was told."""
+    """kind: write, name, folder (that was made), gone, sync, or told: its `path` is what the process was told."""
 
     kind: str
     inode: int
@@ -61,27 +61,27 @@ class Disk:
                     self.synced_names[path] = self.names[path]
 
     def survives(self, path: str, root: str) -> bool:
-        """Whether the path, as it is now, would be there with its content after a loss of power."""
+        """Tell whether the path, as it is now, would be there with its content after a loss of power."""
         inode = self.names.get(path)
         if inode is None or inode in self.unsynced or self.synced_names.get(path) != inode:
             return False
         parent = os.path.dirname(path)
         return parent == root or self.survives(parent, root)
 
-    def left(self, loss: Loss) -> Iterator[tuple[str, int, bool]]:
+    def list_remaining(self, loss: Loss) -> Iterator[tuple[str, int, bool]]:
         """Paths, folders before what is in them, with their inodes and whether they have kept their content."""
         if loss == "contents lost":
-            left = self.names
+            paths = self.names
         elif loss == "names lost":
-            left = self.synced_names
+            paths = self.synced_names
         else:
-            left = {path: inode for path, inode in self.synced_names.items() if path in self.names}
-        for path in sorted(left):
-            yield path, left[path], left[path] not in self.unsynced
+            paths = {path: inode for path, inode in self.synced_names.items() if path in self.names}
+        for path in sorted(paths):
+            yield path, paths[path], paths[path] not in self.unsynced
 
 
 class Recorded:
-    """The disk of one process, in a folder, and all that the process told it."""
+    """The disk of one process, in a folder, and all that the process did to it."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self.root, self._kept, self.notes_file = folder / "disk", folder / "kept", folder / "notes"
@@ -99,10 +99,10 @@ class Recorded:
         return [Note(kind, int(inode), path) for kind, inode, path in (line.split("\t", 2) for line in lines)]
 
     def restore(self, disk: Disk, loss: Loss, to: Path) -> None:
-        """Lay out in an empty folder what is left."""
+        """Write to an empty folder what remains."""
         contents = {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_file()}
         contents |= {int(path.name): path for path in self._kept.iterdir()}
-        for path, inode, is_whole in disk.left(loss):
+        for path, inode, is_whole in disk.list_remaining(loss):
             copy = to / Path(path).relative_to(self.root)
             if not copy.parent.is_dir():
                 continue  # its folder is lost
@@ -115,20 +115,20 @@ class Recorded:
 
 
 def disk_after(notes: list[Note]) -> Disk:
-    """What the disk has become by these notes, from an empty folder on."""
+    """Return the disk after these notes, from an empty folder on."""
     disk = Disk()
     for note in notes:
         disk.follow(note)
     return disk
 
 
-def told(notes: list[Note]) -> list[list[object]]:
-    """What the process has noted as told to it, in order."""
+def read_tellings(notes: list[Note]) -> list[list[object]]:
+    """Return what the process has noted with `tell`, in order."""
     return [json.loads(note.path) for note in notes if note.kind == "told"]
 
 
 def tell(notes_file: str, what: list[object]) -> None:
-    """Called in the process: from here on it was told this."""
+    """Note in the process that it was told this."""
     file = os.open(notes_file, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(file, f"told\t0\t{json.dumps(what)}\n".encode())

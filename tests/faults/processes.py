@@ -99,7 +99,7 @@ class Processes:
         return self._start("publish", crash_at, config, **arguments)
 
     def acknowledged(self, publisher: str) -> list[Acknowledged]:
-        """What the publisher was told by now."""
+        """Return the messages whose acknowledgement the publisher has noted by now."""
         notes = self._notes(publisher)
         lines = notes.read_text().splitlines() if notes.exists() else []
         return [Acknowledged(*json.loads(line)) for line in lines]
@@ -112,31 +112,31 @@ class Processes:
         crash_at: str | None = None,
         stop_at: str | None = None,
     ) -> subprocess.Popen[str]:
-        """A transactional producer that is at work; see `told`."""
+        """A transactional producer that is at work; see `outcomes`."""
         notes = str(self._notes(transactional_id))
         arguments = {"topic": TOPIC, "transactional_id": transactional_id, "count": count, "timeout_ms": timeout_ms}
         return self._start("transact", crash_at, {}, **arguments, told=notes, stop_at=stop_at)
 
-    def told(self, transactional_id: str) -> list[tuple[int, str]]:
-        """Of each transaction its number, and `committed` or the name of an error."""
+    def outcomes(self, transactional_id: str) -> list[tuple[int, str]]:
+        """Return for each transaction its number, and `committed` or the name of an error."""
         notes = self._notes(transactional_id)
         return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
 
     def consume(
         self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any
     ) -> subprocess.Popen[str]:
-        """A member of a group, of a queue with the role drain; see `consumed`. more: as the role takes it."""
+        """A member of a group, of a queue with the role drain; see `read_notes_of`. more: as the role takes it."""
         arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms, **more}
         return self._start(role, None, {}, **arguments, notes=str(self._notes(name)))
 
-    def consumed(self, name: str) -> list[tuple[str, list[list[Any]]]]:
-        """What a member has noted by now, line by line: a word, and what."""
+    def read_notes_of(self, name: str) -> list[tuple[str, list[list[Any]]]]:
+        """Return the lines that a member has noted by now: a word, and its details."""
         notes = self._notes(name)
         lines = notes.read_text().splitlines() if notes.exists() else []
         return [tuple(json.loads(line)) for line in lines]
 
-    def said(self) -> str:
-        """What all children have logged."""
+    def read_log(self) -> str:
+        """Return all that the children have logged."""
         return (self.folder / "children.log").read_text()
 
     def close(self) -> None:
@@ -156,11 +156,11 @@ class Processes:
         environ: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> Any:
-        given = {**self.config, **config}
-        child = start(role, self._log, crash_at, environ, path=self.path, config=given, **arguments)
+        settings = {**self.config, **config}
+        child = start(role, self._log, crash_at, environ, path=self.path, config=settings, **arguments)
         self._children.append(child)
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n", self.said()
+        assert child.stdout.readline() == "ready\n", self.read_log()
         return child
 
     def _notes(self, publisher: str) -> Path:
@@ -233,9 +233,9 @@ class Publishing:
             self._error = error
 
     def wait_for(self, more: int, timeout_s: float = 30) -> float:
-        """Until so many more are acknowledged; returns how long that took, in seconds."""
-        begun_s, wanted = time.monotonic(), len(self.acknowledged) + more
-        until(lambda: len(self.acknowledged) >= wanted or self._error is not None, timeout_s, "acknowledgements")
+        """Wait until so many more are acknowledged. Return how long that took, in seconds."""
+        begun_s, expected = time.monotonic(), len(self.acknowledged) + more
+        until(lambda: len(self.acknowledged) >= expected or self._error is not None, timeout_s, "acknowledgements")
         return time.monotonic() - begun_s
 
 
@@ -248,14 +248,14 @@ def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """By SIGSTOP."""
+    """Tell whether the process is stopped by SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def stands_by(family: Processes, pid: int) -> bool:
-    """Whether the sequencer of this process has said so."""
+    """Tell whether the sequencer of this process has said that it stands by."""
     return any(
-        f"-{pid}-" in line.partition(" stands by")[0] for line in family.said().splitlines() if "stands by" in line
+        f"-{pid}-" in line.partition(" stands by")[0] for line in family.read_log().splitlines() if "stands by" in line
     )
 
 

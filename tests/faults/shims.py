@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def compiled(name: str, folder: Path) -> Path:
+def compile_library(name: str, folder: Path) -> Path:
     """The library of `name`.c, made in the folder. Skips the test where nothing compiles it."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -27,7 +27,7 @@ def compiled(name: str, folder: Path) -> Path:
 
 
 def preloading(library: Path, **variables: str) -> dict[str, str]:
-    """What to add to the environment of a process, so that it runs with the library."""
+    """Return additions to the environment of a process, so that it runs with the library."""
     before = os.environ.get("LD_PRELOAD")
     return {"LD_PRELOAD": f"{before}:{library}" if before else str(library), **variables}
 
@@ -41,7 +41,7 @@ class ShiftedClock:
         self.shift(0)
 
     def shift(self, ms: int) -> None:
-        """By how much it is ahead from now on, or behind (negative)."""
+        """Set how far the clock is ahead from now on, or behind (negative)."""
         # in place, because processes have it mapped
         with open(os.open(self._file, os.O_RDWR | os.O_CREAT), "wb") as file:
             file.write(struct.pack("=q", ms))

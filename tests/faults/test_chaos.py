@@ -34,12 +34,12 @@ def test_a_schedule_follows_from_its_seed():
     assert faults == schedule(7, lasts_ms)
     assert faults != schedule(8, lasts_ms)
     for target in {fault.target for fault in faults}:
-        mine = [fault for fault in faults if fault.target == target]
-        assert all(one.at_ms + one.for_ms <= following.at_ms for one, following in itertools.pairwise(mine))
-        assert mine[-1].at_ms + mine[-1].for_ms <= lasts_ms
+        of_target = [fault for fault in faults if fault.target == target]
+        assert all(fault.at_ms + fault.for_ms <= following.at_ms for fault, following in itertools.pairwise(of_target))
+        assert of_target[-1].at_ms + of_target[-1].for_ms <= lasts_ms
     assert {(fault.target, fault.kind) for fault in faults} == {
         (target, kind) for habit in HABITS for target in habit.targets for kind in habit.kinds
     }
-    stops = [one.for_ms for one in faults if one.target in SEQUENCERS and one.kind == "stop"]
+    stops = [fault.for_ms for fault in faults if fault.target in SEQUENCERS and fault.kind == "stop"]
     assert min(stops) < 200
     assert 2000 < max(stops) <= LONGEST_MS

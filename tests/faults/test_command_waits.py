@@ -20,7 +20,7 @@ def stuck(path: Path, start: Callable[..., Process]) -> Process:
     lakemq(path, "topics", "create", "t")
     path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
     serving = start("serve")
-    serving.says("leads with")
+    serving.wait_for_line("leads with")
     serving.signal(signal.SIGSTOP)
     return serving
 
@@ -31,19 +31,19 @@ def stuck(path: Path, start: Callable[..., Process]) -> Process:
 def test_it_says_who_is_waited_for_and_a_signal_ends_it(
     path: Path, start: Callable[..., Process], stuck: Process, command: tuple[str, ...], number: int
 ) -> None:
-    name = stuck.says("leads with").split()[2]
+    name = stuck.wait_for_line("leads with").split()[2]
     waiting = start(*command)
     waiting.stdin.write("1\n")
     waiting.stdin.close()
     began_s = time.monotonic()
-    line = waiting.says("^no answer for ")
+    line = waiting.wait_for_line("^no answer for ")
     assert time.monotonic() - began_s < 10
     assert f"{name} leads (epoch " in line
     assert "this command takes over" in line
     assert f"lakemq --path {path} doctor" in line
     waiting.signal(number)
     signalled_s = time.monotonic()
-    assert waiting.ended() == 128 + number
+    assert waiting.wait_for_exit() == 128 + number
     assert time.monotonic() - signalled_s < 3
     assert UNKNOWN in waiting.err
     assert waiting.out == []
@@ -52,14 +52,14 @@ def test_it_says_who_is_waited_for_and_a_signal_ends_it(
 @pytest.mark.extended
 def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
-    serving.says("leads with")
+    serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGSTOP)
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()
     began_s = time.monotonic()
-    assert publish.ended() == 0
+    assert publish.wait_for_exit() == 0
     assert time.monotonic() - began_s < LEASE_MS / 1000 + 10
     assert values(path) == ["1"]
 
@@ -71,5 +71,5 @@ def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], numbe
     # To start takes less than a second of processor time, so DuckDB is at work.
     until(lambda: query.processor_s() > 2)
     query.signal(number)
-    assert query.ended() == 128 + number
+    assert query.wait_for_exit() == 128 + number
     assert query.err == [f"INTERRUPTED: by {signal.Signals(number).name}"]

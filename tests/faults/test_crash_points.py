@@ -62,9 +62,9 @@ KILLS = 8
 
 
 def test_every_point_is_tested():
-    """Those of Spark's jobs are tested with Spark, in tests/spark/test_microbatch.py; no point is in neither place."""
-    ours = {point for point in crash.POINTS if not point.startswith(("inbox.", "stream."))}
-    assert ours == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
+    """Each crash point is in a test. Those of Spark's jobs are in tests/spark/test_microbatch.py."""
+    covered = {point for point in crash.POINTS if not point.startswith(("inbox.", "stream."))}
+    assert covered == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
 
 
 def long_where_rare(point: str) -> Any:
@@ -99,14 +99,14 @@ def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
 
 @contextmanager
 def publishers(path: str) -> Iterator[tuple[Publishing, Publishing]]:
-    """One that repeats what is not answered, and one that just waits."""
+    """Start a publisher that repeats what is not answered, and one that only waits."""
     with Publishing(path, "p", QUICK) as one, Publishing(path, "q", QUICK, idempotent=False) as two:
         yield one, two
 
 
 @pytest.mark.parametrize("point", extended_but(["publish.letter_put"], PUBLISHER_POINTS))
 def test_a_publisher_dies_at(point: str, family: Processes):
-    """It comes back and repeats what was not acknowledged, under the same txn_version."""
+    """The publisher comes back and repeats what was not acknowledged, under the same txn_version."""
     count, inline = 12, {"inline.max.bytes": 0} if point == "publish.file_written" else {}
     with lakemq.connect(family.path, config=QUICK) as mq:
         mq.serving()

@@ -21,26 +21,26 @@ def long_lease(path: Path) -> None:
 
 
 def killed(path: Path, start: Callable[..., Process]) -> float:
-    """When a leader with a long lease was killed, by the steady clock."""
+    """Kill a leader with a long lease, and return when, by the steady clock."""
     long_lease(path)
     serving = start("serve")
-    serving.says("leads with epoch ")
+    serving.wait_for_line("leads with epoch ")
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGKILL)
-    serving.ended()
+    serving.wait_for_exit()
     return time.monotonic()
 
 
 def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[..., Process]) -> None:
     long_lease(path)
     first = start("serve")
-    name = first.says("leads with epoch 1").split()[2]
+    name = first.wait_for_line("leads with epoch 1").split()[2]
     second = start("serve")
-    second.says(f"stands by: {name} leads with epoch 1")
+    second.wait_for_line(f"stands by: {name} leads with epoch 1")
     first.signal(signal.SIGKILL)
     killed_s = time.monotonic()
-    second.says(f"{name} has ended without handing over its lease")
-    second.says("leads with epoch 2")
+    second.wait_for_line(f"{name} has ended without handing over its lease")
+    second.wait_for_line("leads with epoch 2")
     assert time.monotonic() - killed_s < SOON_S
     lakemq(path, "topics", "create", "t")
 
@@ -59,7 +59,7 @@ def test_a_command_serves_itself_when_the_leader_was_killed(path: Path, start: C
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()
-    assert (publish.ended(), publish.err) == (0, [])
+    assert (publish.wait_for_exit(), publish.err) == (0, [])
     assert time.monotonic() - killed_s < SOON_S
     assert values(path) == ["1"]
 
@@ -67,13 +67,13 @@ def test_a_command_serves_itself_when_the_leader_was_killed(path: Path, start: C
 @pytest.mark.extended
 def test_step_waits_out_the_lease_of_a_stopped_leader(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
-    serving.says("leads with epoch 1")
+    serving.wait_for_line("leads with epoch 1")
     serving.signal(signal.SIGSTOP)
     stopped_s = time.monotonic()
     assert lakemq(path, "step") == [{"letters": 0}]
     assert time.monotonic() - stopped_s > LEASE_MS / 1000
     serving.signal(signal.SIGCONT)
-    serving.says("leads with epoch 3")  # its process lives: it leads again as soon as nobody else does
+    serving.wait_for_line("leads with epoch 3")  # its process lives: it leads again as soon as nobody else does
 
 
 FORKS = """

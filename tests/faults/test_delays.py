@@ -42,8 +42,8 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
         serving = [family.serve(crash_at=crash_at, **on_the_way_to(point), **packing), family.serve(**packing)]
         mq.topics.create("later", 2, config=STAMPED)
         sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance, packing))
-        left = len(sent) - len(cancelled)
-        until(lambda: sum(mq.end_offsets("later").values()) >= left, 30, "the release of all")
+        due = len(sent) - len(cancelled)
+        until(lambda: sum(mq.end_offsets("later").values()) >= due, 30, "the release of all")
         time.sleep(0.3)
         if crash_at is not None:
             assert_killed(serving.pop(0))
@@ -74,8 +74,8 @@ def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
         pids = {str(job.pid): job for job in jobs}
         active = pids[mq.state().leader.split("-")[-3]]
         active.kill()
-        _, told = next(job for job in jobs if job is not active).communicate(timeout=60)
-        assert "none wait" in told
+        _, errors = next(job for job in jobs if job is not active).communicate(timeout=60)
+        assert "none wait" in errors
         rows = mq.fetch("later").to_arrow().select(["value", "timestamp"]).to_pylist()
         assert Counter(row["value"].decode() for row in rows) == Counter(due_ms.keys())
         assert not [row for row in rows if row["timestamp"].timestamp() * 1000 < due_ms[row["value"].decode()]]
@@ -90,7 +90,7 @@ def release_job(family: Processes, *words: str) -> subprocess.Popen[str]:
 
 
 def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
-    """What was acknowledged, with when it is due; and what of it was cancelled."""
+    """Publish delayed messages. Return those acknowledged, with when they are due, and those cancelled."""
     sent: dict[str, int] = {}
     cancelled: set[str] = set()
     with mq.producer() as producer:

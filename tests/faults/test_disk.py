@@ -61,7 +61,7 @@ def fill(disk: Path, leave: int) -> Path:
     """Write a file that leaves only so many bytes."""
     path = disk / "filler"
 
-    def filled() -> bool:
+    def fill_up() -> bool:
         """False when the sequencer, which goes on meanwhile, has taken some of what was free."""
         file = os.open(path, os.O_CREAT | os.O_WRONLY)
         try:
@@ -75,19 +75,19 @@ def fill(disk: Path, leave: int) -> Path:
         finally:
             os.close(file)
 
-    until(filled, 10, "full disk")
+    until(fill_up, 10, "full disk")
     return path
 
 
 def remount(disk: Path, how: str) -> None:
-    """It takes until nobody is writing."""
+    """Wait until no process is writing, and remount."""
     command = ["mount", "-o", f"remount,{how}", str(disk)]
     until(lambda: subprocess.run(command, capture_output=True).returncode == 0, 20, f"remount {how}")
 
 
 def free(disk: Path) -> int:
-    found = os.statvfs(disk)
-    return found.f_bavail * found.f_frsize
+    usage = os.statvfs(disk)
+    return usage.f_bavail * usage.f_frsize
 
 
 class Sender:
@@ -114,7 +114,7 @@ class Sender:
 
 @pytest.mark.parametrize("leave", extended_but([12_288], [0, 12_288, 40_960]))
 def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, caplog: pytest.LogCaptureFixture):
-    """With so many bytes left the letter finds no room; or the rows, the journal, the projections or the answer."""
+    """The letter finds no room with so many bytes left; or the rows, the journal, the projections or the answer."""
     path, refused = str(disk / "namespace"), []
     with lakemq.connect(path, config=CONFIG) as mq, caplog.at_level(logging.ERROR, "lakemq.serve"):
         serving, sender = mq.serving(), Sender(mq)
@@ -181,30 +181,30 @@ def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(dis
     remount(disk, "ro")
     serving = Process(*LAKEMQ, "--path", str(path), "serve")
     try:
-        serving.says("cannot be written")
-        serving.says("goes on in .* Read-only file system")
+        serving.wait_for_line("cannot be written")
+        serving.wait_for_line("goes on in .* Read-only file system")
         remount(disk, "rw")
-        serving.says("leads with epoch ")
+        serving.wait_for_line("leads with epoch ")
         serving.signal(signal.SIGTERM)
-        assert serving.ended() == 0
+        assert serving.wait_for_exit() == 0
     finally:
         serving.kill()
 
 
 @pytest.mark.extended
 def test_a_data_file_of_the_journal_is_gone(family: Processes):
-    """Who would have to read it says so, and leads when it is back."""
+    """The next leader says that the file is missing, and leads when the file is back."""
     journal = Path(family.path, "journal")
     before = set(journal.glob("*.parquet"))
     with lakemq.connect(family.path, config={**QUICK, "project.interval.ms": 3_600_000}) as mq:
         assert sequencer_of(mq).try_lead()  # and is never heard of again
         (lost,) = set(journal.glob("*.parquet")) - before
-        kept = lost.rename(lost.with_suffix(".kept"))
+        saved = lost.rename(lost.with_suffix(".kept"))
         heir = sequencer_of(mq)
         with pytest.raises(LakeMQError, match=f"is gone: put it back.*{lost.name}"):
             until(heir.try_lead, 10, "lease")
         assert not heir.leads
-        kept.rename(lost)
+        saved.rename(lost)
         until(heir.try_lead, 10, "lease")
         heir.resign()
     check_all(family.path, TOPIC, [])

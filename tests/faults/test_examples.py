@@ -99,20 +99,20 @@ def test_a_killed_packer_leaves_no_order_unpacked_and_rejected_ones_come_back_on
     first.kill()
     second = shop.start("dead_letters", "pack")
 
-    def packed() -> Counter[str]:
+    def count_packed() -> Counter[str]:
         return Counter((first.text() + second.text()).split("packed ")[1:]) if second.text() else Counter()
 
-    wait_until(lambda: len(packed()) >= 60, "all orders of a known product are packed")
+    wait_until(lambda: len(count_packed()) >= 60, "all orders of a known product are packed")
     wait_until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
     catalog.write_text(json.dumps(["tea", "an unknown tea"]))
-    packed_before = packed()
+    packed_before = count_packed()
     redrives = [shop.start("dead_letters", "redrive") for _ in range(2)]  # two at once
     for redrive in redrives:
         redrive.end()
     assert sum(int(redrive.text().split()[0]) for redrive in redrives) == 6
-    wait_until(lambda: len(packed()) == len(orders), "the rejected orders are packed")
-    assert {name.strip() for name in packed()} == set(orders)
-    assert Counter({name.strip(): 1 for name in packed() - packed_before}) == Counter(orders[60:])
+    wait_until(lambda: len(count_packed()) == len(orders), "the rejected orders are packed")
+    assert {name.strip() for name in count_packed()} == set(orders)
+    assert Counter({name.strip(): 1 for name in count_packed() - packed_before}) == Counter(orders[60:])
 
 
 def topics(shop: Shop) -> list[str]:

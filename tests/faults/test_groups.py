@@ -19,22 +19,22 @@ GROUP = "g"
 
 
 class Members:
-    """What members have noted."""
+    """The notes of members."""
 
     def __init__(self, family: Processes, *names: str) -> None:
         self.family, self.names = family, names
 
     def read(self, name: str) -> list[tuple[int, int, str]]:
-        return [tuple(one) for word, places in self.family.consumed(name) if word == "read" for one in places]
+        return [tuple(place) for word, places in self.family.read_notes_of(name) if word == "read" for place in places]
 
     def words(self, name: str) -> Counter[str]:
-        return Counter(word for word, _ in self.family.consumed(name))
+        return Counter(word for word, _ in self.family.read_notes_of(name))
 
-    def all_read(self) -> Counter[tuple[int, int, str]]:
-        return Counter(one for name in self.names for one in self.read(name))
+    def count_read(self) -> Counter[tuple[int, int, str]]:
+        return Counter(message for name in self.names for message in self.read(name))
 
     def partitions(self, name: str, since: int) -> set[int]:
-        """Of what it has read after so many messages."""
+        """Return the partitions of the messages that a member has read after the first `since`."""
         return {partition for partition, _, _ in self.read(name)[since:]}
 
 
@@ -45,14 +45,14 @@ def check_group(family: Processes, members: Members, acknowledged: list[Any], tw
     """
     rows = check_all(family.path, TOPIC, acknowledged)
     there = {(r["partition"], r["offset"], r["value"].decode()) for r in rows.to_pylist()}
-    read = members.all_read()
+    read = members.count_read()
     assert read.keys() == there
-    again = {one for one, count in read.items() if count > 1}
-    assert again <= {one for name in twice for one in members.read(name)}
+    again = {message for message, count in read.items() if count > 1}
+    assert again <= {message for name in twice for message in members.read(name)}
     assert len(again) <= 7 * len(twice)  # a batch
     with lakemq.connect(family.path) as mq:
         lag = mq.groups.lag(GROUP)
-        assert [one.lag for one in lag] == [0] * len(lag)
+        assert [partition.lag for partition in lag] == [0] * len(lag)
 
 
 def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> None:
@@ -73,7 +73,7 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
         # its process has ended on the sequencer's machine, which is seen at once; its session would end later
         assert time.monotonic() - killed_s < SESSION_S + 6
         publishing.wait_for(5)
-    until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+    until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
     terminate(two)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
@@ -93,7 +93,7 @@ def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_an
         read = len(members.read("one"))
         os.kill(one.pid, signal.SIGCONT)
         until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-    until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+    until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
     terminate(one)
     terminate(two)
     terminate(serving)
@@ -137,7 +137,7 @@ def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_with
             read = len(members.read("one"))
             three.kill()
             until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-        until(lambda: len(members.all_read()) == len(publishing.acknowledged), 20, "reading of the rest")
+        until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
     terminate(one)
     terminate(two)
     terminate(serving)

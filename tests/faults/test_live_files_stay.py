@@ -34,7 +34,7 @@ WAIT_S = 60
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead_ms", [2 * HOUR_S * 1000, -2 * HOUR_S * 1000], ids=["ahead", "behind"])
 def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, clock: ShiftedClock):
-    """It looks after tables that leaders before it have merged; who comes after it finds them whole."""
+    """A leader keeps tables that earlier leaders have merged. The next one finds them whole."""
     with Publishing(family.path, "p", QUICK) as publishing:
         before = family.serve()
         publishing.wait_for(40, WAIT_S)

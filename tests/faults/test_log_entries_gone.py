@@ -1,4 +1,4 @@
-"""Who follows the journal's log, or appends to it, finds entries gone that it has not read: that is not "not yet"."""
+"""A process that follows or appends to the journal finds unread log entries gone. That does not mean "not yet"."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Following:
 
     def look(self, acknowledged: list[Acknowledged]) -> None:
         """All that was acknowledged before it looks is there, for whoever asks."""
-        told = {(one.partition, one.offset, one.value) for one in acknowledged}
+        sent = {(message.partition, message.offset, message.value) for message in acknowledged}
         ends = self._mq.end_offsets(TOPIC)
-        missed = {one for one in told if one[1] >= ends[one[0]]}
+        missed = {message for message in sent if message[1] >= ends[message[0]]}
         assert not missed, f"{len(missed)} acknowledged messages are behind the end {ends}: {sorted(missed)[:3]}"
         while batch := self._consumer.poll():
             self._polled |= rows_of(batch.to_arrow())
-        assert told <= self._polled, f"the consumer missed {len(told - self._polled)}"
-        until(lambda: told <= self._tailed or self._error is not None, WAIT_S, f"tail of {len(told)} messages")
+        assert sent <= self._polled, f"the consumer missed {len(sent - self._polled)}"
+        until(lambda: sent <= self._tailed or self._error is not None, WAIT_S, f"tail of {len(sent)} messages")
         assert self._error is None, self._error
 
     def close(self) -> None:
@@ -78,13 +78,13 @@ def test_readers_that_live_for_long_miss_nothing(how: str, family: Processes, cl
         following = Following(family.path)
         for _ in range(3):
             following.look(list(publishing.acknowledged))
-            seen = newest_version(journal)
+            version = newest_version(journal)
             publishing.wait_for(20, WAIT_S)
             terminate(serving)
             serving = family.serve(environ=clock.environ)  # a leader cleans up early in its term
             publishing.wait_for(40, WAIT_S)
             if how == "old":
-                until_expired(journal, seen + 1)
+                until_expired(journal, version + 1)
         following.look(list(publishing.acknowledged))
     terminate(serving)
     following.close()
@@ -98,9 +98,9 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_the_log_keeps_entries(
         standby = family.serve()
         until_it_stands_by(family, standby.pid, WAIT_S)
         os.kill(standby.pid, signal.SIGSTOP)
-        seen = newest_version(journal)
+        version = newest_version(journal)
         publishing.wait_for(30, WAIT_S)
-        until_expired(journal, seen + 1)
+        until_expired(journal, version + 1)
         leading.kill()
         leading.wait(10)
         os.kill(standby.pid, signal.SIGCONT)
@@ -115,14 +115,14 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_the_log_keeps_entries(
 def test_a_leader_stopped_until_the_entry_it_would_write_was_there_and_is_gone(
     point: str, family: Processes, journal: Path
 ):
-    """That the name is free proves nothing: it finds that others have led, and has answered nobody wrongly."""
+    """A free name proves nothing. The leader finds that others have led, and has answered nobody wrongly."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=point)
         until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
-        seen = newest_version(journal)
+        version = newest_version(journal)
         successor = family.serve()
         publishing.wait_for(30, WAIT_S)
-        until_expired(journal, seen + 1)
+        until_expired(journal, version + 1)
         os.kill(stopped.pid, signal.SIGCONT)
         until_it_stands_by(family, stopped.pid, WAIT_S)
         publishing.wait_for(20, WAIT_S)

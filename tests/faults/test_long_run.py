@@ -113,7 +113,7 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
     """Per table: live files, data files on disk, log entries."""
     return {
         spec.name: (
-            len(opened(store, spec).files()),
+            len(open_table(store, spec).files()),
             len(list((path / spec.name).glob("*.parquet"))),
             len(list((path / spec.name / "_delta_log").iterdir())),
         )
@@ -173,7 +173,7 @@ def test_a_reader_whose_files_were_merged_away(namespace: Path):
             assert after.slice(0, 20).equals(before)
 
 
-def opened(store: Store, spec: TableSpec) -> TableHandle:
+def open_table(store: Store, spec: TableSpec) -> TableHandle:
     """The table. Its log's entries go a second after they were written, maybe while it is being opened: look again."""
     for _ in range(20):
         try:
@@ -192,7 +192,7 @@ def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
         os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
     with Client(namespace, **{"project.interval.ms": 0, "checkpoint.interval": 5}) as client:
         # each table has had its turn: passes may be of many steps
-        while any(opened(client.store, BY_NAME[name]).version < 12 for name in MERGED):
+        while any(open_table(client.store, BY_NAME[name]).version < 12 for name in MERGED):
             client.ask()
     left = {place for place, path in strays.items() if path.exists()}
     assert left == {*((table, 0) for table in MERGED), ("messages", 2)}

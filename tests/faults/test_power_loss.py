@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from faults.checks import check_all
 from faults.messages import Acknowledged
-from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, told
+from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, read_tellings
 from faults.processes import QUICK, TOPIC, start
-from faults.shims import compiled
+from faults.shims import compile_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -23,7 +23,7 @@ CHECKPOINT = re.compile(r"/_delta_log/(\d{20})\.checkpoint.*\.parquet$")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """A namespace that was made and filled by a process, and all that the disk was told meanwhile."""
     folder = tmp_path_factory.mktemp("power")
-    disk = Recorded(compiled("disk_shim", folder), folder)
+    disk = Recorded(compile_library("disk_shim", folder), folder)
     arguments = {"topic": TOPIC, "publisher": "p", "rounds": ROUNDS, "count": COUNT, "notes": str(disk.notes_file)}
     with (
         (folder / "children.log").open("w") as log,
@@ -35,10 +35,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 @pytest.fixture(scope="module")
 def notes(recorded: Recorded) -> list[Note]:
-    found = recorded.notes()
-    assert len(told(found)) == ROUNDS * COUNT
-    assert any(note.kind == "gone" and ENTRY.search(note.path) for note in found), "no log entry was ever removed"
-    return found
+    notes = recorded.notes()
+    assert len(read_tellings(notes)) == ROUNDS * COUNT
+    assert any(note.kind == "gone" and ENTRY.search(note.path) for note in notes), "no log entry was ever removed"
+    return notes
 
 
 def test_a_table_survives_before_anything_rests_on_it(recorded: Recorded, notes: list[Note]):
@@ -55,8 +55,8 @@ def test_a_log_entry_goes_when_a_checkpoint_that_covers_it_would_survive(recorde
     root, disk, too_early = str(recorded.root), Disk(), set[str]()
     for note in notes:
         disk.follow(note)
-        found = ENTRY.search(note.path) if note.kind == "gone" else None
-        if found and not _is_covered(disk, note.path.rpartition("/")[0], int(found[1]), root):
+        entry = ENTRY.search(note.path) if note.kind == "gone" else None
+        if entry and not _is_covered(disk, note.path.rpartition("/")[0], int(entry[1]), root):
             too_early.add("/".join(note.path.split("/")[-3:]))
     assert not too_early, f"{len(too_early)} entries: {sorted(too_early)[:3]}"
 
@@ -76,7 +76,7 @@ def test_what_was_acknowledged_survives(loss: Loss, after: int, recorded: Record
     moments = [i for i, note in enumerate(notes) if note.kind == "told"]
     until = notes[: moments[after - 1] + 1]
     recorded.restore(disk_after(until), loss, tmp_path)
-    acknowledged = [Acknowledged(*one) for one in told(until)]  # type: ignore[arg-type]
+    acknowledged = [Acknowledged(*fields) for fields in read_tellings(until)]  # type: ignore[arg-type]
     assert len(acknowledged) == after
     check_all(str(tmp_path / "namespace"), TOPIC, acknowledged)
 
@@ -89,4 +89,4 @@ def test_a_namespace_survives_the_moment_after_entries_went(
     last = max(i for i, note in enumerate(notes) if note.kind == "gone" and ENTRY.search(note.path))
     until = notes[: last + 1]
     recorded.restore(disk_after(until), loss, tmp_path)
-    check_all(str(tmp_path / "namespace"), TOPIC, [Acknowledged(*one) for one in told(until)])  # type: ignore[arg-type]
+    check_all(str(tmp_path / "namespace"), TOPIC, [Acknowledged(*fields) for fields in read_tellings(until)])  # type: ignore[arg-type]

@@ -17,22 +17,22 @@ GROUP = "q"
 
 
 class Members:
-    """What members have noted."""
+    """The notes of members."""
 
     def __init__(self, family: Processes, *names: str) -> None:
         self.family, self.names = family, names
         with lakemq.connect(family.path) as mq:
             mq.groups.create(GROUP, {"rebalance.delay.ms": 500, "max.handoff.ms": 1_000})
 
-    def noted(self, word: str, name: str) -> list[Any]:
-        return [tuple(one) for kind, listed in self.family.consumed(name) if kind == word for one in listed]
+    def notes(self, word: str, name: str) -> list[Any]:
+        return [tuple(place) for kind, listed in self.family.read_notes_of(name) if kind == word for place in listed]
 
     def done(self) -> Counter[tuple[int, int]]:
-        return Counter(one for name in self.names for one in self.noted("done", name))
+        return Counter(place for name in self.names for place in self.notes("done", name))
 
     def partitions(self, name: str, since: int) -> set[int]:
-        """Of what it was given after so many messages."""
-        return {partition for partition, *_ in self.noted("given", name)[since:]}
+        """Return the partitions of the messages that a member got after the first `since`."""
+        return {partition for partition, *_ in self.notes("given", name)[since:]}
 
     def lag(self) -> int:
         with lakemq.connect(self.family.path) as mq:
@@ -49,12 +49,12 @@ def check_queue(members: Members, acknowledged: list[Any], interrupted: set[str]
     done = members.done()
     assert all(count == 1 for count in done.values())
     missing = there - done.keys()
-    assert missing <= {(p, at) for name in interrupted for p, at, *_ in members.noted("given", name)}
+    assert missing <= {(p, at) for name in interrupted for p, at, *_ in members.notes("given", name)}
     assert len(missing) <= 7 * len(interrupted)  # a batch
-    given = Counter((p, at, count) for name in members.names for p, at, _, count in members.noted("given", name))
-    assert all(times == 1 for times in given.values())
+    deliveries = Counter((p, at, count) for name in members.names for p, at, _, count in members.notes("given", name))
+    assert all(times == 1 for times in deliveries.values())
     for name in members.names:
-        first = [(p, at) for p, at, _, count in members.noted("given", name) if count == 1]
+        first = [(p, at) for p, at, _, count in members.notes("given", name) if count == 1]
         for partition in (0, 1):
             offsets = [at for p, at in first if p == partition]
             assert offsets == sorted(offsets)
@@ -66,11 +66,11 @@ def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes)
     members = Members(family, "one", "two")
     one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
     with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.noted("done", "one") and members.noted("done", "two")), 30, "work by both")
+        until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), 30, "work by both")
         first.kill()
         serving = family.serve()
         publishing.wait_for(10)
-        since = len(members.noted("given", "two"))
+        since = len(members.notes("given", "two"))
         one.kill()
         until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
         publishing.wait_for(5)
@@ -86,14 +86,14 @@ def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that
     members = Members(family, "one", "two")
     one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
     with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.noted("done", "one") and members.noted("done", "two")), 30, "work by both")
-        since = len(members.noted("given", "two"))
+        until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), 30, "work by both")
+        since = len(members.notes("given", "two"))
         os.kill(one.pid, signal.SIGSTOP)
         until(lambda: is_stopped(one.pid), 5, "stop")
         until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
-        given = len(members.noted("given", "one"))
+        count = len(members.notes("given", "one"))
         os.kill(one.pid, signal.SIGCONT)
-        until(lambda: len(members.noted("given", "one")) > given + 7, 30, "work after the stop")
+        until(lambda: len(members.notes("given", "one")) > count + 7, 30, "work after the stop")
     until(lambda: members.lag() == 0, 30, "work on the rest")
     terminate(one)
     terminate(two)

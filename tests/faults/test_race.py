@@ -22,9 +22,9 @@ def test_four_publishers_and_two_sequencers(family: Processes):
         terminate(serving.pop(0))
         serving.append(family.serve())
     for child in publishing:
-        assert child.wait(120) == 0, family.said()
+        assert child.wait(120) == 0, family.read_log()
     for child in serving:
         terminate(child)
-    acknowledged = [one for name in names for one in family.acknowledged(name)]
+    acknowledged = [message for name in names for message in family.acknowledged(name)]
     assert len(acknowledged) == PUBLISHERS * PUBLISHES
     assert check_all(family.path, TOPIC, acknowledged).num_rows == PUBLISHERS * PUBLISHES

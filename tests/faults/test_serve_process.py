@@ -19,20 +19,20 @@ JOBS = Path(__file__).parents[2] / "jobs"
 def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start: Callable[..., Process]) -> None:
     """SIGINT here; the next tests stop it with SIGTERM."""
     serving = start("serve")
-    name = serving.says(r"leads with epoch 1").split()[2]
+    name = serving.wait_for_line(r"leads with epoch 1").split()[2]
     lakemq(path, "topics", "create", "t")
     publish = start("publish", "--topic", "t", "--output", "csv")
     publish.stdin.write("1\n2\n")
     publish.stdin.close()
-    assert (publish.ended(), publish.err) == (0, [])
+    assert (publish.wait_for_exit(), publish.err) == (0, [])
     assert publish.out[1:] == ["t,0,0,1,2"]
     fetch = start("fetch", "t", "--output", "csv", "--from", "1")
-    assert (fetch.ended(), fetch.err) == (0, [])
+    assert (fetch.wait_for_exit(), fetch.err) == (0, [])
     assert [line.split(",")[:3] for line in fetch.out[1:]] == [["t", "0", "1"]]
     assert leader(path).startswith(f"{name} leads with epoch 1")
     serving.signal(signal.SIGINT)
-    assert serving.ended() == 0
-    serving.says(f"{name} has stopped; the lease is handed over")
+    assert serving.wait_for_exit() == 0
+    serving.wait_for_line(f"{name} has stopped; the lease is handed over")
     assert serving.out == []
     assert leader(path).startswith("no sequencer leads")
     # all of it was projected
@@ -41,14 +41,14 @@ def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start
 
 def test_a_standby_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
     first = start("serve")
-    name = first.says("leads with epoch 1").split()[2]
+    name = first.wait_for_line("leads with epoch 1").split()[2]
     lakemq(path, "topics", "create", "t")
     lakemq(path, "publish", "--topic", "t", stdin='"before"\n')
     second = start("serve")
-    second.says(f"stands by: {name} leads with epoch 1")
+    second.wait_for_line(f"stands by: {name} leads with epoch 1")
     first.signal(signal.SIGKILL)
     killed_s = time.monotonic()
-    second.says("leads with epoch 2")
+    second.wait_for_line("leads with epoch 2")
     assert time.monotonic() - killed_s < LEASE_MS / 1000 + 5
     lakemq(path, "publish", "--topic", "t", stdin='"after"\n')
     assert values(path) == ['"before"', '"after"']
@@ -58,25 +58,25 @@ def test_a_standby_takes_over_from_a_killed_leader(path: Path, start: Callable[.
 def test_a_standby_takes_over_at_once_from_one_that_stops(path: Path, start: Callable[..., Process]) -> None:
     path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
     first = start("serve")
-    first.says("leads with epoch 1")
+    first.wait_for_line("leads with epoch 1")
     second = start("serve")
-    second.says("stands by")
+    second.wait_for_line("stands by")
     first.signal(signal.SIGTERM)
-    assert first.ended() == 0
-    second.says("leads with epoch 2")
+    assert first.wait_for_exit() == 0
+    second.wait_for_line("leads with epoch 2")
 
 
 @pytest.mark.extended
 def test_a_stopped_leader_that_wakes_up_stands_by(path: Path, start: Callable[..., Process]) -> None:
     first = start("serve")
-    first.says("leads with epoch 1")
+    first.wait_for_line("leads with epoch 1")
     second = start("serve")
-    second.says("stands by")
+    second.wait_for_line("stands by")
     first.signal(signal.SIGSTOP)
-    second.says("leads with epoch 2")
+    second.wait_for_line("leads with epoch 2")
     first.signal(signal.SIGCONT)
-    name = second.says("leads with epoch 2").split()[2]
-    first.says(f"stands by: {name} leads with epoch 2|stands by: NOT_LEADER")
+    name = second.wait_for_line("leads with epoch 2").split()[2]
+    first.wait_for_line(f"stands by: {name} leads with epoch 2|stands by: NOT_LEADER")
     lakemq(path, "topics", "create", "t")
     assert leader(path).startswith(f"{name} leads with epoch 2")
 
@@ -87,37 +87,37 @@ def test_a_command_gets_its_answer_though_the_leader_was_killed(
     path: Path, start: Callable[..., Process], wait_s: float
 ) -> None:
     serving = start("serve")
-    serving.says("leads with epoch 1")
+    serving.wait_for_line("leads with epoch 1")
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGKILL)
-    serving.ended()
+    serving.wait_for_exit()
     time.sleep(wait_s)
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()
-    assert publish.ended() == 0
+    assert publish.wait_for_exit() == 0
     assert all(line.startswith("no answer for ") for line in publish.err)
     assert values(path) == ["1"]
     assert leader(path).startswith("no sequencer leads")
 
 
 def test_tail_follows_until_interrupted(path: Path, start: Callable[..., Process]) -> None:
-    start("serve").says("leads with")
+    start("serve").wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
     lakemq(path, "publish", "--topic", "t", stdin="0\n1\n2\n")
     tail = start("tail", "t", "--follow", "-n", "2", "--output", "json")
-    tail.says('"value":"2"', "out")
+    tail.wait_for_line('"value":"2"', "out")
     lakemq(path, "publish", "--topic", "t", stdin="3\n")
-    tail.says('"value":"3"', "out")
+    tail.wait_for_line('"value":"3"', "out")
     tail.signal(signal.SIGINT)
-    assert tail.ended() == 0
+    assert tail.wait_for_exit() == 0
     assert [json.loads(line)["value"] for line in tail.out] == ["1", "2", "3"]
     assert tail.err == []
 
 
 @pytest.mark.extended
 def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[..., Process]) -> None:
-    start("serve").says("leads with")
+    start("serve").wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
     publish = start("publish", "--topic", "t", "--output", "json")
     for lines in (["1"], ["1", "2"]):
@@ -125,24 +125,24 @@ def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[
         publish.stdin.flush()
         until(lambda lines=lines: values(path) == lines)
     publish.stdin.close()
-    assert publish.ended() == 0
+    assert publish.wait_for_exit() == 0
     assert json.loads(publish.out[0])["messages"] == 2
 
 
 @pytest.mark.extended
 def test_a_command_goes_on_when_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
-    serving.says("leads with")
+    serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
     publish = start("publish", "--topic", "t", "--output", "json")
     publish.stdin.write("1\n")
     publish.stdin.flush()
     until(lambda: values(path) == ["1"])
     serving.signal(signal.SIGTERM)
-    assert serving.ended() == 0
+    assert serving.wait_for_exit() == 0
     publish.stdin.write("2\n")
     publish.stdin.close()
-    assert (publish.ended(), publish.err) == (0, [])
+    assert (publish.wait_for_exit(), publish.err) == (0, [])
     assert values(path) == ["1", "2"]
     assert leader(path).startswith("no sequencer leads")
 
@@ -156,7 +156,7 @@ def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Ca
     publish.stdin.flush()
     until(lambda: values(path) == ["1"])
     publish.signal(signal.SIGTERM)
-    assert publish.ended() == 128 + signal.SIGTERM
+    assert publish.wait_for_exit() == 128 + signal.SIGTERM
     assert publish.err == ["messages published before the error: 1", "INTERRUPTED: by SIGTERM"]
     assert leader(path).startswith("no sequencer leads")
 
@@ -180,14 +180,14 @@ def test_a_reader_that_has_enough_is_no_error(path: Path) -> None:
 @pytest.mark.extended
 def test_the_scripts_for_spark_submit_do_the_same(path: Path, start: Callable[..., Process], tmp_path: Path) -> None:
     serving = start(command=[sys.executable, str(JOBS / "serve.py")])
-    serving.says("leads with epoch 1")
+    serving.wait_for_line("leads with epoch 1")
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGTERM)
-    assert serving.ended() == 0
+    assert serving.wait_for_exit() == 0
     (end,) = map(json.loads, serving.out)
     assert (end["job"], end["exit_code"]) == ("serve", 0)
     step = start("--until-idle", command=[sys.executable, str(JOBS / "step.py")])
-    assert step.ended() == 0
+    assert step.wait_for_exit() == 0
     (end,) = map(json.loads, step.out)
     assert (end["job"], end["exit_code"], end["letters"]) == ("step", 0, 0)
 
@@ -214,11 +214,11 @@ time.sleep(600)
 @pytest.mark.extended
 def test_a_second_signal_ends_it_at_once(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
-    serving.says("leads with epoch 1")
+    serving.wait_for_line("leads with epoch 1")
     # both wait when it goes on, so that it has no time to end in good order in between
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         serving.signal(number)
-    assert serving.ended() in (-signal.SIGTERM, -signal.SIGINT)
+    assert serving.wait_for_exit() in (-signal.SIGTERM, -signal.SIGINT)
     assert len(serving.err) == 2
     assert leader(path).startswith("no sequencer leads: ")
     assert "has ended without handing over its lease" in leader(path)

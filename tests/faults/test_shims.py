@@ -1,4 +1,4 @@
-"""What the tests of clocks and of power loss stand on: the libraries they preload do what they say."""
+"""The libraries that tests of clocks and of power loss preload do what they say."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_shifted_clock_is_that_of_python_and_of_delta(
         assert child.stdin
         assert child.stdout
         for shift_s in shifts_s:
-            found = json.loads(child.stdout.readline())
+            times = json.loads(child.stdout.readline())
             for name in ("time_ns", "clock_gettime", "delta_commit", "delta_add"):
-                assert found[name] == pytest.approx(time.time() + shift_s, abs=20), name
-            assert 0.1 <= found["waited"] < 20
-            assert found["monotonic"] == pytest.approx(time.monotonic(), abs=20)
-            assert found["boottime"] == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=20)
+                assert times[name] == pytest.approx(time.time() + shift_s, abs=20), name
+            assert 0.1 <= times["waited"] < 20
+            assert times["monotonic"] == pytest.approx(time.monotonic(), abs=20)
+            assert times["boottime"] == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=20)
             clock.shift(round(shifts_s[1] * 1000))
             child.stdin.write("go on\n")
             child.stdin.flush()

@@ -33,7 +33,7 @@ FAIL_OVERS = [(0, AHEAD_MS), (AHEAD_MS, 0), (0, BEHIND_MS)]
 
 
 class Leaders:
-    """One sequencer after the other, each with a clock of its own."""
+    """Run one sequencer after the other, each with a clock of its own."""
 
     def __init__(self, family: Processes, library: Path, folder: Path) -> None:
         self._family, self._library, self._folder = family, library, folder
@@ -64,7 +64,7 @@ class Leaders:
             self.change()
 
     def settle(self) -> None:
-        """Until the leader has decided something, and with it what time asks for at the beginning of its term."""
+        """Wait until the leader has decided something, and with it what time asks for at the beginning of its term."""
         with lakemq.connect(self._family.path, config=CLIENT) as mq:
             mq.topics.create(f"settled-{self._count}")
             mq.topics.create(f"settled-again-{self._count}")
@@ -98,7 +98,7 @@ def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes,
 
 
 def forgotten(mq: Connection) -> list[object]:
-    decided = [one.record for step in Journal(mq.namespace.store).read_steps_after(0) for one in step.entries]
+    decided = [entry.record for step in Journal(mq.namespace.store).read_steps_after(0) for entry in step.entries]
     kinds: dict[str, Callable[..., bool]] = {
         "client_removed": lambda record: True,
         "producer_expired": lambda record: True,
@@ -127,7 +127,7 @@ def test_an_open_transaction_is_committed_after_a_fail_over(
 def test_a_transaction_is_aborted_when_its_timeout_has_passed(
     before_ms: int, after_ms: int, family: Processes, leaders: Leaders
 ):
-    """Not before, and at most a timeout later for each change of leaders."""
+    """A timeout ends no transaction early, and at most a timeout later for each change of leaders."""
     leaders.follow(before_ms)
     leaders.stand_by(after_ms)
     with lakemq.connect(family.path, config=CLIENT) as mq:
@@ -146,7 +146,7 @@ def test_a_transaction_is_aborted_when_its_timeout_has_passed(
 def test_what_is_open_for_too_long_is_named_and_nothing_else(
     before_ms: int, after_ms: int, family: Processes, leaders: Leaders
 ):
-    """By one whose clock is right, whatever that of the leader says."""
+    """A reader whose clock is right finds it, whatever the leader's clock says."""
     leaders.follow(before_ms)
     leaders.settle()
     leaders.follow(after_ms)
@@ -155,7 +155,7 @@ def test_what_is_open_for_too_long_is_named_and_nothing_else(
         send(producer, "open")
 
         def hanging(max_open_ms: int) -> list[str]:
-            return [one.transactional_id for one in mq.transactions.find_hanging(max_open_ms)]
+            return [transaction.transactional_id for transaction in mq.transactions.find_hanging(max_open_ms)]
 
         assert hanging(900_000) == []
         until(lambda: hanging(1000) == ["p"], WAIT_S / 2, "transaction found hanging")

@@ -1,4 +1,4 @@
-"""Processes die, or stop and go on, in the middle of transactions: each is seen as a whole, or never."""
+"""Processes die, or stop and go on, in the middle of transactions: each is fetch_values as a whole, or never."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def rows_of(name: str, number: int) -> list[str]:
     return [value_of(name, number * ROWS + i) for i in range(ROWS)]
 
 
-def seen(mq: Connection) -> list[str]:
+def fetch_values(mq: Connection) -> list[str]:
     return [value.decode() for value in mq.fetch(TOPIC).to_arrow()["value"].to_pylist()]
 
 
 def offset_of(mq: Connection, group: str) -> int | None:
-    """Of partition 0, as the journal says it."""
+    """Return the committed offset of partition 0, as the journal says it."""
     state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
     committed = state.offsets.get(group, {}).get((state.topic_ids[TOPIC], 0))
     return committed.offset if committed else None
@@ -69,7 +69,7 @@ def check_all(path: str, transactions: dict[str, list[int]]) -> None:
     """
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=20_000)
-        values = seen(mq)
+        values = fetch_values(mq)
         expected = [value for name, numbers in transactions.items() for n in numbers for value in rows_of(name, n)]
         assert sorted(values) == sorted(expected)
         assert {name: offset_of(mq, name) for name in transactions} == {
@@ -95,7 +95,7 @@ class Watching(threading.Thread):
             with lakemq.connect(self._path) as mq:
                 before: set[str] = set()
                 while not self._ended.is_set():
-                    values = seen(mq)
+                    values = fetch_values(mq)
                     now = set(values)
                     assert len(now) == len(values)
                     assert before <= now
@@ -133,14 +133,14 @@ def watching(path: str) -> Iterator[None]:
     ids=["a successor comes", "it times out"],
 )
 def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter: str, successor: bool):
-    """With its messages sent, they are aborted; with its commit sent, that counts though nobody waits for it."""
+    """If the producer had sent messages, they are aborted. If it had sent the commit, they are committed."""
     committed = [0] if letter == "messages" else [0, 1]
     timeout_ms = 60_000 if successor else 200
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
         point = f"publish.letter_put:{4 if letter == 'messages' else 5}"
         assert_killed(family.transact("p", 3, timeout_ms, crash_at=point))
-        assert family.told("p") == [(0, "committed")]
+        assert family.outcomes("p") == [(0, "committed")]
         # letters of two clients have no order: a look that began in between may find the later one only
         until(lambda: not mq.namespace.mailbox.list_waiting(1), 10, "end of the letter")
         if successor:
@@ -148,7 +148,7 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
                 assert mq.transactions.describe("p").state == "Empty"
                 following.begin_transaction()
         until(lambda: len(mq.transactions.all(("Ongoing",))) == 0, 10, "end of what was open")
-        until(lambda: len(seen(mq)) == ROWS * len(committed), 10, "commit")
+        until(lambda: len(fetch_values(mq)) == ROWS * len(committed), 10, "commit")
         assert mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted")
         assert mq.end_offsets(TOPIC) == {0: 6, 1: 6}, "two markers in each partition"
     check_all(family.path, {"p": committed})
@@ -157,7 +157,7 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
 @pytest.mark.extended
 @pytest.mark.parametrize("letter", ["messages", "commit"])
 def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, letter: str):
-    """It is told that it is fenced; or that it has committed, when that was decided before its successor came."""
+    """The zombie is told that it is fenced, or that it has committed if that was decided before its successor came."""
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
         zombie = family.transact("p", 2, stop_at=f"publish.letter_put:{2 if letter == 'messages' else 3}")
@@ -165,7 +165,7 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
         until(lambda: not mq.namespace.files.list("mailbox"), 10, "decision")
         assert mq.end_offsets(TOPIC, "read_uncommitted")[0] >= 2
         assert family.transact("q", 1).wait(30) == 0
-        assert family.told("q") == [(0, "committed")]
+        assert family.outcomes("q") == [(0, "committed")]
         with mq.producer("p", linger_ms=0) as following:
             following.begin_transaction()
             for i, value in enumerate(rows_of("p", 3)):
@@ -175,14 +175,14 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
             os.kill(zombie.pid, signal.SIGCONT)
             assert zombie.wait(30) == 0
         first = "PRODUCER_FENCED" if letter == "messages" else "committed"
-        told = family.told("p")
-        assert told[0] == (0, first)
-        assert told[1][1] in ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+        outcomes = family.outcomes("p")
+        assert outcomes[0] == (0, first)
+        assert outcomes[1][1] in ("PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
     committed = [3] if letter == "messages" else [0, 3]
     check_all(family.path, {"p": committed, "q": [0]})
 
 
-def until_answered(ask: Callable[[], Answer]) -> Answer:
+def ask_until_answered(ask: Callable[[], Answer]) -> Answer:
     """Asks again and again; on a busy machine an answer takes longer than the shortest request.timeout.ms."""
     while True:
         with suppress(RequestTimedOut):
@@ -209,7 +209,7 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
     """
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": timeout_ms}) as mq:
         before = mq.serving()
-        producer = until_answered(lambda: mq.producer("p", linger_ms=60_000))
+        producer = ask_until_answered(lambda: mq.producer("p", linger_ms=60_000))
         producer.begin_transaction()
         for i, value in enumerate(rows_of("p", 0)):
             producer.send(TOPIC, value, partition=i % 2)
@@ -218,18 +218,18 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
         producer.send_offsets_to_transaction({(TOPIC, 0): 1}, "p")
         before.close()
         with watching(family.path), ThreadPoolExecutor(1) as pool:
-            committing = pool.submit(until_answered, producer.commit_transaction)
+            committing = pool.submit(ask_until_answered, producer.commit_transaction)
             until(lambda: bool(mq.namespace.files.list("mailbox")), 10, "letter")
             assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}", **on_the_way_to(point)))
             if timeout_ms > 1000:  # else its letter may have been withdrawn just then
                 landed = point not in BEFORE_THE_COMMIT
-                assert bool(seen(mq)) == landed
+                assert bool(fetch_values(mq)) == landed
             mq.serving()
             committing.result(30)
-            assert seen(mq) == [rows_of("p", 0)[i] for i in (0, 2, 1, 3)]
+            assert fetch_values(mq) == [rows_of("p", 0)[i] for i in (0, 2, 1, 3)]
             producer.begin_transaction()
             for i, value in enumerate(rows_of("p", 1)):
                 producer.send(TOPIC, value, partition=i % 2)
             producer.send_offsets_to_transaction({(TOPIC, 0): 2}, "p")
-            until_answered(producer.commit_transaction)
+            ask_until_answered(producer.commit_transaction)
     check_all(family.path, {"p": [0, 1]})

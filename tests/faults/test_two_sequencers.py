@@ -31,7 +31,7 @@ LEASE_MS = 500
 def leaders(mq: Connection) -> list[tuple[int, str]]:
     """Epoch and name of each term, in order; steps that renew or end one are left out."""
     steps = Journal(mq.namespace.store).read_steps_after(0)
-    elected = [one.record for step in steps for one in step.entries if isinstance(one.record, LeaderElected)]
+    elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
     terms = [(record.epoch, record.leader) for record in elected if record.leader]
     return [term for term, _ in itertools.groupby(terms)]
 
@@ -109,7 +109,7 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
     ),
 )
 def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
-    """It goes on in the middle of a step, or its projector does, when another one has long led: it stands by."""
+    """It goes on in the middle of a step, or of a projection, when another one has long led. It stands by."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=stop_at, **on_the_way_to(stop_at))
         until(lambda: is_stopped(stopped.pid), 30, "stop")
@@ -153,7 +153,7 @@ def test_sigterm_hands_over_at_once(family: Processes):
         publishing.wait_for(3)
         for _ in range(3):
             serving.append(family.serve(**lease))
-            until(lambda: "stands by" in family.said().splitlines()[-1], 10, "standby")
+            until(lambda: "stands by" in family.read_log().splitlines()[-1], 10, "standby")
             begun_s = time.monotonic()
             terminate(serving.pop(0))
             publishing.wait_for(2)
