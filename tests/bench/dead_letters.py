@@ -21,7 +21,7 @@ from lakemq.engine.client.connection import Connection
 def run(bulk: int, scattered: int) -> Iterator[Figure]:
     for what, count, chosen in (
         ("in bulk", bulk, lambda batch: batch),
-        ("scattered", 2 * scattered, lambda batch: [one for one in batch if one.offset % 2]),
+        ("scattered", 2 * scattered, lambda batch: [message for message in batch if message.offset % 2]),
     ):
         with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
             yield from _redriven(folder, what, count, chosen)

@@ -234,7 +234,7 @@ def _idle_process(folder: str, first: int, count: int, stop: Event, told: Queue[
         ]
         told.put(len(consumers))
         stop.wait()
-        told.put(sum(one.poll().record_count for one in consumers))
+        told.put(sum(consumer.poll().record_count for consumer in consumers))
         os._exit(0)
 
 
@@ -295,8 +295,8 @@ def _many(folder: str, partitions: int, members: int) -> Iterator[Figure]:
         started = time.time()
         consumers = [joined(mq, "g", "t") for _ in range(members)]
         while mq.groups.describe("g").state != "Stable" and time.time() - started < 120:
-            for one in consumers:
-                one.poll()
+            for consumer in consumers:
+                consumer.poll()
         taken = time.time() - started
         stop.set()
         waits = told.get()

@@ -48,12 +48,12 @@ def _assigned(partitions: int, members: int) -> Iterator[Figure]:
     for name in ("sticky", "cooperative-sticky"):
         counts, assign = {"t": partitions}, BUILT_IN[name]
         ids = [f"member-{n:05d}" for n in range(members)]
-        had = assign(counts, {one: Member(("t",), (), None) for one in ids[1:]})
-        known = {one: Member(("t",), tuple(had.get(one, ())), None) for one in ids}
+        had = assign(counts, {id_: Member(("t",), (), None) for id_ in ids[1:]})
+        known = {id_: Member(("t",), tuple(had.get(id_, ())), None) for id_ in ids}
         started = time.perf_counter()
         has = assign(counts, known)
         taken = time.perf_counter() - started
-        moves = sum(len(set(has[one]) - set(had.get(one, ()))) for one in ids)
+        moves = sum(len(set(has[id_]) - set(had.get(id_, ()))) for id_ in ids)
         told = f"{name}, {partitions:,} partitions to {members} members"
         yield Figure(f"{told}: assigned in", taken, "s", 0.3, "<=")
         yield Figure(f"{told}: moves for one more member", moves, "", partitions // members, "<=")

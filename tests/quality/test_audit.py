@@ -83,16 +83,18 @@ def audited(path: Path, docs: Path | None = None) -> Audit:
 
 def broken(path: Path) -> dict[tuple[str, str], tuple[str, ...]]:
     """(table, measure) -> where, of what does not hold."""
-    return {(one.rule.table, one.rule.column): one.where for one in audited(path).outcomes if one.broken}
+    return {
+        (outcome.rule.table, outcome.rule.column): outcome.where for outcome in audited(path).outcomes if outcome.broken
+    }
 
 
 def test_nothing_is_wrong_where_nothing_is(sound: Path, tmp_path: Path) -> None:
     found = audited(sound, tmp_path / "docs")
-    assert [one for one in found.outcomes if one.broken] == []
+    assert [outcome for outcome in found.outcomes if outcome.broken] == []
     assert found.holds(strict=True)
     assert found.after_step == 0
-    assert {one.rule for one in found.outcomes} == set(INVARIANTS)
-    assert all(one.rows for one in found.outcomes)
+    assert {outcome.rule for outcome in found.outcomes} == set(INVARIANTS)
+    assert all(outcome.rows for outcome in found.outcomes)
     assert "Offsets are dense" in "".join(p.read_text() for p in (tmp_path / "docs").rglob("*.html"))
 
 
@@ -127,7 +129,7 @@ def test_it_holds_while_a_sequencer_serves_and_merges(tmp_path: Path) -> None:
         for _ in range(30):
             mq.publish("t", rows(10))
         found = audit(mq.namespace)
-    assert [one for one in found.outcomes if one.broken] == []
+    assert [outcome for outcome in found.outcomes if outcome.broken] == []
     assert found.step > (found.after_step or 0)
 
 
@@ -255,7 +257,7 @@ def test_files_that_were_replaced_while_it_looked_are_not_missing(
             audit_relations, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store)
         )
         found = audit(mq.namespace)
-        assert [one for one in found.outcomes if one.broken] == []
+        assert [outcome for outcome in found.outcomes if outcome.broken] == []
         assert found.step > begun.watermark.step
 
 
@@ -263,7 +265,7 @@ def test_an_explicit_partition_is_a_warning(path: Path) -> None:
     with lakemq.connect(str(path)) as mq, mq.serving():
         mq.publish("t", pa.table({"key": ["k1"] * 3, "value": ["v"] * 3, "partition": [0, 1, 2]}))
     found = audited(path)
-    assert {one.rule.column for one in found.outcomes if one.broken} == {"rows_elsewhere"}
+    assert {outcome.rule.column for outcome in found.outcomes if outcome.broken} == {"rows_elsewhere"}
     assert (found.holds(), found.holds(strict=True)) == (True, False)
 
 

@@ -58,7 +58,7 @@ def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic
     before_ms = now_ms()
     told = mq.publish(topic, rows, **given)
     assert sum(unit.record_count for unit in told.waiting) == 1
-    (waiting,) = [one.published for one in mq._whole_state().delays.ranges if one.published.topic == topic]
+    (waiting,) = [range_.published for range_ in mq._whole_state().delays.ranges if range_.published.topic == topic]
     assert 86_390_000 < waiting.first_due_ms - before_ms < 86_440_000
 
 

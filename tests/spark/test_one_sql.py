@@ -80,7 +80,7 @@ def one_sql(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
             for i in range(4000)
         ]
         keys = [users[i % 4] for i in range(4000)]
-        mq.publish("orders", pa.table({"key": keys, "value": [json.dumps(one) for one in orders]}))
+        mq.publish("orders", pa.table({"key": keys, "value": [json.dumps(order) for order in orders]}))
         pages = [{"user": users[i % 4], "page": f"/tea/{i % 3}"} for i in range(60)]
         with mq.producer() as producer:
             for page in pages:

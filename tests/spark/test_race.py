@@ -120,7 +120,7 @@ def until_seen(mq: Connection, names: set[str]) -> None:
 def kill_the_leader(mq: Connection, sequencers: list[subprocess.Popen[str]]) -> int:
     """Its epoch."""
     state = mq.state()
-    (process,) = [one for one in sequencers if f"-{one.pid}-" in state.leader]
+    (process,) = [sequencer for sequencer in sequencers if f"-{sequencer.pid}-" in state.leader]
     process.kill()
     process.wait()
     return state.leader_epoch

@@ -130,9 +130,9 @@ class Core(SideBySide):
     def check_transitions(self) -> None:
         now: dict[str, str] = {}
         for step in self.mq.steps:
-            for one in step.entries:
-                if isinstance(one.record, TransactionMoved):
-                    name, status = one.record.transactional_id, one.record.status
+            for entry in step.entries:
+                if isinstance(entry.record, TransactionMoved):
+                    name, status = entry.record.transactional_id, entry.record.status
                     TRANSACTION_TRANSITIONS.check(now.get(name, TransactionStatus.DEAD), status)
                     now[name] = status
             assert not any(status.startswith("Prepare") for status in now.values())

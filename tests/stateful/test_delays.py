@@ -121,7 +121,7 @@ class Delays(RuleBasedStateMachine):
         )
 
     def _read(self, ranges: Sequence[DelayedRange]) -> list[DueRuns]:
-        return [OSError("gone") if one.file_id in self.unreadable else self._runs(one) for one in ranges]
+        return [OSError("gone") if range_.file_id in self.unreadable else self._runs(range_) for range_ in ranges]
 
     def _runs(self, one: DelayedRange) -> list[DueRun]:
         times = self.files[one.file_id][one.first_row : one.first_row + one.record_count]
@@ -180,9 +180,9 @@ class Delays(RuleBasedStateMachine):
         ref = self.mq.current("etl")
         parts = self.mq.state.transactions["etl"].part_count
         assert not isinstance(self.mq.one(EndTransaction(ref, commit, parts)), Refusal)
-        for one in self.messages.values():
-            if one.state == "open":
-                one.state = "waiting" if commit else "gone"
+        for message in self.messages.values():
+            if message.state == "open":
+                message.state = "waiting" if commit else "gone"
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data())
@@ -217,7 +217,7 @@ class Delays(RuleBasedStateMachine):
         """Of a range that has ended, and of the row."""
         topic_id, file_id, first_row, index, moved = (column[0] for column in receipt)
         key = RangeKey(topic_id, file_id, first_row, moved)
-        (told,) = [one for one in find_ended_ranges(self.mq.steps) if one.end.published.key == key][-1:]
+        (told,) = [range_ for range_ in find_ended_ranges(self.mq.steps) if range_.end.published.key == key][-1:]
         return told, told.find_outcome(index)
 
     @precondition(lambda self: self.messages)
@@ -238,7 +238,7 @@ class Delays(RuleBasedStateMachine):
                 one.due_ms, one.order, one.moved = judged.due_ms[n], (self.publishes, 0), judged.reschedules[n]
                 assert one.due_ms >= due_ms
 
-    @precondition(lambda self: any(one.moved for one in self.messages.values()))
+    @precondition(lambda self: any(message.moved for message in self.messages.values()))
     @rule(data=st.data(), reschedules=st.booleans())
     def an_old_receipt_changes_nothing(self, data: st.DataObject, reschedules: bool) -> None:
         row = data.draw(st.sampled_from(sorted(row for row, one in self.messages.items() if one.moved)))
@@ -330,12 +330,12 @@ class Delays(RuleBasedStateMachine):
         # what could not be read, or not in time, comes late, and holds up nobody
         self.late |= {key.file_id for key in self.slots._unreadable}
         for step in self.mq.steps[self.seen_steps :]:
-            for one in step.entries:
-                if isinstance(one.record, DelaysReleased):
-                    for segment in segments_to_table([one.segments]).to_pylist():
+            for entry in step.entries:
+                if isinstance(entry.record, DelaysReleased):
+                    for segment in segments_to_table([entry.segments]).to_pylist():
                         self._released(segment, step.decided_at_ms)
         self.seen_steps = len(self.mq.steps)
-        waiting = sum(one.state in ("open", "waiting") for one in self.messages.values())
+        waiting = sum(message.state in ("open", "waiting") for message in self.messages.values())
         assert sum(self.mq.state.delays.pending.values()) == waiting
 
     def _released(self, segment: dict[str, Any], at_ms: int) -> None:
@@ -365,7 +365,7 @@ class Delays(RuleBasedStateMachine):
                 self.step()
                 self.reader.work()
             self.what_was_released_was_due_and_is_there_once_and_in_order()
-        assert not [one for one in self.messages.values() if one.state == "waiting"]
+        assert not [message for message in self.messages.values() if message.state == "waiting"]
 
 
 class PackedDelays(Delays):

@@ -169,9 +169,9 @@ class Groups(RuleBasedStateMachine):
         self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*place, epoch)]))
         moved = [
             move
-            for one in self.mq.steps[-1].entries
-            if isinstance(one.record, PartitionsMoved) and one.record.reason == "released"
-            for move in one.record.moves
+            for entry in self.mq.steps[-1].entries
+            if isinstance(entry.record, PartitionsMoved) and entry.record.reason == "released"
+            for move in entry.record.moves
         ]
         assert [(move.topic_id, move.partition) for move in moved] == [place] * goes
 
@@ -306,9 +306,9 @@ class Groups(RuleBasedStateMachine):
         assert isinstance(result, OffsetsChanged)
         topic_id = self.mq.state.topic_ids[topic]
         of_topic = {place: at for place, at in before.items() if place[0] == topic_id}
-        assert {(topic_id, one.partition): one.before for one in result.changes} == of_topic
+        assert {(topic_id, change.partition): change.before for change in result.changes} == of_topic
         assert all(place[0] != topic_id for place in self.owners)
-        assert group is None or all(topic not in one.topics for one in group.members.values())
+        assert group is None or all(topic not in member.topics for member in group.members.values())
 
     def all_leave(self) -> None:
         if group := self.mq.state.groups.get(GROUP):
@@ -329,7 +329,7 @@ class Groups(RuleBasedStateMachine):
             return
         assert isinstance(result, OffsetsChanged)
         assert not self.mq.state.groups_with_members
-        told = {(self.mq.state.topic_ids[one.topic], one.partition): one for one in result.changes}
+        told = {(self.mq.state.topic_ids[change.topic], change.partition): change for change in result.changes}
         assert {place: one.before for place, one in told.items() if one.before is not None} == before
         after = before if dry_run else {place: one.after for place, one in told.items()}
         assert {place: one.offset for place, one in self.mq.state.offsets.get(GROUP, {}).items()} == after
@@ -350,8 +350,8 @@ class Groups(RuleBasedStateMachine):
     def the_journal_gives_nothing_that_is_not_free(self) -> None:
         for step in self.mq.steps[self.seen_steps :]:
             replaced: dict[str, str] = {}
-            for one in step.entries:
-                record = one.record
+            for entry in step.entries:
+                record = entry.record
                 if isinstance(record, MemberJoined):
                     self.living.add(record.member_id)
                     if record.replaces is not None:
@@ -372,7 +372,7 @@ class Groups(RuleBasedStateMachine):
                     self._check_passed(record)
                 elif isinstance(record, PartitionsGone):
                     gone = {(record.topic_id, partition) for partition in range(record.first, record.partitions)}
-                    self.had = {place: one for place, one in self.had.items() if place not in gone}
+                    self.had = {place: assignment for place, assignment in self.had.items() if place not in gone}
                     self.owners = {place: who for place, who in self.owners.items() if place not in gone}
                     self.begins = {place: at for place, at in self.begins.items() if place not in gone}
                 elif isinstance(record, GroupForgotten):
@@ -449,15 +449,17 @@ class Groups(RuleBasedStateMachine):
         group = self.mq.state.groups.get(GROUP)
         if group is None or group.status is not GroupStatus.STABLE:
             return
-        wanted = {name for one in group.members.values() for name in one.topics}
+        wanted = {name for member in group.members.values() for name in member.topics}
         counts = {name: one.consumed_count for name, one in self._topics_of(group).items()}
-        assert {name: sum(one.topic == name for one in group.assignments.values()) for name in counts} == counts
+        assert {
+            name: sum(assignment.topic == name for assignment in group.assignments.values()) for name in counts
+        } == counts
         for place, one in group.assignments.items():
             assert (one.owner is not None) == (self.mq.state.topics[place[0]].topic in wanted)
             if one.owner is not None:
                 assert self.mq.state.topics[place[0]].topic in group.members[one.owner].topics
-        if len({one.topics for one in group.members.values()}) == 1:
-            counts = Counter(one.owner for one in group.assignments.values())
+        if len({member.topics for member in group.members.values()}) == 1:
+            counts = Counter(assignment.owner for assignment in group.assignments.values())
             shares = [counts[name] for name in group.members]
             assert max(shares) - min(shares) <= 1
 
@@ -551,7 +553,7 @@ class ClassicGroups(Groups):
         group = self.mq.state.groups.get(GROUP)
         if group is None:
             return
-        owned = [one for one in group.assignments.values() if one.owner is not None]
+        owned = [assignment for assignment in group.assignments.values() if assignment.owner is not None]
         assert {self.generations[one.epoch] for one in owned} <= {group.generation}
         assert {one.status is PartitionStatus.PAUSED for one in owned} <= {group.status is GroupStatus.PREPARING}
         assert not (owned and group.not_before_ms)

@@ -208,7 +208,7 @@ class Queues(RuleBasedStateMachine):
         place = self.mq.state.topic_ids["t"], partition
         found = self.mq.dying(GROUP, place)
         self.mq.see(replace(found, rows=found.rows[:most]))
-        dead = [at for one in found.rows[:most] for at in range(one.first, one.first + one.length)]
+        dead = [at for row in found.rows[:most] for at in range(row.first, row.first + row.length)]
         for offset in dead:
             told = self.messages[place, offset]
             assert told.is_dying
@@ -237,8 +237,8 @@ class Queues(RuleBasedStateMachine):
         found = self.mq.dying(REDRIVE, (self.mq.state.topic_ids["t.dlq"], partition))
         before = self._redriven_messages()
         self.mq.see(replace(found, rows=found.rows[:most]))
-        for one in found.rows[:most]:
-            for at in range(one.first, one.first + one.length):
+        for row in found.rows[:most]:
+            for at in range(row.first, row.first + row.length):
                 assert self.redriven[partition, at] == "asked"
                 self.redriven[partition, at] = "gone"
         place = self.mq.state.topic_ids["t"], partition
@@ -249,9 +249,9 @@ class Queues(RuleBasedStateMachine):
         """Their offsets in the topic that they come from."""
         return [
             at
-            for one in self.mq.segments()
-            if one["origin"] == "redrive"
-            for at in range(one["base_offset"], one["last_offset"] + 1)
+            for segment in self.mq.segments()
+            if segment["origin"] == "redrive"
+            for at in range(segment["base_offset"], segment["last_offset"] + 1)
         ]
 
     @invariant()
@@ -276,11 +276,11 @@ class Queues(RuleBasedStateMachine):
         commit = commit and known.error is None
         result = self.ask(EndTransaction(self.mq.current("tx"), commit, known.part_count))
         assert not isinstance(result, Refusal)
-        for one in self.messages.values():
-            if one.pending and commit:
-                one.owner, one.pending, one.is_done = None, False, True
-            elif one.pending:
-                self._give_back(one)
+        for message in self.messages.values():
+            if message.pending and commit:
+                message.owner, message.pending, message.is_done = None, False, True
+            elif message.pending:
+                self._give_back(message)
 
     @precondition(lambda self: self.mq.state.groups)
     @rule()
@@ -308,12 +308,12 @@ class Queues(RuleBasedStateMachine):
 
     def follow(self) -> None:
         for step in self.mq.steps[self.seen_steps :]:
-            for one in step.entries:
-                if isinstance(one.record, PartitionsMoved):
-                    for move in one.record.moves:
-                        self._move((move.topic_id, move.partition), move.status, move.owner, one.record.reason)
-                elif isinstance(one.record, MessagesAcquired):
-                    self._acquired(one.record)
+            for entry in step.entries:
+                if isinstance(entry.record, PartitionsMoved):
+                    for move in entry.record.moves:
+                        self._move((move.topic_id, move.partition), move.status, move.owner, entry.record.reason)
+                elif isinstance(entry.record, MessagesAcquired):
+                    self._acquired(entry.record)
         self.seen_steps = len(self.mq.steps)
 
     def _move(self, place: Place, status: PartitionStatus, owner: str | None, reason: str) -> None:
@@ -326,7 +326,7 @@ class Queues(RuleBasedStateMachine):
 
     def _acquired(self, record: MessagesAcquired) -> None:
         group = self.mq.state.groups[GROUP]
-        has = [one for one in self.messages.values() if one.owner == record.member_id]
+        has = [message for message in self.messages.values() if message.owner == record.member_id]
         for taken in record.taken:
             epoch = group.assignments[taken.place].epoch
             offsets = [at for first, count in taken.ranges for at in range(first, first + count)]
@@ -354,21 +354,21 @@ class Queues(RuleBasedStateMachine):
     def the_state_says_of_each_message_what_the_model_says(self) -> None:
         for place, known in self.mq.state.deliveries.get(GROUP, {}).items():
             at = known.start
-            for one in known.stretches:
-                assert one.first == at, "a gap"
-                at = one.end
-                for offset in range(one.first, one.end):
+            for stretch in known.stretches:
+                assert stretch.first == at, "a gap"
+                at = stretch.end
+                for offset in range(stretch.first, stretch.end):
                     told = self.messages[place, offset]
-                    before = self.statuses.get((place, offset), one.status)
-                    assert before is one.status or one.status in DELIVERY_TRANSITIONS.table[before]
-                    self.statuses[place, offset] = one.status
+                    before = self.statuses.get((place, offset), stretch.status)
+                    assert before is stretch.status or stretch.status in DELIVERY_TRANSITIONS.table[before]
+                    self.statuses[place, offset] = stretch.status
                     status = (
                         ("acknowledged" if told.is_done else "dying" if told.is_dying else None)
                         or ("pending" if told.pending else "acquired" if told.owner else None)
-                        or ("waiting" if one.not_before_ms else "available")
+                        or ("waiting" if stretch.not_before_ms else "available")
                     )
                     deliveries = 1 if told.is_done else told.deliveries
-                    assert (one.status.value, one.deliveries) == (status, deliveries), (place, offset)
+                    assert (stretch.status.value, stretch.deliveries) == (status, deliveries), (place, offset)
             assert known.held_count == sum(
                 1 for (of, at), one in self.messages.items() if of == place and (one.owner or one.pending)
             )
@@ -389,7 +389,7 @@ class Queues(RuleBasedStateMachine):
     @invariant()
     def nobody_has_more_than_twice_its_bound(self) -> None:
         for member in ("C1", "C2", "C3"):
-            assert sum(1 for one in self.messages.values() if one.owner == member and not one.pending) <= 8
+            assert sum(1 for message in self.messages.values() if message.owner == member and not message.pending) <= 8
 
 
 TestQueues = Queues.TestCase

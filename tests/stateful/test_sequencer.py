@@ -283,8 +283,8 @@ class SequencerMachine(RuleBasedStateMachine):
         self.world.remember_steps()
         for step in self.world.history[self.settled_steps :]:
             self.model.step = step.step
-            for one in step.entries:
-                self.settle_one(one.record, step.decided_at_ms)
+            for entry in step.entries:
+                self.settle_one(entry.record, step.decided_at_ms)
         self.settled_steps = len(self.world.history)
         for client_id, number in self.repeats:
             known = self.model.clients.get(client_id)

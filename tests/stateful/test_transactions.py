@@ -215,7 +215,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def send_end(self, process: Process, request: EndTransaction, hears: bool) -> None:
         ref, process.ended = request.transaction, request
-        was_open = {one.open.ref for one in self.model.ids.values() if one.open}
+        was_open = {id_.open.ref for id_ in self.model.ids.values() if id_.open}
         result = self.world.ask(request)
         if not isinstance(result, TransactionEnded):
             return

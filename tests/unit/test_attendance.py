@@ -38,7 +38,9 @@ class Scene:
 
     def beat(self, beats_id: str, *members: str, polls: int = 0) -> None:
         self.numbers[beats_id] = self.numbers.get(beats_id, 0) + 1
-        self.beats.put(beats_id, self.numbers[beats_id], encode_beat([MemberBeat("g", one, polls) for one in members]))
+        self.beats.put(
+            beats_id, self.numbers[beats_id], encode_beat([MemberBeat("g", member, polls) for member in members])
+        )
 
     def pass_ms(self, ms: int) -> list[tuple[str, str]]:
         """The time passes; who is found silent after it."""

@@ -55,7 +55,7 @@ def committed(mq: Connection, topic: str, *offsets: int) -> str:
 
 
 def offsets(mq: Connection, group: str) -> list[int | None]:
-    return [one.committed_offset for one in mq.groups.lag(group)]
+    return [partition.committed_offset for partition in mq.groups.lag(group)]
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 def test_without_execute_it_is_only_said(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = committed(mq, topic, 3, 4)
     said = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--output", "json")
-    assert [(one["partition"], one["before"], one["after"]) for one in rows(said)] == [(0, 3, 0), (1, 4, 0)]
+    assert [(row["partition"], row["before"], row["after"]) for row in rows(said)] == [(0, 3, 0), (1, 4, 0)]
     assert "--execute" in said.stderr
     assert offsets(mq, group) == [3, 4]
     done = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--execute")
@@ -150,7 +150,7 @@ def test_of_several_each_is_tried_and_what_was_done_is_shown(mq: Connection, lak
 def test_offsets_and_groups_are_deleted(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = committed(mq, topic, 3, 4)
     said = lake("delete-offsets", group, "--topic", f"{topic}:0", "--yes", "--output", "json")
-    assert [(one["before"], one["after"]) for one in rows(said)] == [(3, None)]
+    assert [(row["before"], row["after"]) for row in rows(said)] == [(3, None)]
     assert offsets(mq, group) == [4]
     lake("delete-offsets", group, code=2)
     assert rows(lake("delete", group, "--yes", "--output", "json")) == [{"group": group, "deleted": True}]
@@ -166,9 +166,9 @@ def test_groups_by_state(mq: Connection, lake: Lakemq, topic: str) -> None:
             member.poll()
         stable = rows(lake("list", "--state", "Stable", "--output", "json"))
         assert [(one["group"], one["state"]) for one in stable] == [(group, "Stable")]
-        assert empty in {one["group"] for one in rows(lake("list", "--state", "Empty", "--output", "json"))}
+        assert empty in {row["group"] for row in rows(lake("list", "--state", "Empty", "--output", "json"))}
         lake("list", "--state", "stable", code=2)
-        described = {one["group"]: one for one in rows(lake("describe", "--all-groups", "--output", "json"))}
+        described = {row["group"]: row for row in rows(lake("describe", "--all-groups", "--output", "json"))}
         assert (described[group]["members"], described[empty]["members"]) == (1, 0)
         (member,) = rows(lake("describe", group, empty, "--members", "--output", "json"))
         assert (member["group"], member["partitions"]) == (group, [f"{topic}-0", f"{topic}-1"])
@@ -188,7 +188,7 @@ def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None
         until(lambda: bool(one.poll(timeout_ms=0)) or len(one.assignment()) == 2)
         (member,) = mq.groups.members(group)
         had = datetime.fromtimestamp(mq.groups.assignments(group)[0].since_ms / 1000, timezone.utc)
-    until(lambda: {one.state for one in mq.groups.assignments(group)} == {"unassigned"})
+    until(lambda: {assignment.state for assignment in mq.groups.assignments(group)} == {"unassigned"})
 
     def at(time: datetime) -> list[tuple[int, str, str | None]]:
         said = lake("assignments", group, "--at", time.isoformat(), "--output", "json")

@@ -168,7 +168,7 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
 def test_a_letter_says_where_the_rows_of_a_request_begin() -> None:
     asked = Produce([], Ranges(), 0)
     letter, _ = decode_letter(encode_letter("c", 1, [(row, encode_request(asked)) for row in (0, 7)], 5))
-    assert [one.first_row for one in letter.requests] == [0, 7]  # type: ignore[union-attr]
+    assert [request.first_row for request in letter.requests] == [0, 7]  # type: ignore[union-attr]
 
 
 def test_deep_nesting_is_a_value_error() -> None:

@@ -31,7 +31,7 @@ def consumer_of(mq: Connection, group: str, topic: str, protocol: str | None, **
 
 
 def values(messages: Iterable[Message]) -> list[str]:
-    return [(one.value or b"").decode() for one in messages]
+    return [(message.value or b"").decode() for message in messages]
 
 
 @ALL
@@ -112,7 +112,7 @@ def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked
         consumer.ack(first)
         assert values(islice(consumer, 1)) == ["0.2"]
         batch = consumer.poll(timeout_ms=5_000)
-        assert [(one.offset, one.delivery_count) for one in batch] == [(3, 1), (4, 1)]
+        assert [(message.offset, message.delivery_count) for message in batch] == [(3, 1), (4, 1)]
         consumer.ack(batch)
         consumer.ack(second)
         consumer.flush()

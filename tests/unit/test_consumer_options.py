@@ -116,7 +116,7 @@ def test_a_new_group_begins_at_the_earliest_message_and_logs_how_many_there_are(
             consumer.commit()
         with mq.consumer(group, **_reads(topic, protocol)) as consumer:
             consumer.poll()
-    said = [one for one in caplog.records if "is new to" in one.message]
+    said = [record for record in caplog.records if "is new to" in record.message]
     assert [(one.levelname, one.message) for one in said] == [
         (
             "INFO",
@@ -134,7 +134,7 @@ def test_a_group_that_begins_at_the_latest_message_says_how_many_it_skips(
     add(mq, topic, {0: 3, 1: 1})
     with mq.consumer(group, **_reads(topic, protocol), auto_offset_reset="latest") as consumer:
         consumer.poll()
-    said = [one for one in caplog.records if "is new to" in one.message]
+    said = [record for record in caplog.records if "is new to" in record.message]
     assert [one.levelname for one in said] == ["WARNING"]
     assert f"Group {group} is new to {topic} and begins behind 4 offsets" in said[0].message
 

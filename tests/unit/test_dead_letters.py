@@ -317,7 +317,7 @@ def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
 ) -> None:
     dead = given_up(mq, new_topic(mq), ["a"])
     monkeypatch.setattr(mq.dead_letters, "_find_topics", lambda: ["gone", dead])
-    assert [(one.topic, one.messages) for one in mq.dead_letters.counts()] == [(dead, 1)]
+    assert [(count.topic, count.messages) for count in mq.dead_letters.counts()] == [(dead, 1)]
     with pytest.raises(UnknownTopicOrPartition):
         mq.dead_letters.counts("gone")
 
@@ -500,7 +500,7 @@ def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connec
 
 
 def _offsets(found: DyingFound) -> tuple[list[int], list[int]]:
-    rows = [at for one in found.rows for at in range(one.first, one.first + one.length)]
+    rows = [at for row in found.rows for at in range(row.first, row.first + row.length)]
     return rows, [at for first, count in found.empty for at in range(first, first + count)]
 
 

@@ -36,6 +36,8 @@ def test_the_example_prints_what_the_page_says(tmp_path: Path, page: str, shown:
     assert done.returncode == 0, done.stderr
     assert done.stdout == block(page, "text")
     _, *arguments = shlex.split(block(page, "sh"))
-    told = CliRunner().invoke(app, [str(tmp_path / one) if one == "data/shop" else one for one in arguments])
+    told = CliRunner().invoke(
+        app, [str(tmp_path / argument) if argument == "data/shop" else argument for argument in arguments]
+    )
     assert told.exit_code == 0, told.stderr
     assert [line.lower().split() for line in told.stdout.splitlines()[1:]] == shown

@@ -220,7 +220,7 @@ def test_children_that_connect_by_themselves_work(mq: Connection, method: str):
     mq.publish(topic, pa.table({"value": [str(p) for p in range(4)], "partition": list(range(4))}))
     with multiprocessing.get_context(method).Pool(4) as pool:
         pool.starmap(_commit_one, [(mq.namespace.path, topic, p) for p in range(4)])
-    mine = [one for one in mq.groups.lag("spawned") if one.topic == topic]
+    mine = [partition for partition in mq.groups.lag("spawned") if partition.topic == topic]
     assert [(one.partition, one.committed_offset) for one in mine] == [(p, 1) for p in range(4)]
     assert {f"from {p}" for p in range(4)} <= set(values(mq, topic))
 

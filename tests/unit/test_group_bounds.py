@@ -109,7 +109,7 @@ def test_what_is_committed_is_told_with_its_topic(mq: Harness) -> None:
     mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
     found = mq.one(FetchOffsets("g", [("t", 1)]))
     assert isinstance(found, OffsetsFetched)
-    assert [(one.topic, one.partition, one.topic_id) for one in found.offsets] == [("t", 1, 2)]
+    assert [(offset.topic, offset.partition, offset.topic_id) for offset in found.offsets] == [("t", 1, 2)]
 
 
 @pytest.mark.parametrize(("protocol", "wait_ms"), [("queue", 3_000), ("cooperative", 300_001)])

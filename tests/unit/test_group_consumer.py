@@ -49,8 +49,8 @@ def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
     """Poll all of them until it is so; what they read is not looked at."""
 
     def poll() -> bool:
-        for one in consumers:
-            one.poll(max_records=1)
+        for consumer in consumers:
+            consumer.poll(max_records=1)
         return on()
 
     until(poll)

@@ -53,13 +53,13 @@ def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, set
     for passed_ms, left_ms in (0, 4_000), (1_500, 2_500), (9_000, 0):
         groups = groups_of(story, lost_ms + passed_ms)
         assert groups.describe("g").delay_left_ms == left_ms
-        waits = {(one.state, one.delay_left_ms) for one in groups.assignments("g")}
+        waits = {(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")}
         # in a cooperative group the member had not given up what it was to
         assert waits - {("ready", None)} == {("unbound", left_ms)}
     story.tell({"wait_ms": 4_001})
     groups = groups_of(story, story.mq.state.now_ms)
     assert groups.describe("g").delay_left_ms == 0
-    assert [one.delay_left_ms for one in groups.assignments("g")] == [None, None]
+    assert [assignment.delay_left_ms for assignment in groups.assignments("g")] == [None, None]
 
 
 def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -> None:
@@ -67,7 +67,9 @@ def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -
     story = played({"create": {"t": 1}}, {"join": "C1", "config": config})
     groups = groups_of(story, story.mq.state.now_ms + 1_000)
     assert groups.describe("g").delay_left_ms == 2_000
-    assert [(one.state, one.delay_left_ms) for one in groups.assignments("g")] == [("unassigned", 2_000)]
+    assert [(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")] == [
+        ("unassigned", 2_000)
+    ]
 
 
 def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() -> None:
@@ -80,7 +82,7 @@ def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() ->
         {"join": "C2", "config": config},
     )
     groups = groups_of(story, story.mq.state.now_ms + 500)
-    assert sorted(str(one.delay_left_ms) for one in groups.assignments("g")) == ["2500", "None"]
+    assert sorted(str(assignment.delay_left_ms) for assignment in groups.assignments("g")) == ["2500", "None"]
     assert groups.describe("g").delay_left_ms == 0
 
 
@@ -94,7 +96,7 @@ def test_a_member_says_whose_it_is_in_its_row_and_after_it_was_loaded_again() ->
     rows = sql(tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id")
     assert [tuple(row) for row in rows] == [("C1", "billing", "rack-1", 4711), ("C2", None, None, None)]
     members = groups_of(story, 0).members("g")
-    assert [(one.client_id, one.host, one.process_id) for one in members] == [
+    assert [(member.client_id, member.host, member.process_id) for member in members] == [
         ("billing", "rack-1", 4711),
         (None, None, None),
     ]
@@ -106,7 +108,7 @@ def test_a_member_shows_the_assignors_that_it_supports_also_after_its_group_was_
     story.mq.ask(JoinGroup("g", "C2", ["t"]))
     rows = sql(tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
     assert [tuple(row) for row in rows] == [("C1", ["sticky", "range"]), ("C2", [])]
-    assert [one.assignors for one in groups_of(story, 0).members("g")] == [["sticky", "range"], []]
+    assert [member.assignors for member in groups_of(story, 0).members("g")] == [["sticky", "range"], []]
 
 
 def test_a_new_group_takes_what_its_first_member_supports_rather_than_the_default_of_the_namespace() -> None:
@@ -116,7 +118,9 @@ def test_a_new_group_takes_what_its_first_member_supports_rather_than_the_defaul
         ([], {"group.assignor": "range", "offsets.retention.ms": 5}),
     ):
         decided = decide_join(State(), JoinGroup("g", "C1", [], assignors=assignors), given)
-        assert [one.record.config for one in decided.entries if isinstance(one.record, GroupConfigured)] == [config]
+        assert [entry.record.config for entry in decided.entries if isinstance(entry.record, GroupConfigured)] == [
+            config
+        ]
 
 
 def test_a_name_that_is_too_long_is_refused() -> None:

@@ -60,7 +60,7 @@ def group(mq: Connection, topic: str) -> str:
 
 
 def changed(mq: Connection, *given: Any, **how: Any) -> dict[int, tuple[int | None, int | None]]:
-    return {one.partition: (one.before, one.after) for one in mq.groups.reset_offsets(*given, **how)}
+    return {offset.partition: (offset.before, offset.after) for offset in mq.groups.reset_offsets(*given, **how)}
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, topic: str, group: str) -> None:
@@ -177,7 +177,7 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
                 one.poll(timeout_ms=0)
         members[0].close()
         mq.topics.delete("u")
-        until(lambda: {one.state for one in mq.groups.assignments("g")} == {"ready"})
+        until(lambda: {assignment.state for assignment in mq.groups.assignments("g")} == {"ready"})
         assignments, (member,) = mq.groups.assignments("g"), mq.groups.members("g")
         mq.groups.create("gone")
         mq.groups.delete("gone")
@@ -189,7 +189,10 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
 
     assert len(assignments) == 3
     rows = told('SELECT "group", topic, partition, state, owner FROM group_assignments ORDER BY partition')
-    assert rows == [(one.group, one.topic, one.partition, one.state, one.owner) for one in assignments]
+    assert rows == [
+        (assignment.group, assignment.topic, assignment.partition, assignment.state, assignment.owner)
+        for assignment in assignments
+    ]
     assert told('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
     assert len(told("SELECT * FROM assignments")) > 4
 
@@ -203,7 +206,7 @@ def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
         mq.topics.delete_records("t", {0: 4, 1: 5})
         path = mq.namespace.path
     with lakemq.connect(path) as again:
-        assert [one.deleted for one in again.groups.lag("g")] == [2, 0]
+        assert [partition.deleted for partition in again.groups.lag("g")] == [2, 0]
         assert again.groups.describe("g").deleted == 2
     said = CliRunner().invoke(app, ["--path", path, "groups", "describe", "g", "--output", "json"])
     assert json.loads(said.stdout)["deleted"] == 2
@@ -225,7 +228,7 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
         assert again.groups.lag("soon")
         again.step_until_idle()
         assert again.groups.lag("soon") == []
-        assert [one.committed_offset for one in again.groups.lag("kept")] == [0]
+        assert [partition.committed_offset for partition in again.groups.lag("kept")] == [0]
         assert again.state().now_ms > expires_at_ms
 
 

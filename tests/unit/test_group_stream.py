@@ -116,7 +116,7 @@ def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
     for thread in threads:
         thread.start()
     until(lambda: mq.groups.list() != [] and group in mq.groups.list() and len(mq.groups.members(group)) == 2)
-    until(lambda: len({one.owner for one in mq.groups.assignments(group)} - {None}) == 2)
+    until(lambda: len({assignment.owner for assignment in mq.groups.assignments(group)} - {None}) == 2)
     add(mq, topic, {0: 3, 1: 3})
     until(lambda: len(seen[0]) == len(seen[1]) == 3)
     for stream in streams:

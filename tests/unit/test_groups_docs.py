@@ -59,7 +59,9 @@ def test_the_commands_show_the_queue(folder: Path) -> None:
     said = {}
     for line in block("sh", "queues").splitlines():
         _, *arguments = shlex.split(line)
-        result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+        result = CliRunner().invoke(
+            app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
+        )
         assert result.exit_code == 0, (line, result.stderr)
         said[arguments[3] if arguments[2] == "groups" else arguments[2]] = result.stdout.splitlines()
     assert said["describe"][1].split()[:3] == ["ship", "Empty", "queue"]
@@ -74,7 +76,9 @@ def test_the_commands_show_dead_letters(folder: Path) -> None:
     said = {}
     for line in block("sh", "dead-letters").splitlines():
         _, *arguments = shlex.split(line)
-        result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+        result = CliRunner().invoke(
+            app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
+        )
         assert result.exit_code == 0, (line, result.stderr)
         said[arguments[3] if arguments[2] == "dead-letters" else arguments[2]] = result.stdout
     assert "order without a customer" in said["consume"]
@@ -90,7 +94,9 @@ def test_the_commands_show_the_group(folder: Path) -> None:
     for line in block("sh").splitlines():
         name, *arguments = shlex.split(line)
         assert name == "lakemq"
-        result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+        result = CliRunner().invoke(
+            app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
+        )
         assert result.exit_code == 0, (line, result.stderr)
         if arguments[2] == "groups":
             of = arguments[3] + "".join(arguments[5:])

@@ -109,7 +109,7 @@ def test_of_many_the_newest_are_read_the_same_share_of_each_partition(mq: Connec
     mq.publish(topic, rows(0, [f"old{i}" for i in range(60)] + ["new"] * 60))
     mq.publish(topic, rows(1, [f"k{i}" for i in range(40)]))
     found = find_key_spread(mq, topic, newest=80)
-    assert [(one.messages, one.keys) for one in found.partitions] == [(60, 1), (20, 20)]
+    assert [(partition.messages, partition.keys) for partition in found.partitions] == [(60, 1), (20, 20)]
     assert (found.offsets, found.read) == (160, 80)
 
 

@@ -67,11 +67,11 @@ def random_lookup(random: random.Random) -> Lookup:
 
 def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
     """As one would say it."""
-    of_partition = {one.partition: one for one in lookup.ranges}.get(row.partition)
+    of_partition = {range_.partition: range_ for range_ in lookup.ranges}.get(row.partition)
     if row.topic_id != lookup.topic_id or of_partition is None:
         return False
     if row.kind == "abort":
-        return lookup.committed and row.first_offset < max(one.end for one in lookup.ranges)  # type: ignore[operator]
+        return lookup.committed and row.first_offset < max(range_.end for range_ in lookup.ranges)  # type: ignore[operator]
     return row.kind == "data" and row.base_offset < of_partition.end and row.last_offset >= of_partition.start
 
 
@@ -198,7 +198,7 @@ def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monk
         rows = [row for step in range(forgotten + 1, 21) for row in log[step]]
         for _ in range(50):
             lookup = random_lookup(chance)
-            starts = {one.partition: one.start for one in lookup.ranges}
+            starts = {range_.partition: range_.start for range_ in lookup.ranges}
             wanted = [row for row in rows if is_wanted(row, lookup)]
             # aborts that come before the range of their partition end nothing in it
             needed = [row for row in wanted if row.kind == "data" or row.base_offset >= starts[row.partition]]

@@ -69,4 +69,4 @@ def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes:
         assert list((path / "messages").glob("*.parquet")) == []
         with second.serving():
             second.topics.create("new")
-        assert [one.topic for one in second.topics.list()] == ["new"]
+        assert [topic.topic for topic in second.topics.list()] == ["new"]

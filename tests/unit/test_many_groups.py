@@ -85,7 +85,9 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
         mq.one(_join("g", f"C{n}"))
         begun = len(mq.steps)
         mq.assign()
-        targets = [one.record for step in mq.steps[begun:] for one in step.entries if isinstance(one.record, TargetSet)]
+        targets = [
+            entry.record for step in mq.steps[begun:] for entry in step.entries if isinstance(entry.record, TargetSet)
+        ]
         changed = sum(len(places) for target in targets for places in target.changed.values())
         assert changed <= partitions // (n + 1) + n, "no more than the new one's share"
         mq.now_ms += 1

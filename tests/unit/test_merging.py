@@ -240,21 +240,21 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
 def _shown(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
     """(topic, partition, offset) -> what the views show beside the row, and the row: its file and number."""
     found = {}
-    for one in SEGMENTS.rows(segments):
-        for i in range(one.record_count):
-            at = (one.topic_id, one.partition, one.base_offset + i)
+    for row in SEGMENTS.rows(segments):
+        for i in range(row.record_count):
+            at = (row.topic_id, row.partition, row.base_offset + i)
             assert at not in found
-            sequence = None if one.base_sequence is None else one.base_sequence + i
-            said = (one.topic, one.producer_id, one.producer_epoch, sequence, one.transactional, one.origin)
-            found[at] = (*said, one.append_time_ms, one.file_partition, (one.file_id, one.first_row + i))
+            sequence = None if row.base_sequence is None else row.base_sequence + i
+            said = (row.topic, row.producer_id, row.producer_epoch, sequence, row.transactional, row.origin)
+            found[at] = (*said, row.append_time_ms, row.file_partition, (row.file_id, row.first_row + i))
     return found
 
 
 def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
     found: dict[tuple[int, int], list[Any]] = {}
-    for one in REJECTED_ROWS.rows(dead):
-        for i in range(one.record_count):
-            found.setdefault((one.file_id, one.first_row + i), []).append((one.step, one.source, one.error))
+    for row in REJECTED_ROWS.rows(dead):
+        for i in range(row.record_count):
+            found.setdefault((row.file_id, row.first_row + i), []).append((row.step, row.source, row.error))
     return found
 
 

@@ -24,8 +24,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_numbers_have_no_gap_and_end_at_the_schema_version() -> None:
-    assert [one.number for one in all_migrations()] == list(range(1, SCHEMA_VERSION + 1))
-    assert all(re.match(r"[A-Z].*\.$", one.description) for one in all_migrations())
+    assert [migration.number for migration in all_migrations()] == list(range(1, SCHEMA_VERSION + 1))
+    assert all(re.match(r"[A-Z].*\.$", migration.description) for migration in all_migrations())
 
 
 def test_all_of_them_make_a_namespace(store: Store) -> None:

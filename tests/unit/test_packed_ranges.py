@@ -124,7 +124,7 @@ def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch
                 ranges.unpack_topic(2)
                 assert {key for key in model if key.topic_id == 2} <= ranges.unpacked.keys()
         assert len(ranges) == len(model)
-    assert {by_key(one): one for one in ranges} == model
+    assert {by_key(range_): range_ for range_ in ranges} == model
     assert len(ranges.packed.blocks) < 40
 
 

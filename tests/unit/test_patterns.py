@@ -40,7 +40,7 @@ def read(consumer: GroupConsumer, count: int) -> list[tuple[str, bytes]]:
     deadline_s = time.monotonic() + 10
     while len(found) < count:
         assert time.monotonic() < deadline_s
-        found += [(one.topic, one.value or b"") for one in consumer.poll(timeout_ms=50)]
+        found += [(message.topic, message.value or b"") for message in consumer.poll(timeout_ms=50)]
     return sorted(found)
 
 

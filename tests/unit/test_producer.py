@@ -488,7 +488,7 @@ def test_without_a_flush_nothing_grows(mq: Connection, topic: str):
         for i in range(30):
             producer.send(topic, f"{i}").result()
         gc.collect()
-        ours = [one for one in gc.get_referrers(producer._monitor) if type(one).__name__ == "Batch"]
+        ours = [referrer for referrer in gc.get_referrers(producer._monitor) if type(referrer).__name__ == "Batch"]
         assert len(ours) <= 1
         flushed = producer.flush()
     assert flushed.spans == {(topic, 0): (0, 29, 30)}

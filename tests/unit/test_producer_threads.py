@@ -698,7 +698,7 @@ def test_transactions_of_eight_threads(mq: Connection):
         """How many each thread had taken when its last send was refused: all that the transaction has."""
         seen = list(refusals)
         until(lambda: all(now > before + 1 for now, before in zip(refusals, seen, strict=True)))
-        return [len(one) for one in taken]
+        return [len(batch) for batch in taken]
 
     committed: list[tuple[str, RecordFuture]] = []
     aborted: list[RecordFuture] = []

@@ -60,7 +60,7 @@ def test_the_last_answer_is_kept_for_a_repeat(mq: Harness) -> None:
 
 def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
     mq.ask(InitProducer(), CreateTopic("t", 1), client="c", number=1)
-    assert [(one.record.kind, one.request_id) for one in mq.steps[-1].entries] == [
+    assert [(entry.record.kind, entry.request_id) for entry in mq.steps[-1].entries] == [
         ("producer_initialized", "c/1"),
         ("topic_created", "c/1"),
         ("answered", "c/1"),
@@ -75,7 +75,7 @@ def test_a_letter_without_requests_has_its_turn_too(mq: Harness) -> None:
 def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:
     machine.begin_step(mq.state, 5)
     entries = machine.refuse_letter(mq.state, "c", 1, InvalidRequest("unreadable"))
-    assert [one.record.kind for one in entries] == ["answered"]
+    assert [entry.record.kind for entry in entries] == ["answered"]
     assert mq.state.clients["c"].results == [Refusal("INVALID_REQUEST", "unreadable")]
     assert find_turn(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
@@ -84,7 +84,7 @@ def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
     mq.ask(client="c", number=1)
     machine.begin_step(mq.state, 5)
     entries = machine.refuse_letter(mq.state, "c", 3, ClientEnded("A letter before this one never came."))
-    assert [one.record.kind for one in entries] == ["answered", "client_removed"]
+    assert [entry.record.kind for entry in entries] == ["answered", "client_removed"]
     assert [find_turn(mq.state, "c", n, 101, 100) for n in (2, 3, 4)] == [Turn.REFUSE] * 3
 
 

@@ -46,12 +46,12 @@ def mq() -> Harness:
 
 def segments_of(mq: Harness) -> Segments:
     """Those of the last step."""
-    (found,) = [one.segments for one in mq.steps[-1].entries if one.record.kind == "produced"]
+    (found,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
     return found
 
 
 def kinds_of(mq: Harness) -> list[str]:
-    return [one.record.kind for one in mq.steps[-1].entries]
+    return [entry.record.kind for entry in mq.steps[-1].entries]
 
 
 # -- offsets ------------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> Non
     second = msgspec.structs.replace(first, first_row=4)
     results = mq.ask(first, second, inline_rows=8)
     assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], rejected_count=1)
-    produced = [one for one in mq.steps[-1].entries if one.record.kind == "produced"]
+    produced = [entry for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
     assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
     assert set(produced[0].segments.column("file_id")) == {inline_file(3, 8).file.file_id}
-    dead = [one.record for one in mq.steps[-1].entries if one.record.kind == "rows_rejected"]
+    dead = [entry.record for entry in mq.steps[-1].entries if entry.record.kind == "rows_rejected"]
     assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
         (13, 1, "INVALID_TIMESTAMP"),
         (17, 1, "INVALID_TIMESTAMP"),
@@ -303,7 +303,7 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
     found: dict[tuple[int, int], dict[int, str]] = {}
-    for segment in segments_to_table([one.segments for step in mq.steps for one in step.entries]).to_pylist():
+    for segment in segments_to_table([entry.segments for step in mq.steps for entry in step.entries]).to_pylist():
         log = found.setdefault((segment["topic_id"], segment["partition"]), {})
         for i in range(segment["record_count"]):
             offset = segment["base_offset"] + i
@@ -355,7 +355,7 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
 def test_units_and_offsets_are_those_of_going_one_by_one(told: list[tuple[int, int, bool, bool]]) -> None:
     """Whatever the order of the ranges, however many a partition has, and whichever of them are left out."""
     partition, count, waits, stays = (list(column) for column in zip(*told, strict=True))
-    n, due_ms = len(told), [0 if one else NOT_DELAYED for one in waits]
+    n, due_ms = len(told), [0 if wait else NOT_DELAYED for wait in waits]
     asked = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
     ranges = RangeColumns.from_ranges(asked, [3], RowSource([PendingFile(7, 3)], [3]))
     units = build_units(Produce(topics=[], ranges=asked, metadata_step=0), ranges)

@@ -106,7 +106,7 @@ def test_rejected_rows_are_listed_once(mq: Harness) -> None:
     request = mq.produce({0: 2}, producer=(mq.producer(), 0), rejected=3)
     assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3)
     assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3, duplicate=True)
-    kinds = [one.record.kind for step in mq.steps for one in step.entries]
+    kinds = [entry.record.kind for step in mq.steps for entry in step.entries]
     assert kinds.count("rows_rejected") == 1
 
 
@@ -117,7 +117,7 @@ def test_after_the_last_sequence_comes_zero(mq: Harness) -> None:
     fold(mq.state, [JournalEntry(Produced("t", pid, 0, [UnitAppended(topic_id, 0, MAX - 4, 3, 0)]))])
     result = mq.one(mq.produce({0: 5}, producer=(pid, 0), sequence=MAX - 1))
     assert isinstance(result, Published)
-    (segments,) = [one.segments for one in mq.steps[-1].entries if one.record.kind == "produced"]
+    (segments,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
     assert segments.column("base_sequence") == [MAX - 1]
     assert mq.refused(mq.produce({0: 1}, producer=(pid, 0), sequence=4)).expected == 3
     assert isinstance(mq.one(mq.produce({0: 1}, producer=(pid, 0), sequence=3)), Published)

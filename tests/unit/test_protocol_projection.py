@@ -105,7 +105,7 @@ def happen(mq: Harness, chance: random.Random) -> None:
 def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:
     if kind == 40:
         if mq.state.delays.ranges and chance.randrange(2):
-            *place, reschedules = chance.choice(sorted(one.published.key for one in mq.state.delays.ranges))
+            *place, reschedules = chance.choice(sorted(range_.published.key for range_ in mq.state.delays.ranges))
             row = [*([number] for number in place), [chance.randrange(3)], [reschedules]]
             if chance.randrange(2):
                 mq.ask(RescheduleDelays(*row, [mq.now_ms + chance.choice([0, HOUR_MS])]))
@@ -353,14 +353,14 @@ def test_who_only_follows_keeps_no_list_of_changes() -> None:
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     """Else the tests above would prove less than they say."""
-    kinds = {one.record.kind for seed in range(SEEDS) for step in busy(seed).steps for one in step.entries}
+    kinds = {entry.record.kind for seed in range(SEEDS) for step in busy(seed).steps for entry in step.entries}
     assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
     moves = [
-        one.record
+        entry.record
         for seed in range(SEEDS)
         for step in busy(seed).steps
-        for one in step.entries
-        if isinstance(one.record, TransactionMoved)
+        for entry in step.entries
+        if isinstance(entry.record, TransactionMoved)
     ]
     assert {move.status for move in moves} == set(TransactionStatus)
     assert {move.reason for move in moves} == {None, "producer", "timeout", "fenced", "operator"}

@@ -115,7 +115,7 @@ def test_records_are_deleted_up_to_an_offset_and_never_come_back(mq: Harness) ->
     assert mq.one(DeleteRecords("a", {0: 1, 1: 0})) == Done()
     assert mq.state.topic("a").log_starts.tolist() == [2, 3]
     assert before == 2
-    assert [one.record.kind for one in mq.steps[-1].entries] == ["answered"]
+    assert [entry.record.kind for entry in mq.steps[-1].entries] == ["answered"]
 
 
 def test_requests_of_a_letter_are_decided_in_order_each_on_its_own(mq: Harness) -> None:

@@ -83,8 +83,8 @@ def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:
     """Poll all of them until it is so; nothing is published meanwhile."""
 
     def poll() -> bool:
-        for one in consumers:
-            assert not one.poll()
+        for consumer in consumers:
+            assert not consumer.poll()
         return on()
 
     until(poll)
@@ -96,7 +96,9 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
     def of(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
         topic_id = state.topic_ids[topic]
         return {
-            partition: [(one.first, one.length, one.status.value, one.deliveries) for one in known.stretches]
+            partition: [
+                (stretch.first, stretch.length, stretch.status.value, stretch.deliveries) for stretch in known.stretches
+            ]
             for (of_topic, partition), known in state.deliveries.get(group, {}).items()
             if of_topic == topic_id
         }
@@ -107,7 +109,7 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
 def died(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
     """By partition, what it has given up: by the journal, as it may be a dead letter by now, and forgotten."""
     steps = decode_steps(mq.namespace.store.open(JOURNAL).read())
-    settled = [one.record for step in steps for one in step.entries if isinstance(one.record, MessagesSettled)]
+    settled = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, MessagesSettled)]
     parts = [part for record in settled if record.group == group for part in record.parts]
     return [(part.partition, part.ranges) for part in parts if part.status is DeliveryStatus.DYING]
 
@@ -663,7 +665,7 @@ def test_the_example_of_the_handoff(mq: Connection) -> None:
         ahead = {0: [(0, 2, "acquired", 1)], 1: [(0, 2, "acquired", 1)]}
         until(lambda: deliveries(mq, group, topic) == ahead or request_more(c1))
         with member(other, group, topic) as c2:
-            until(lambda: [one.state for one in mq.groups.assignments(group)] == ["ready", "paused"])
+            until(lambda: [assignment.state for assignment in mq.groups.assignments(group)] == ["ready", "paused"])
             add(mq, topic, {0: 1, 1: 1}, "stored ")
             c1_got += read(polled(c1, 3))
             assert told.words[-1] == ("revoked", [1])

@@ -70,7 +70,7 @@ def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.Monke
     assert not finding.ok
     assert "t-1, offset 0 waits for its last delivery" in finding.found
     consumer.ack(messages[0])
-    assert [(one.partition, one.offset, one.delivery_count) for one in poll(consumer, 1)] == [(1, 0, 2)]
+    assert [(message.partition, message.offset, message.delivery_count) for message in poll(consumer, 1)] == [(1, 0, 2)]
     assert not stalls(world)
 
 

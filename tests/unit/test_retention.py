@@ -207,7 +207,7 @@ def test_a_look_finds_what_is_found_segment_by_segment(
     made = new_store(tmp_path_factory.mktemp("look"))
     topics: dict[int, Topic] = {}
     for topic_id, (age, size) in enumerate(settings, 1):
-        ends = [sum(one.count for one in logs.get((topic_id, p), [])) for p in range(3)]
+        ends = [sum(log.count for log in logs.get((topic_id, p), [])) for p in range(3)]
         begins = [min(starts[3 * topic_id - 3 + p], end) for p, end in enumerate(ends)]
         topics[topic_id] = topic_of(topic_id, ends, begins, retention_ms=age, retention_bytes=size)
     rows = [row for place, ones in logs.items() for row in log_of(*place, ones)]

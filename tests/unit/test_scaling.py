@@ -55,7 +55,7 @@ def test_added_partitions_join_and_nothing_else_is_disturbed(mq: Connection, pro
     topic, group = new_topic(mq, 4), new_name("g")
     listeners = [Told(), Told()]
     options: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": "earliest"}
-    members = [mq.consumer(group, topics=[topic], listener=one, **options) for one in listeners]
+    members = [mq.consumer(group, topics=[topic], listener=listener, **options) for listener in listeners]
     seen: list[str] = []
 
     def poll() -> None:
@@ -68,16 +68,16 @@ def test_added_partitions_join_and_nothing_else_is_disturbed(mq: Connection, pro
     until(lambda: poll() or [len(one.assignment()) for one in members] == [2, 2])
     sent = keyed(mq, topic, "a")
     until(lambda: poll() or len(seen) == len(sent))
-    before = {one.partition: one for one in mq.groups.assignments(group)}
-    for one in listeners:
-        one.words.clear()
+    before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
+    for listener in listeners:
+        listener.words.clear()
     sent += keyed(mq, topic, "b")
     mq.topics.alter(topic, partitions=6)
     sent += keyed(mq, topic, "c")
     until(lambda: poll() or (len(seen) >= len(sent) and [len(one.assignment()) for one in members] == [3, 3]))
     assert sorted(seen) == sorted(sent), "each once, and none stands still"
-    assert sorted(word for one in listeners for word in one.words) == [("assigned", [4]), ("assigned", [5])]
-    after = {one.partition: one for one in mq.groups.assignments(group)}
+    assert sorted(word for listener in listeners for word in listener.words) == [("assigned", [4]), ("assigned", [5])]
+    after = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     assert {p: after[p] for p in before} == before, "the same owners since the same time"
     assert {p for p, one in after.items() if one.since_ms >= before[0].since_ms and p not in before} == {4, 5}
     for one in members:
@@ -150,12 +150,14 @@ def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:
     kept, left = owned(keeps), [partition for partition in owned(loses) if partition != 3]
     listener = Told()
     keeps._listener = listener
-    before = {one.partition: one for one in mq.groups.assignments(group)}
+    before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     mq.topics.alter(topic, partitions=3, force=True)
     settle(first, second, on=lambda: owned(loses) == left)
     assert listener.words == []
     assert owned(keeps) == kept
-    assert {one.partition: one for one in mq.groups.assignments(group)} == {p: before[p] for p in range(3)}
+    assert {assignment.partition: assignment for assignment in mq.groups.assignments(group)} == {
+        p: before[p] for p in range(3)
+    }
     first.close()
     second.close()
 

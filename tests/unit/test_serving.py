@@ -124,10 +124,10 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
             assert not standby.sequencer.leads
             assert mq.state().leader_epoch == epoch
     renewals = [
-        one.record
+        entry.record
         for step in Journal(mq.namespace.store).read_steps_after(0)
-        for one in step.entries
-        if isinstance(one.record, LeaderElected) and (one.record.leader, one.record.epoch) == ("slow", epoch)
+        for entry in step.entries
+        if isinstance(entry.record, LeaderElected) and (entry.record.leader, entry.record.epoch) == ("slow", epoch)
     ]
     assert len(renewals) >= 3, "signs of life within the step"
 

@@ -51,6 +51,6 @@ def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkey
     told: list[Exception] = []
     seen = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
     entries = machine.fold_observations(mq.state, seen, told.append)
-    assert [one.record.kind for one in entries] == ["member_left"]
+    assert [entry.record.kind for entry in entries] == ["member_left"]
     assert list(map(str, told)) == ["not foreseen"]
     assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])

@@ -262,7 +262,7 @@ def test_an_operator_aborts_and_fences(mq: Connection, topic: str):
         producer.flush()
         info = mq.transactions.describe(name)
         assert (info.state, info.partitions, info.timeout_ms) == ("Ongoing", (f"{topic}-0",), 60_000)
-        assert name in [one.transactional_id for one in mq.transactions.find_hanging(max_open_ms=-1)]
+        assert name in [transaction.transactional_id for transaction in mq.transactions.find_hanging(max_open_ms=-1)]
         assert mq.transactions.describe_producers(topic, 0)[0].first_offset == 0
         mq.transactions.abort(name)
         assert mq.end_offsets(topic) == {0: 2}
@@ -279,6 +279,8 @@ def test_an_operator_aborts_and_fences(mq: Connection, topic: str):
 
 def test_ids_are_listed(mq: Connection, topic: str):
     with mq.producer(f"{topic}-id"):
-        (info,) = [one for one in mq.transactions.all() if one.transactional_id == f"{topic}-id"]
+        (info,) = [
+            transaction for transaction in mq.transactions.all() if transaction.transactional_id == f"{topic}-id"
+        ]
         assert (info.state, info.open_ms, info.partitions, info.batch_id) == ("Empty", None, (), -1)
         assert info not in mq.transactions.all(("Ongoing",))

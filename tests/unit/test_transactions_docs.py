@@ -38,7 +38,9 @@ def run(folder: Path, line: str) -> str:
     """What a command line prints that is given in the folder."""
     name, *arguments = shlex.split(line)
     assert name == "lakemq"
-    result = CliRunner().invoke(app, [str(folder / one) if "/" in one else one for one in arguments])
+    result = CliRunner().invoke(
+        app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
+    )
     assert result.exit_code == 0, (line, result.stderr)
     return result.stdout
 

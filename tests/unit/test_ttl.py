@@ -170,13 +170,13 @@ def test_a_poll_passes_over_what_lies_between_and_shows_no_more_than_it_may(mq: 
         found = []
         while batch := consumer.poll(2):
             assert batch.record_count <= 2
-            found += [one.offset for one in batch]
+            found += [message.offset for message in batch]
         assert found == [5, 10, 15, 20, 25, 30, 35]
         assert consumer.position(topic, 0) == size
 
 
 def has_topic(mq: Connection, name: str) -> bool:
-    return any(one.topic == name for one in mq.topics.list())
+    return any(topic.topic == name for topic in mq.topics.list())
 
 
 # -- queues -------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
         consumer.flush()
         until(lambda: mq.groups.describe(group).lag == 0)
     assert not has_topic(mq, f"{topic}.dlq")
-    assert [one.expired for one in mq.groups.lag(group)] == [9]
+    assert [partition.expired for partition in mq.groups.lag(group)] == [9]
     count = "SELECT expired_count FROM consumer_offsets WHERE \"group\" = '{}' ORDER BY step DESC LIMIT 1"
     until(lambda: list(run_query(mq.namespace, count.format(group))[1]) == [(9,)])
     # another group, of its own judgement

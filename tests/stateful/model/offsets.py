@@ -13,11 +13,11 @@ def commit(model: Namespace, request: CommitOffsets) -> Done:
     if request.transaction is not None:
         transactions.check_writer(model, request.transaction)
     noted = {}
-    for one in request.offsets:
-        place = _place(model, one)
-        if not 0 <= one.offset <= len(model.log(place)):
+    for offset in request.offsets:
+        place = _place(model, offset)
+        if not 0 <= offset.offset <= len(model.log(place)):
             raise Refused("OFFSET_OUT_OF_RANGE")
-        noted[place] = one.offset
+        noted[place] = offset.offset
     if not noted:
         return Done()
     committed = model.offsets
@@ -31,7 +31,7 @@ def fetch(model: Namespace, request: FetchOffsets) -> OffsetsFetched:
     """Of all partitions, and stable ones: the model is asked for no other."""
     assert request.partitions is None
     assert request.require_stable
-    opened = [one.open for one in model.ids.values() if one.open]
+    opened = [id_.open for id_ in model.ids.values() if id_.open]
     if any(model.topics[topic_id].active for one in opened for topic_id, _ in one.offsets.get(request.group, ())):
         raise Refused("UNSTABLE_OFFSET_COMMIT")
     committed = sorted(model.offsets.get(request.group, {}).items())
