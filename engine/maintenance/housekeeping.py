@@ -36,7 +36,8 @@ MANY_BIG_FILES = 8
 """Number of merged files of a changelog at which all are merged once more. By then most of their rows are outdated."""
 
 _MERGED_ROWS = 1 << 17
-"""Rows of `delayed` that a merge holds at once, unless an hour has more. That takes about 100 MB."""
+"""Rows of `delayed` that a merge holds at once, unless an hour has more. That takes about 250 MB, most
+of it for row groups that Arrow reads ahead."""
 
 _STEP_BYTES = 64 << 10
 """A journal file of this size holds only a few steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -152,6 +153,17 @@ def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monke
     for _ in range(2):
         with pytest.raises(TableDamaged, match="not as it was written"):
             state.delays.count_pending(1)
+
+
+def test_threads_switch_often_only_while_ranges_are_read(tmp_path: Path, gate: threading.Event) -> None:
+    before_s = sys.getswitchinterval()
+    store, rows = store_rows(tmp_path, [later_row(2)])
+    state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
+    later.start(store, rows, state)
+    until(lambda: sys.getswitchinterval() == pytest.approx(later_ranges.SWITCH_S))
+    gate.set()
+    state.delays.ranges.packed.complete()
+    assert sys.getswitchinterval() == pytest.approx(before_s)
 
 
 def test_reading_ends_with_the_term(tmp_path: Path, gate: threading.Event) -> None:
