@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from enum import Enum
 from typing import TypeVar
 
 from ...namespace.clock import Clock
@@ -23,7 +22,6 @@ from ...protocol.errors import (
     IllegalState,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
-    InvalidRequest,
     InvalidTxnState,
     LakeMQError,
     ProducerFenced,
@@ -32,16 +30,17 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownServerError,
 )
-from ...protocol.values.deliveries import Acknowledge, Acknowledgement
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
-from ...protocol.values.offsets import CommitOffsets, OffsetCommit
+from ...protocol.values.offsets import OffsetCommit
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text
 from ..attempts import NO_EFFECT, ask_with_retries
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requester import Requester
+from .consumed_positions import ConsumedPositions
+from .phase import Phase
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
@@ -54,24 +53,6 @@ Part = tuple[Produce, Rows | None]
 _FENCED = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
 
 R = TypeVar("R")
-
-
-class Phase(Enum):
-    """Phase of a transaction in this process. The value: what a call at the wrong time finds, and what to do.
-
-    begin: NONE -> OPEN. An end: OPEN or UNANSWERED -> ENDING -> NONE. If the end fails: back to OPEN, or to UNANSWERED
-    once a commit was sent.
-    """
-
-    NONE = ("No transaction is open.", "begin_transaction() first")
-    OPEN = ("A transaction is open already.", "commit or abort it first")
-    ENDING = ("The transaction is being committed or aborted by another thread.", "another one, once it has ended")
-    UNANSWERED = ("A commit was not answered.", "commit again, or abort")
-
-    def refusal(self) -> IllegalState:
-        """Return the error of a call that does not fit this phase."""
-        text, expected = self.value
-        return IllegalState(text, expected=expected)
 
 
 class TransactionManager:
@@ -109,12 +90,7 @@ class TransactionManager:
         self._ender: object = None
         """The block that ends the transaction."""
         self._part_count = self._parts_in_flight = 0
-        self._offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
-        self._messages: dict[str, list[Acknowledgement]] = {}
-        """By queue group, the messages that the commit acknowledges."""
-        self._members: dict[str, str | None] = {}
-        self._generations: dict[str, int | None] = {}
-        """By group, the member that commits its offsets."""
+        self._consumed = ConsumedPositions()
         self._failure: LakeMQError | None = None
         self._fatal_error: LakeMQError | None = None
         self._has_unanswered = False
@@ -143,10 +119,7 @@ class TransactionManager:
             if self._phase is not Phase.NONE:
                 raise self._phase.refusal()
             self._phase, self._part_count, self._failure, self._has_unanswered = Phase.OPEN, 0, None, False
-            self._offsets.clear()
-            self._messages.clear()
-            self._members.clear()
-            self._generations.clear()
+            self._consumed.clear()
             return self._ref
 
     @property
@@ -261,17 +234,7 @@ class TransactionManager:
             self._check_offsets(commits)
         with self._lock.own:
             self.ref(expected_ref)
-            member_id = getattr(places, "member_id", None)
-            if (other := self._members.setdefault(named, member_id)) != member_id:
-                raise InvalidRequest(
-                    f"Offsets of two members of the group {named} in one transaction.", found=member_id, expected=other
-                )
-            self._generations[named] = getattr(places, "generation", None)
-            if isinstance(places, ConsumedMessages):
-                self._messages.setdefault(named, []).extend(places.messages)
-                return
-            commits_by_place = self._offsets.setdefault(named, {})
-            commits_by_place.update({(commit.topic, commit.partition): commit for commit in commits})
+            self._consumed.add(named, places, commits)
 
     # -- ending -----------------------------------------------------------------------------------------
 
@@ -346,19 +309,10 @@ class TransactionManager:
             self._raise_if_fatal()
             self.check_no_failure()
         ref = self.get_ref()
-        if not (parts or self._offsets or self._messages or self._part_count):
+        if not (parts or self._consumed or self._part_count):
             self._reset(ref)
             return []
-        offsets: list[AnyRequest] = [
-            CommitOffsets(group, list(commits.values()), ref, self._members.get(group), self._generations.get(group))
-            for group, commits in self._offsets.items()
-            if commits
-        ]
-        offsets += [
-            Acknowledge(group, self._members.get(group) or "", messages, ref)
-            for group, messages in self._messages.items()
-            if messages
-        ]
+        offsets = self._consumed.build_requests(ref)
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((request, None) for request in offsets), (end, None)]
@@ -432,8 +386,7 @@ class TransactionManager:
         with self._lock.own:
             # the sequencer has the offsets now; sending them again changes nothing
             self._part_count += sum(failure is None for failure in errors)
-            self._offsets.clear()
-            self._messages.clear()
+            self._consumed.forget_sent()
         return [
             None if failed else _result(answer, Published)
             for answer, failed in zip(answers[:part_count], errors, strict=False)
@@ -447,10 +400,7 @@ class TransactionManager:
         with self._lock.own:
             self._ref, self._phase, self._failure = following, Phase.NONE, None
             self._part_count = 0
-            self._offsets.clear()
-            self._messages.clear()
-            self._members.clear()
-            self._generations.clear()
+            self._consumed.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)
 
