@@ -94,6 +94,11 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 test-quality: $(READY) ## the gate and the audit beside Great Expectations, which takes its time: about two minutes
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
+.PHONY: test-stores
+test-stores: $(READY) $(ARCHIVE) ## object stores on a real S3 server, which Go builds once: about four minutes, the first time eight
+	server=$$($(BIN)/python tests/versitygw.py) && export LAKEMQ_TEST_S3="$$server" && \
+	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k s3
+
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about seven minutes
 	$(BIN)/pytest tests/airflow

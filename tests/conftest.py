@@ -73,9 +73,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3Server]:
-    """An S3 server for the tests of this process."""
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server for the tests of this process: moto's, or a real one with `make test-stores`."""
     from s3_server import serve_s3
+    from versitygw import VARIABLE, serve_versitygw
 
-    with serve_s3() as server:
+    program = os.environ.get(VARIABLE)
+    with serve_versitygw(program, tmp_path_factory.mktemp("s3")) if program else serve_s3() as server:
         yield server

@@ -1,0 +1,183 @@
+"""Sequencers and clients in processes of their own, on an S3 server: killed, stopped, and behind a bad network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from s3_server import BUCKET, SECRET_KEY, S3Server
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.sequencer.journal import Journal
+
+CONFIG = "lease.ms: 3000\n"
+TOPIC = "orders"
+WITHIN_S = 120
+"""Bound of every wait; a machine may be slow."""
+
+
+@pytest.fixture
+def path() -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/mq"
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    started = Children(tmp_path)
+    try:
+        yield started
+    finally:
+        started.kill_all()
+        print((tmp_path / "children.log").read_text()[-20_000:])
+
+
+class Children:
+    """Processes that none of the tests leaves behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._settings = folder / "lakemq.yaml"
+        self._settings.write_text(CONFIG)
+        self._log = (folder / "children.log").open("w")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def serve(self, path: str, options: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a sequencer, which gets all options from its environment."""
+        arguments = [argument for key in options for argument in ("--storage-option", key)]
+        command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, "--conf", str(self._settings), *arguments]
+        process = subprocess.Popen(
+            [*command, "serve"], env={**os.environ, **options}, stdout=self._log, stderr=self._log
+        )
+        self._processes.append(process)
+        return process
+
+    def kill_all(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.send_signal(signal.SIGCONT)
+            process.wait(WITHIN_S)
+        self._log.close()
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.1)
+
+
+def terms(mq: Connection) -> list[tuple[int, str]]:
+    """Return epoch and leader of each term, in order."""
+    steps = Journal(mq.namespace.store).read_steps_after(0)
+    elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
+    return list(dict.fromkeys((record.epoch, record.leader) for record in elected if record.leader))
+
+
+class Sending(threading.Thread):
+    """Sends numbered messages one after the other until it is told to end."""
+
+    def __init__(self, mq: Connection) -> None:
+        super().__init__(daemon=True)
+        self._mq, self._ends = mq, threading.Event()
+        self.acknowledged = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self._mq.producer() as producer:
+                while not self._ends.is_set():
+                    producer.send(TOPIC, value=str(self.acknowledged)).result(WITHIN_S)
+                    self.acknowledged += 1
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join(WITHIN_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def until_more(self, count: int) -> None:
+        """Wait until so many more messages were acknowledged."""
+        goal = self.acknowledged + count
+        until(lambda: self.acknowledged >= goal or self.error is not None, f"{goal} messages acknowledged")
+
+
+def check_each_once(mq: Connection, count: int) -> None:
+    values = [int(message.value) for message in mq.fetch(TOPIC)]
+    assert values == list(range(count))
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_another_sequencer_takes_over_and_each_message_is_there_once(
+    fault: str, s3: S3Server, path: str, children: Children
+) -> None:
+    """A stopped leader goes on while another one leads: both put the next step."""
+    with lakemq.connect(path, storage_options=s3.options, create=True) as mq:
+        first = children.serve(path, s3.options)
+        mq.topics.create(TOPIC)
+        children.serve(path, s3.options)
+        sending = Sending(mq)
+        sending.start()
+        sending.until_more(5)
+        first.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        sending.until_more(5)
+        first.send_signal(signal.SIGCONT)
+        sending.until_more(5)
+        sending.end()
+        check_each_once(mq, sending.acknowledged)
+        epochs = [epoch for epoch, _ in terms(mq)]
+        assert epochs == list(range(1, len(epochs) + 1))
+        assert len(epochs) > 1
+
+
+def test_arguments_of_processes_show_no_credentials(s3: S3Server, path: str, children: Children) -> None:
+    with lakemq.connect(path, storage_options=s3.options, create=True) as mq:
+        served = children.serve(path, s3.options)
+        mq.topics.create(TOPIC)
+        arguments = Path(f"/proc/{served.pid}/cmdline").read_text()
+    assert "AWS_SECRET_ACCESS_KEY" in arguments
+    assert SECRET_KEY not in arguments
+
+
+@contextmanager
+def bad_network(target: str, share: float) -> Iterator[str]:
+    """Yield the URL of a proxy in a process of its own: 15 ms later, and this share of each fault."""
+    command = [sys.executable, "-m", "store_proxy", target, "--delay-ms", "15", "--share", str(share), "--seed", "7"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        try:
+            yield proxy.stdout.readline().strip()
+        finally:
+            proxy.stdin.close()
+
+
+def test_a_bad_network_loses_and_doubles_nothing(s3: S3Server, path: str, children: Children) -> None:
+    with lakemq.connect(path, storage_options=s3.options, create=True), ExitStack() as stack:
+        url = stack.enter_context(bad_network(s3.url, share=0.01))
+        options = {**s3.options, "AWS_ENDPOINT_URL": url}
+        for _ in range(2):
+            children.serve(path, options)
+        mq = stack.enter_context(lakemq.connect(path, storage_options=options))
+        mq.topics.create(TOPIC)
+        sending = Sending(mq)
+        sending.start()
+        for _ in range(4):
+            sending.until_more(10)
+        sending.end()
+        check_each_once(mq, sending.acknowledged)
+    with lakemq.connect(path, storage_options=s3.options) as mq:
+        check_each_once(mq, sending.acknowledged)
