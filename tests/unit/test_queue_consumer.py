@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from unit.consuming import Told, add, owned, texts
-from unit.served import new_name, new_topic, until, values
+from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -310,16 +311,18 @@ def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
         one.poll(timeout_ms=5_000)
 
 
-def test_a_consumer_that_has_nothing_to_do_writes_nothing(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    add(mq, topic, {0: 1})
-    with member(mq, group, topic) as one:
-        one.ack(polled(one, 1))
-        one.flush()
-        step = mq._fetcher.query_groups(lambda state: state.step)
-        for _ in range(10):
-            assert not one.poll(timeout_ms=5)
-        assert mq._fetcher.query_groups(lambda state: state.step) == step
+def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
+    """In a namespace of its own, whose sequencer writes nothing of its own accord meanwhile."""
+    with served(tmp_path, **{"project.interval.ms": 600_000}) as mq:
+        topic, group = new_topic(mq), new_name("g")
+        add(mq, topic, {0: 1})
+        with member(mq, group, topic) as one:
+            one.ack(polled(one, 1))
+            one.flush()
+            written = decode_steps(mq.namespace.store.open(JOURNAL).read())
+            for _ in range(10):
+                assert not one.poll(timeout_ms=5)
+            assert decode_steps(mq.namespace.store.open(JOURNAL).read()) == written
 
 
 def test_a_paused_partition_brings_nothing_until_it_is_resumed(mq: Connection) -> None:
