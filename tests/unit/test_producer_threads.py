@@ -303,7 +303,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
     def slowly(*given: Any) -> Published:
         publishing.set()
         assert go_on.wait(10)
-        return mq._publish_inside(*given)
+        return mq._rows.publish_in_transaction(*given)
 
     manager = mq.transaction(new_name("id"))._manager
     begun, before = TransactionScope(manager, slowly, Published([])), TransactionScope(manager, slowly, Published([]))
