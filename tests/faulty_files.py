@@ -60,7 +60,7 @@ class FaultyFiles(LocalFiles):
             if self.unwritable and self.unwritable in name:
                 raise OSError(self.code, os.strerror(self.code), name)
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
         self.puts.append(name)
         if self.unwritable and self.unwritable in name:
             if self.vague:
@@ -68,5 +68,6 @@ class FaultyFiles(LocalFiles):
                 self.after_put(name)
                 raise MaybeThere(errno.EIO, os.strerror(errno.EIO), name)
             raise OSError(self.code, os.strerror(self.code), name)
-        super().put(name, data, durable=durable)
+        identity = super().put(name, data, durable=durable)
         self.after_put(name)
+        return identity

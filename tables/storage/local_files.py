@@ -32,11 +32,13 @@ class LocalFiles:
     def __repr__(self) -> str:
         return f"LocalFiles({self.root!r})"
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
         with self._appearing(self._path(name), durable) as (file, _):
             view = memoryview(data).cast("B")
             while view:
                 view = view[os.write(file, view) :]
+            # its times do not change any more: a name for the file changes nothing in it
+            return _identity_of(os.fstat(file))
 
     @contextmanager
     def open_output(self, name: str) -> Iterator[pa.NativeFile]:
@@ -47,6 +49,9 @@ class LocalFiles:
             yield sink
 
     def get(self, name: str, limit: int | None = None) -> bytes:
+        return self.get_identified(name, limit)[0]
+
+    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
         path = self._path(name)
         # any file may lie there: opening a pipe would block, and a link leads elsewhere
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -57,7 +62,7 @@ class LocalFiles:
             if limit is not None and status.st_size > limit:
                 raise too_large(path, limit)
             with open(file, "rb", buffering=0, closefd=False) as opened:
-                return opened.readall()
+                return opened.readall(), _identity_of(status)
         finally:
             os.close(file)
 
@@ -71,7 +76,7 @@ class LocalFiles:
 
     def identity(self, name: str) -> str | None:
         status = self._stat(name)
-        return None if status is None else f"{status.st_ino}-{status.st_mtime_ns}"
+        return None if status is None else _identity_of(status)
 
     def time_ms(self) -> int:
         # the file system's time, which may come from another machine
@@ -202,6 +207,10 @@ class LocalFiles:
         temporary = f"{folder.path}/{hidden_name()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         return folder.with_folder(lambda: os.open(temporary, flags, 0o666)), temporary, True
+
+
+def _identity_of(status: os.stat_result) -> str:
+    return f"{status.st_ino}-{status.st_mtime_ns}"
 
 
 _T = TypeVar("_T")

@@ -25,7 +25,7 @@ from .secrets import hide_secrets
 from .workers import Workers
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutResult
     from obstore.store import ObjectStore
 
 _REQUESTS_AT_ONCE = 16
@@ -68,7 +68,7 @@ class ObjectFiles:
     def __repr__(self) -> str:
         return f"ObjectFiles({self.root!r})"
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -76,7 +76,7 @@ class ObjectFiles:
         attributes: Any = {_MARK: mark} if self._has_marks else None
         with self._put_errors(name):
             try:
-                obstore.put(
+                written = obstore.put(
                     self._bulk if len(body) > _WHOLE_BYTES else self._store,
                     path,
                     body,
@@ -85,18 +85,23 @@ class ObjectFiles:
                     use_multipart=False,
                 )
             except (AlreadyExistsError, PreconditionError):
-                if not self._has_marks or self._read_mark(path) != mark:
+                found, identity = self._read_mark(path) if self._has_marks else (None, "")
+                if found != mark:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name)) from None
+                return identity
+            # not every gateway answers with the ETag
+            return _identity_of(written) if written["e_tag"] else self.identity(name) or ""
 
-    def _read_mark(self, path: str) -> str | None:
+    def _read_mark(self, path: str) -> tuple[str | None, str]:
+        """Return the mark of an object, and the object's identity."""
         import obstore
 
         try:
-            found: str | None = obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK)
+            found = obstore.get(self._store, path, options={"head": True})
         except FileNotFoundError:
             # it was there and is gone again: it may have been the object of this put
             raise MaybeThere(errno.EIO, "the object was removed while it was put", self.uri(path)) from None
-        return found
+        return found.attributes.get(_MARK), _identity_of(found.meta)
 
     @contextmanager
     def open_output(self, name: str) -> Iterator[pa.NativeFile]:
@@ -127,6 +132,9 @@ class ObjectFiles:
             )
 
     def get(self, name: str, limit: int | None = None) -> bytes:
+        return self.get_identified(name, limit)[0]
+
+    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
         import obstore
 
         path = check_name(name)
@@ -134,7 +142,7 @@ class ObjectFiles:
             answer = obstore.get(self._bulk, path)
             if limit is not None and answer.meta["size"] > limit:
                 raise too_large(self.uri(name), limit)
-            return bytes(answer.bytes())
+            return bytes(answer.bytes()), _identity_of(answer.meta)
 
     def size(self, name: str) -> int | None:
         meta = self._head(name)
@@ -146,7 +154,7 @@ class ObjectFiles:
 
     def identity(self, name: str) -> str | None:
         meta = self._head(name)
-        return None if meta is None else f"{meta['e_tag']}-{meta['version']}-{_to_ms(meta)}-{meta['size']}"
+        return None if meta is None else _identity_of(meta)
 
     def time_ms(self) -> int:
         name = f"time-{uuid.uuid4().hex}"
@@ -320,6 +328,11 @@ class _RangedReader(io.RawIOBase):
         block = self._files.read_range(self._path, first, min(max(end, first + _WHOLE_BYTES), self._size))
         self._blocks[key] = (first, block)
         return block[start - first : end - first]
+
+
+def _identity_of(found: ObjectMeta | PutResult) -> str:
+    """Return the object's ETag, which stores make from its content or draw for each object, and its version."""
+    return f"{found['e_tag']}-{found['version']}"
 
 
 def _to_ms(meta: ObjectMeta) -> int:

@@ -37,10 +37,12 @@ class Files(Protocol):
 
     root: str
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
-        """Write an object. Raises FileExistsError if the name is taken; that object stays unchanged.
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
+        """Write an object, and return its identity, as `identity` does.
 
         If several clients put the same name at once, one of them succeeds.
+
+        Raises FileExistsError if the name is taken; that object stays unchanged.
         """
 
     def get(self, name: str, limit: int | None = None) -> bytes:
@@ -50,6 +52,9 @@ class Files(Protocol):
             FileNotFoundError: There is no such object.
             OSError: It is not a regular object, or has more than `limit` bytes.
         """
+
+    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+        """Read a whole object, with its identity. Raises what `get` raises."""
 
     def size(self, name: str) -> int | None:
         """Return the size of an object in bytes; None if it does not exist."""

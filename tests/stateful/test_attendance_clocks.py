@@ -31,9 +31,10 @@ TICK_MS = 500
 class StampedFiles(TimedFiles):
     """A store that stamps an object with its own time when it is put."""
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
-        super().put(name, data, durable=durable)
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
+        identity = super().put(name, data, durable=durable)
         self._seen[name] = self.time_ms()
+        return identity
 
 
 class Simulation:

@@ -47,16 +47,16 @@ def notes(*steps: int) -> pa.Table:
 class Put(LocalFiles):
     """A disk that does something else where it is told to, as a log's entry is put."""
 
-    instead: Callable[[str, Data], None] | None = None
+    instead: Callable[[str, Data], str] | None = None
     afterwards: Callable[[], None] | None = None
 
-    def put(self, name: str, data: Data, *, durable: bool = True) -> None:
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
         if self.instead is not None and "_delta_log" in name:
             return self.instead(name, data)
-        super().put(name, data, durable=durable)
+        identity = super().put(name, data, durable=durable)
         if self.afterwards is not None and "_delta_log" in name:
             self.afterwards()
-        return None
+        return identity
 
 
 @pytest.fixture
@@ -220,9 +220,9 @@ def test_a_store_that_asks_twice_is_recognised(disk: Put) -> None:
     """NFS repeats a link whose answer was lost, and says of its own that it exists."""
     committer = opened(disk)
 
-    def twice(name: str, data: Data) -> None:
+    def twice(name: str, data: Data) -> str:
         LocalFiles.put(disk, name, data)
-        LocalFiles.put(disk, name, data)
+        return LocalFiles.put(disk, name, data)
 
     disk.instead = twice
     append(committer, 1)
@@ -234,7 +234,7 @@ def test_a_store_that_asks_twice_is_recognised(disk: Put) -> None:
 def test_a_store_that_fails_after_others_could_see_the_entry_leaves_it_there(disk: Put) -> None:
     committer = opened(disk)
 
-    def vague(name: str, data: Data) -> None:
+    def vague(name: str, data: Data) -> str:
         LocalFiles.put(disk, name, data)
         raise MaybeThere(errno.EIO, os.strerror(errno.EIO), name)
 

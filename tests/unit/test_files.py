@@ -71,6 +71,19 @@ def test_what_was_put_is_got(files: Files, tmp_path: Path, data, durable: bool):
     assert everything(files) == ["folder/deep/name"]
 
 
+def test_an_identity_is_of_one_object(files: Files):
+    """It is the same whoever tells it, and another one for an object that took its name later."""
+    first = files.put("folder/name", b"one")
+    assert first == files.identity("folder/name")
+    assert files.get_identified("folder/name") == (b"one", first)
+    files.delete(["folder/name"])
+    assert files.identity("folder/name") is None
+    with pytest.raises(FileNotFoundError):
+        files.get_identified("folder/name")
+    time.sleep(0.02)  # longer than a tick of the disk's clock
+    assert files.put("folder/name", b"two") == files.identity("folder/name") != first
+
+
 def test_a_name_is_used_once(files: Files, tmp_path: Path):
     files.put("a", b"first")
     with pytest.raises(FileExistsError):

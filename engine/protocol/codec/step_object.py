@@ -1,0 +1,152 @@
+"""A step as one object: a msgpack array of its head, its entries and the message rows that travel in it.
+
+The head comes first and in clear, so that a standby reads who leads without reading the decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ..errors import NewerFormat
+from ..values.base import Record
+from ..values.clients import Answered
+from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
+from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
+from .results import check_answer
+
+_FEW_SEGMENTS = 1000
+"""Up to this number the segments of a step are lists, which are faster to write; more are one Arrow batch."""
+
+_ANSWERED = str(Answered.__struct_config__.tag)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
+
+
+class StepHead(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a step object.
+
+    Attributes:
+        format_version: of the whole object.
+        namespace_id: Delta's id of the journal; empty for step 0, which is written before there is one.
+        nonce: unique to this object, so that its writer recognises it.
+        step: its number. Steps are consecutive, from 1.
+        decided_at_ms: the sequencer's time, which never goes back.
+        leader, leader_epoch, lease_ms: who leads after this step, and for how long after it.
+    """
+
+    format_version: int
+    namespace_id: str
+    nonce: str
+    step: int
+    decided_at_ms: int
+    leader: str
+    leader_epoch: int
+    lease_ms: int
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """An entry of a step: the record as a msgpack map, and the columns of its segments, unless they are in the batch.
+
+    segment_count: of this entry's segments, which follow those of the entries before it in the batch.
+    """
+
+    record: msgspec.Raw
+    request_id: str | None
+    segments: list[list[Any]] | None
+    segment_count: int
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    """The whole object. batch: the segments of all entries as an Arrow stream. rows: as in Step."""
+
+    head: msgspec.Raw
+    entries: list[_Entry]
+    batch: bytes | None
+    rows: bytes | None
+
+
+class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
+    head: StepHead
+
+
+class _RecordKind(msgspec.Struct):
+    record: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_bodies = msgspec.msgpack.Decoder(_Body)
+_heads = msgspec.msgpack.Decoder(_HeadOnly)
+_records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+_kinds = msgspec.msgpack.Decoder(_RecordKind)
+
+
+def encode_step_object(head: StepHead, step: Step) -> bytes:
+    """Encode a step, whose number and time the head repeats."""
+    parts = [entry.segments for entry in step.entries]
+    are_few = sum(map(len, parts)) <= _FEW_SEGMENTS
+    entries = [
+        _Entry(
+            msgspec.Raw(_encoder.encode(entry.record)),
+            entry.request_id,
+            entry.segments.lists() if are_few and len(entry.segments) else None,
+            len(entry.segments),
+        )
+        for entry in step.entries
+    ]
+    batch = None if are_few else _encode_batch(parts)
+    return _encoder.encode(_Body(msgspec.Raw(_encoder.encode(head)), entries, batch, step.rows))
+
+
+def _encode_batch(parts: Sequence[Segments]) -> bytes:
+    table, sink = segments_to_table(parts).combine_chunks(), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def decode_head(body: bytes) -> StepHead:
+    """Decode only the head of a step object. Raises NewerFormat; ValueError if it is no step object."""
+    head = _heads.decode(body).head
+    if head.format_version > FORMAT_VERSION:
+        raise NewerFormat(found=f"step format {head.format_version}", expected=f"at most {FORMAT_VERSION}")
+    return head
+
+
+def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
+    """Decode a step object. Raises NewerFormat; ValueError if it is no step object."""
+    head, whole = decode_head(body), _bodies.decode(body)
+    entries = [
+        JournalEntry(_decode_record(entry.record), segments, entry.request_id)
+        for entry, segments in zip(whole.entries, _decode_segments(whole), strict=True)
+    ]
+    return head, Step(head.step, head.decided_at_ms, head.leader_epoch, entries, whole.rows)
+
+
+def _decode_segments(whole: _Body) -> list[Segments]:
+    """Return the segments of each entry: lists, or slices of one batch without copying."""
+    if whole.batch is None:
+        return [NO_SEGMENTS if entry.segments is None else Segments(entry.segments) for entry in whole.entries]
+    with pa.ipc.open_stream(whole.batch) as reader:
+        batches = reader.read_all().combine_chunks().to_batches()
+    counts = [entry.segment_count for entry in whole.entries]
+    starts = accumulate(counts[:-1], initial=0)
+    return [
+        Segments(batches[0].slice(start, count)) if count else NO_SEGMENTS
+        for start, count in zip(starts, counts, strict=True)
+    ]
+
+
+def _decode_record(raw: msgspec.Raw) -> Record:
+    try:
+        return _records.decode(raw)
+    except msgspec.ValidationError:
+        kind = _kinds.decode(raw).record
+        if kind == _ANSWERED:
+            check_answer(msgspec.json.encode(msgspec.msgpack.decode(raw)).decode())
+        if kind in _KINDS:
+            raise
+        raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None

@@ -1,0 +1,109 @@
+"""The step log as the leader sees it: it stands on the last step that landed, and appends the next one.
+
+How the fence works. A step is one object whose name is its number, put only if the name is free. So of two sequencers
+that both believe to lead, one puts the next step; the other finds the name taken, gets NotLeader and throws its state
+away. A leader that was stopped for an hour may find its next name free again, because steps are removed once they are
+projected. So after each put it looks at the step before: steps are removed in ascending order, and if that one is still
+the same object, the name was not used in between. No clock and no lock takes part; the lease only decides who may try.
+
+A step is decided when its put has succeeded and the look has found nothing. Only then is anything answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.step_objects import step_name
+
+from ..namespace import crash
+from ..protocol.codec.step_object import StepHead, decode_head, encode_step_object
+from ..protocol.errors import NotLeader
+from ..protocol.values.journal import FORMAT_VERSION, Step
+
+LOOK_BEFORE_MS = 5_000
+"""Time without a put after which the leader looks before the next one. This only avoids litter."""
+
+
+class StepLog:
+    """Appends steps for one leader. Not thread-safe. After any error, leadership is in doubt, and the term must end."""
+
+    def __init__(
+        self,
+        files: Files,
+        namespace_id: str,
+        step: int,
+        identity: str,
+        new_nonce: Callable[[], str],
+        steady_ms: Callable[[], int],
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        """Stand on a step that was read, and make it durable: its leader may have died before it did this.
+
+        identity: of its object, as it was read.
+        """
+        self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce
+        self._steady_ms, self._reached = steady_ms, reached
+        self._stands_on = step, identity
+        self._put_at_ms: int | None = None
+        files.sync([step_name(step)])
+
+    @property
+    def step(self) -> int:
+        """The last step that landed."""
+        return self._stands_on[0]
+
+    def append(self, step: Step, leader: str, lease_ms: int) -> None:
+        """Put the next step, whose number is `step` + 1. leader, lease_ms: after this step.
+
+        Raises:
+            NotLeader: another sequencer has put this step, or has gone on for so long that steps were removed.
+            OSError: the store failed. The step may have landed or not.
+        """
+        now_ms, nonce, name = self._steady_ms(), self._new_nonce(), step_name(step.step)
+        head = StepHead(
+            FORMAT_VERSION,
+            self._namespace_id,
+            nonce,
+            step.step,
+            step.decided_at_ms,
+            leader,
+            step.leader_epoch,
+            lease_ms,
+        )
+        body = encode_step_object(head, step)
+        if self._put_at_ms is None or now_ms - self._put_at_ms > LOOK_BEFORE_MS:
+            self.check_continuity()
+        try:
+            identity = self._files.put(name, body)
+        except OSError as error:  # also FileExistsError: some stores repeat a put that succeeded
+            identity = self._find_own(name, nonce, error)
+        self._reached("sequencer.step_put")
+        self.check_continuity()
+        self._stands_on, self._put_at_ms = (step.step, identity), now_ms
+
+    def _find_own(self, name: str, nonce: str, failed: OSError) -> str:
+        """Return the identity of the object if a put that failed has landed nevertheless, and make it durable.
+
+        Raises:
+            NotLeader: another sequencer's step is there.
+            OSError: nothing is there, or it cannot be read. It may appear later.
+        """
+        try:
+            body, identity = self._files.get_identified(name)
+            head = decode_head(body)
+        except (OSError, ValueError):
+            raise failed from None
+        if head.nonce != nonce:
+            raise NotLeader("Another sequencer has decided this step.", found=head.leader) from failed
+        self._files.sync([name])
+        return identity
+
+    def check_continuity(self) -> None:
+        """Check that the last step that landed is still the same object. Any thread may call this. Raises NotLeader.
+
+        It is not if other leaders have gone on for so long that it was removed, or if the namespace was replaced.
+        """
+        step, identity = self._stands_on
+        if self._files.identity(step_name(step)) != identity:
+            raise NotLeader(f"The log does not continue from step {step}: it was removed or replaced.")

@@ -1,0 +1,378 @@
+"""The step log: of all that put a step exactly one succeeds and knows it, and who follows reads every step once."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clocks import ManualClock
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lakemq.engine.protocol.codec.step_object import decode_head, decode_step_object
+from lakemq.engine.protocol.errors import NotLeader
+from lakemq.engine.protocol.values.journal import JournalEntry, Step
+from lakemq.engine.protocol.values.log import Produced
+from lakemq.engine.sequencer.step_log import LOOK_BEFORE_MS, StepLog
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.objects import Data, MaybeThere
+from lakemq.tables.storage.step_objects import KEPT_MS, LOOK_MS, StepFollower, StepsGone, step_name
+
+
+class Disk(LocalFiles):
+    """A disk on which a test says what happens as a step is put."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.before_put: Callable[[str], None] = lambda name: None
+        self.after_put: Callable[[str], None] = lambda name: None
+        self.calls: list[str] = []
+        self.synced: list[str] = []
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
+        self.calls.append("put")
+        self.before_put(name)
+        identity = super().put(name, data, durable=durable)
+        self.after_put(name)
+        return identity
+
+    def identity(self, name: str) -> str | None:
+        self.calls.append("look")
+        return super().identity(name)
+
+    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+        self.calls.append("get")
+        return super().get_identified(name, limit)
+
+    def sync(self, names) -> None:  # type: ignore[no-untyped-def]
+        self.synced += names
+        super().sync(names)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    found = Disk(str(tmp_path))
+    found.put(step_name(0), b"the first object")
+    found.calls.clear()
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+_nonces = itertools.count()
+
+
+def make_log(disk: Disk, clock: ManualClock, step: int = 0) -> StepLog:
+    identity = disk.identity(step_name(step))
+    assert identity is not None
+    disk.calls.clear()
+    return StepLog(disk, "a namespace", step, identity, lambda: f"nonce-{next(_nonces)}", clock.steady_ms)
+
+
+def make_step(number: int, subject: str = "t") -> Step:
+    return Step(number, 1_000 + number, 1, [JournalEntry(Produced(subject))])
+
+
+def append(log: StepLog, subject: str = "t") -> None:
+    log.append(make_step(log.step + 1, subject), "anna", 10_000)
+
+
+def read_subject(disk: Disk, step: int) -> str:
+    return decode_step_object(disk.get(step_name(step)))[1].entries[0].record.subject
+
+
+def remove_up_to(disk: Disk, step: int) -> None:
+    for number in range(step + 1):
+        disk.delete([step_name(number)])
+
+
+# -- appending ------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_one_put_and_one_look_behind_it(disk: Disk, clock: ManualClock) -> None:
+    log = make_log(disk, clock)
+    append(log)
+    assert disk.calls == ["look", "put", "look"], "before the first put it looks, too"
+    disk.calls.clear()
+    append(log)
+    assert disk.calls == ["put", "look"]
+    assert [read_subject(disk, step) for step in (1, 2)] == ["t", "t"]
+    head = decode_head(disk.get(step_name(2)))
+    assert (head.step, head.leader, head.leader_epoch, head.lease_ms, head.namespace_id) == (
+        2,
+        "anna",
+        1,
+        10_000,
+        "a namespace",
+    )
+    disk.calls.clear()
+    clock.sleep(LOOK_BEFORE_MS + 1)
+    append(log)
+    assert disk.calls == ["look", "put", "look"]
+
+
+def test_a_new_leader_makes_the_step_durable_that_it_stands_on(disk: Disk, clock: ManualClock) -> None:
+    append(make_log(disk, clock))
+    disk.synced.clear()
+    make_log(disk, clock, 1)
+    assert disk.synced == [step_name(1)]
+
+
+def test_of_two_leaders_one_puts_the_next_step(disk: Disk, clock: ManualClock) -> None:
+    anna, ben = make_log(disk, clock), make_log(disk, clock)
+    append(anna, "anna's")
+    with pytest.raises(NotLeader, match="Another sequencer has decided this step"):
+        append(ben, "ben's")
+    assert read_subject(disk, 1) == "anna's"
+
+
+def test_a_leader_that_slept_while_steps_were_removed_leads_no_more(disk: Disk, clock: ManualClock) -> None:
+    asleep, awake = make_log(disk, clock), make_log(disk, clock)
+    append(asleep, "early")
+    awake = make_log(disk, clock, 1)
+    for _ in range(5):
+        append(awake, "later")
+    # its next name is free again by the time of its put: the look behind it finds that its own step is gone
+    disk.before_put = lambda name: remove_up_to(disk, 4)
+    with pytest.raises(NotLeader, match="removed or replaced"):
+        append(asleep, "too late")
+    disk.before_put = lambda name: None
+    append(awake, "goes on")
+    assert [read_subject(disk, step) for step in (5, 6, 7)] == ["later", "later", "goes on"]
+
+
+def test_a_leader_that_slept_for_long_looks_first_and_leaves_nothing_behind(disk: Disk, clock: ManualClock) -> None:
+    asleep = make_log(disk, clock)
+    append(asleep)
+    awake = make_log(disk, clock, 1)
+    for _ in range(3):
+        append(awake)
+    remove_up_to(disk, 2)
+    clock.sleep(KEPT_MS)
+    with pytest.raises(NotLeader):
+        append(asleep)
+    assert disk.list("steps") == [step_name(3), step_name(4)]
+
+
+def fail(error: OSError) -> Callable[[str], None]:
+    def raise_it(name: str) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_a_put_that_failed_after_it_landed_has_landed(disk: Disk, clock: ManualClock) -> None:
+    log = make_log(disk, clock)
+    disk.after_put, disk.synced = fail(MaybeThere(errno.EIO, "the answer was lost")), []
+    append(log)
+    assert disk.synced == [step_name(1)]
+    assert log.step == 1
+    disk.after_put = fail(FileExistsError(errno.EEXIST, "the store repeated the put"))
+    append(log)
+    disk.after_put = lambda name: None
+    append(log)
+    assert [read_subject(disk, step) for step in (1, 2, 3)] == ["t", "t", "t"]
+
+
+def test_a_put_that_failed_with_nothing_there_is_unknown(disk: Disk, clock: ManualClock) -> None:
+    log = make_log(disk, clock)
+    disk.before_put = fail(OSError(errno.EIO, "no route to the store"))
+    with pytest.raises(OSError, match="no route"):
+        append(log)
+    assert log.step == 0
+
+
+def test_a_put_that_failed_and_cannot_be_read_back_is_unknown(disk: Disk, clock: ManualClock) -> None:
+    log = make_log(disk, clock)
+
+    def lose_the_answer(name: str) -> None:
+        (Path(disk.root) / name).write_bytes(b"half")
+        raise MaybeThere(errno.EIO, "the answer was lost")
+
+    disk.before_put = lose_the_answer
+    with pytest.raises(MaybeThere, match="lost"):
+        append(log)
+
+
+def test_a_put_that_failed_while_another_leader_was_first_ends_the_term(disk: Disk, clock: ManualClock) -> None:
+    anna, ben = make_log(disk, clock), make_log(disk, clock)
+
+    def ben_is_first(name: str) -> None:
+        disk.before_put = lambda name: None
+        append(ben, "ben's")
+        raise MaybeThere(errno.EIO, "timed out")
+
+    disk.before_put = ben_is_first
+    with pytest.raises(NotLeader, match="Another sequencer"):
+        append(anna)
+    assert read_subject(disk, 1) == "ben's"
+
+
+def test_a_replaced_namespace_ends_the_term(disk: Disk, clock: ManualClock) -> None:
+    log = make_log(disk, clock)
+    append(log)
+    disk.delete(disk.list("steps"))
+    disk.put(step_name(0), b"another first object")
+    with pytest.raises(NotLeader, match="removed or replaced"):
+        log.check_continuity()
+
+
+# -- following ------------------------------------------------------------------------------------------
+
+
+def read_subjects(follower: StepFollower) -> list[str]:
+    return [decode_step_object(body)[1].entries[0].record.subject for body in follower.read()]
+
+
+def test_a_follower_reads_each_step_once_and_in_order(disk: Disk, clock: ManualClock) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    assert follower.read() == []
+    for name in ("one", "two", "three"):
+        append(log, name)
+    disk.calls.clear()
+    assert read_subjects(follower) == ["one", "two", "three"]
+    assert disk.calls == ["get"] * 4 + ["look"]
+    assert follower.step == 3
+    disk.calls.clear()
+    assert follower.read() == []
+    assert disk.calls == ["get"]
+    append(log, "four")
+    assert read_subjects(follower) == ["four"]
+
+
+def test_a_follower_without_its_step_must_load_again(disk: Disk, clock: ManualClock) -> None:
+    with pytest.raises(StepsGone):
+        StepFollower(disk, 1, clock.steady_ms)
+
+
+@pytest.mark.parametrize("litter", [False, True], ids=["nothing is there", "a leader without a term left one"])
+def test_a_follower_that_slept_while_steps_were_removed_must_load_again(
+    disk: Disk, clock: ManualClock, litter: bool
+) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    assert follower.read() == []
+    for _ in range(4):
+        append(log)
+    remove_up_to(disk, 2)
+    if litter:
+        disk.put(step_name(1), b"never decided")
+    clock.sleep(LOOK_MS)
+    with pytest.raises(StepsGone):
+        follower.read()
+
+
+def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: Disk, clock: ManualClock) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    for _ in range(4):
+        append(log)
+    read = LocalFiles.get_identified
+
+    def remove_meanwhile(name: str, limit: int | None = None) -> tuple[bytes, str]:
+        if name == step_name(3):
+            remove_up_to(disk, 3)
+        return read(disk, name, limit)
+
+    disk.get_identified = remove_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(StepsGone):
+        follower.read()
+
+
+class Log(RuleBasedStateMachine):
+    """Leaders come, stop anywhere and go on; steps are removed in ascending order; followers read now and then.
+
+    The model is the list of steps whose `append` returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="lakemq-steps-")
+        self.disk, self.clock = Disk(self.folder.name), ManualClock()
+        self.disk.put(step_name(0), b"the first object")
+        self.decided: list[str] = []
+        self.leaders = [make_log(self.disk, self.clock)]
+        self.removed_at_ms: list[int] = [self.clock.ms]
+        self.followers = [(StepFollower(self.disk, 0, self.clock.steady_ms), 0, list[str]())]
+        self.oldest = 0
+        self.names = itertools.count()
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    def put_by(self, leader: StepLog) -> None:
+        name = f"step {next(self.names)}"
+        try:
+            append(leader, name)
+        except NotLeader:
+            self.leaders.remove(leader)
+        else:
+            self.decided.append(name)
+            self.removed_at_ms.append(self.clock.ms)
+            assert leader.step == len(self.decided)
+
+    @rule()
+    def take_over(self) -> None:
+        self.leaders.append(make_log(self.disk, self.clock, len(self.decided)))
+
+    @precondition(lambda self: self.leaders)
+    @rule(pick=st.randoms(use_true_random=False), stopped=st.booleans())
+    def lead(self, pick, stopped: bool) -> None:  # type: ignore[no-untyped-def]
+        leader = pick.choice(self.leaders)
+        if stopped and len(self.leaders) > 1:
+            others = [other for other in self.leaders if other is not leader]
+
+            def meanwhile(name: str) -> None:
+                self.disk.before_put = lambda name: None
+                for other in others:
+                    self.put_by(other)
+                self.clock.sleep(KEPT_MS)
+                self.remove(pick.randint(0, 5))
+
+            self.disk.before_put = meanwhile
+        self.put_by(leader)
+        self.disk.before_put = lambda name: None
+
+    @rule(count=st.integers(1, 5))
+    def remove(self, count: int) -> None:
+        """Remove steps that are old enough, never the newest."""
+        for _ in range(count):
+            if self.oldest >= len(self.decided) or self.removed_at_ms[self.oldest + 1] + KEPT_MS > self.clock.ms:
+                return
+            self.disk.delete([step_name(self.oldest)])
+            self.oldest += 1
+
+    @rule(ms=st.sampled_from([1, 1_000, LOOK_MS, KEPT_MS]))
+    def wait(self, ms: int) -> None:
+        self.clock.sleep(ms)
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def follow(self, pick) -> None:  # type: ignore[no-untyped-def]
+        follower, begun_at, seen = pick.choice(self.followers)
+        try:
+            seen += read_subjects(follower)
+        except StepsGone:
+            self.followers.remove((follower, begun_at, seen))
+            self.load()
+        else:
+            assert seen == self.decided[begun_at:], "what is decided by now, and nothing else"
+
+    @rule()
+    def load(self) -> None:
+        step = self.oldest
+        self.followers.append((StepFollower(self.disk, step, self.clock.steady_ms), step, []))
+
+    @invariant()
+    def what_stays_is_what_was_decided(self) -> None:
+        for step in range(max(1, self.oldest), len(self.decided) + 1):
+            assert read_subject(self.disk, step) == self.decided[step - 1]
+
+
+TestLog = Log.TestCase
+TestLog.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

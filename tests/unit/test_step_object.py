@@ -1,0 +1,99 @@
+"""Steps as objects: they come out as they went in; what is newer than this version is refused as such."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from examples import examples
+from hypothesis import given
+from unit.protocol_values import counts, records, segments, texts
+
+from lakemq.engine.protocol import errors
+from lakemq.engine.protocol.codec.step_object import StepHead, decode_head, decode_step_object, encode_step_object
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry, Step
+from lakemq.engine.protocol.values.log import Produced, RowsJournaled
+from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
+
+entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
+steps = st.builds(Step, counts, counts, counts, st.lists(entries, max_size=4), st.none() | st.binary())
+
+
+def head_of(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
+    return StepHead(format_version, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", 1, 10_000)
+
+
+@examples(60)
+@given(steps)
+def test_a_step_comes_out_of_its_object_as_it_went_in(step: Step) -> None:
+    head = StepHead(
+        FORMAT_VERSION, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", step.leader_epoch, 10_000
+    )
+    body = encode_step_object(head, step)
+    assert decode_head(body) == head
+    assert decode_step_object(body) == (head, step)
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 5000])
+def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
+    many = build_segments(
+        count,
+        kind=["data"] * count,
+        topic_id=[7] * count,
+        topic=["t"] * count,
+        partition=list(range(count)),
+        base_offset=[2**40 + i for i in range(count)],
+        record_count=[1] * count,
+        last_offset=[2**40 + i for i in range(count)],
+        transactional=[False] * count,
+        origin=["publish"] * count,
+    )
+    one = build_segments(1, **{name: many.column(name)[:1] for name in ("kind", "topic_id", "topic", "partition")})
+    step = Step(
+        3, 5, 1, [JournalEntry(Produced("t"), many), JournalEntry(Produced("u")), JournalEntry(Produced("v"), one)]
+    )
+    _, decoded = decode_step_object(encode_step_object(head_of(step), step))
+    assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
+
+
+def test_message_rows_travel_in_the_object() -> None:
+    step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
+    assert decode_step_object(encode_step_object(head_of(step), step))[1] == step
+
+
+def test_the_head_of_a_newer_format_is_refused() -> None:
+    step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
+    body = encode_step_object(head_of(step, FORMAT_VERSION + 1), step)
+    for decode in (decode_head, decode_step_object):
+        with pytest.raises(errors.NewerFormat, match="step format"):
+            decode(body)
+
+
+def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
+    step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
+    body = encode_step_object(head_of(step), step)
+    known, unknown = b"\xa8produced", b"\xa8promised"
+    assert body.count(known) == 1
+    with pytest.raises(errors.NewerFormat, match="a decision promised"):
+        decode_step_object(body.replace(known, unknown))
+
+
+@dataclass(frozen=True)
+class Damage:
+    name: str
+    body: bytes
+
+
+WHOLE = encode_step_object(head_of(Step(1, 0, 1, [])), Step(1, 0, 1, [JournalEntry(Produced("t"))]))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [Damage("empty", b""), Damage("cut", WHOLE[:-3]), Damage("a map", b"\x80"), Damage("longer", WHOLE + b"\x00")],
+    ids=lambda damage: damage.name,
+)
+def test_a_damaged_object_is_no_step(damage: Damage) -> None:
+    with pytest.raises((ValueError, msgspec.DecodeError)):
+        decode_step_object(damage.body)
