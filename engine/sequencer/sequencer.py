@@ -92,7 +92,6 @@ class StepReport:
     Attributes:
         step: number of the step.
         letters: how many letters it took and decided.
-        decisions: how many records it decided.
         backlog: more letters wait.
         patience: something is overdue that the leader must watch for a while yet: a transaction before its timeout
             counts, or a letter that waits for the one before it.
@@ -104,7 +103,6 @@ class StepReport:
 
     step: int
     letters: int
-    decisions: int
     backlog: bool
     patience: bool
     working: bool = False
@@ -334,7 +332,6 @@ class Sequencer:
         return StepReport(
             step=term.state.step,
             letters=len(letters.taken),
-            decisions=len(entries),
             backlog=letters.backlog,
             patience=patience,
             working=term.is_working,

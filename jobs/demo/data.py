@@ -38,7 +38,6 @@ class Source:
     flights_csv: Path
     flights: pa.Table
     weather: pa.Table
-    airlines: pa.Table
 
 
 def load_source(folder: Path, rows: int | None = None) -> Source:
@@ -52,7 +51,7 @@ def load_source(folder: Path, rows: int | None = None) -> Source:
     flights_csv = folder / "flights.csv"
     flights_csv.write_bytes(lines)
     weather = _read(package / "weather.csv")
-    return Source(flights_csv, _read(flights_csv), weather.slice(0, rows), _read(package / "airlines.csv"))
+    return Source(flights_csv, _read(flights_csv), weather.slice(0, rows))
 
 
 def _package_folder() -> Path:

@@ -218,7 +218,7 @@ def test_no_row_of_another_letter_can_be_published(mq: Harness, first_row: int, 
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
 
 
-def test_refused_rows_of_another_letter(mq: Harness) -> None:
+def test_rejected_rows_of_another_letter(mq: Harness) -> None:
     request = Produce(mq.refs("t"), Ranges(), mq.state.step, rejected=[RejectedRows("t", -1, 7, 2, "E", "r")])
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
     assert mq.refused(request).error == "INVALID_REQUEST"

@@ -289,7 +289,7 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
 # -- and else -----------------------------------------------------------------------------------------------
 
 
-def test_refused_rows_ride_too(mq: Connection) -> None:
+def test_rejected_rows_ride_too(mq: Connection) -> None:
     with stepping(mq) as leader:
         mq.topics.create("t")
         odd = pa.table(

@@ -88,7 +88,7 @@ def test_lines_are_counted_over_the_whole_file(mq: Connection, monkeypatch: pyte
     )
 
 
-def test_refused_rows_are_exit_code_5_and_counted(mq: Connection) -> None:
+def test_rejected_rows_are_exit_code_5_and_counted(mq: Connection) -> None:
     topic = new_topic(mq)
     options = ["--partition-column", "p", "--value-column", "v"]
     result = publish(mq, topic, *options, lines=b'{"p":0,"v":"good"}\n{"p":7,"v":"bad"}\n')
