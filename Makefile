@@ -66,13 +66,13 @@ demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
 .PHONY: test
-test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about eight minutes
+test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about five minutes
 	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not extended and not long"
 	$(BIN)/pytest $(BESIDE) -m "not extended and not long"
 
 # Hypothesis marks its tests: here they run with all their examples.
 .PHONY: test-all
-test-all: test ## make test, then every other case of it, and properties with all their examples: about twenty-five minutes
+test-all: test ## make test, then every other case of it, and properties with all their examples: about eighteen minutes
 	$(BIN)/pytest $(PARALLEL) -m "(extended or hypothesis) and not long"
 	$(BIN)/pytest $(BESIDE) -m "extended and not long"
 
@@ -91,16 +91,16 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow and not long"
 
 .PHONY: test-quality
-test-quality: $(READY) ## the gate and the audit beside Great Expectations, which takes its time: about two minutes
+test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on a real S3 server, which Go builds once: about four minutes, the first time eight
+test-stores: $(READY) $(ARCHIVE) ## object stores on a real S3 server, which Go builds once: about two minutes, the first time three
 	server=$$($(BIN)/python tests/versitygw.py) && export LAKEMQ_TEST_S3="$$server" && \
 	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k s3
 
 .PHONY: test-airflow
-test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about seven minutes
+test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about three minutes
 	$(BIN)/pytest tests/airflow
 
 # Its provider for Spark brings pyspark-client, which must not meet our pyspark.
