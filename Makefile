@@ -95,7 +95,7 @@ test-quality: $(READY) ## the gate and the audit beside Great Expectations: abou
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on a real S3 server, which Go builds once: about two minutes, the first time three
+test-stores: $(READY) $(ARCHIVE) ## object stores on a real S3 server, which Go builds once: about a minute, the first time three
 	server=$$($(BIN)/python tests/versitygw.py) && export LAKEMQ_TEST_S3="$$server" && \
 	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k s3
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.step_objects import step_name
 
-from ..namespace import crash
 from ..protocol.codec.step_object import StepHead, decode_head, encode_step_object
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step
@@ -36,14 +35,13 @@ class StepLog:
         identity: str,
         new_nonce: Callable[[], str],
         steady_ms: Callable[[], int],
-        reached: crash.Reached = crash.nowhere,
     ) -> None:
         """Stand on a step that was read, and make it durable: its leader may have died before it did this.
 
         identity: of its object, as it was read.
         """
         self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce
-        self._steady_ms, self._reached = steady_ms, reached
+        self._steady_ms = steady_ms
         self._stands_on = step, identity
         self._put_at_ms: int | None = None
         files.sync([step_name(step)])
@@ -78,7 +76,6 @@ class StepLog:
             identity = self._files.put(name, body)
         except OSError as error:  # also FileExistsError: some stores repeat a put that succeeded
             identity = self._find_own(name, nonce, error)
-        self._reached("sequencer.step_put")
         self.check_continuity()
         self._stands_on, self._put_at_ms = (step.step, identity), now_ms
 

@@ -89,8 +89,7 @@ class ObjectFiles:
                 if found != mark:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name)) from None
                 return identity
-            # not every gateway answers with the ETag
-            return _identity_of(written) if written["e_tag"] else self.identity(name) or ""
+            return _identity_of(written)
 
     def _read_mark(self, path: str) -> tuple[str | None, str]:
         """Return the mark of an object, and the object's identity."""

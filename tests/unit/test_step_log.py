@@ -298,7 +298,7 @@ class Log(RuleBasedStateMachine):
         self.disk.put(step_name(0), b"the first object")
         self.decided: list[str] = []
         self.leaders = [make_log(self.disk, self.clock)]
-        self.removed_at_ms: list[int] = [self.clock.ms]
+        self.landed_at_ms: list[int] = [self.clock.ms]
         self.followers = [(StepFollower(self.disk, 0, self.clock.steady_ms), 0, list[str]())]
         self.oldest = 0
         self.names = itertools.count()
@@ -314,7 +314,7 @@ class Log(RuleBasedStateMachine):
             self.leaders.remove(leader)
         else:
             self.decided.append(name)
-            self.removed_at_ms.append(self.clock.ms)
+            self.landed_at_ms.append(self.clock.ms)
             assert leader.step == len(self.decided)
 
     @rule()
@@ -343,7 +343,7 @@ class Log(RuleBasedStateMachine):
     def remove(self, count: int) -> None:
         """Remove steps that are old enough, never the newest."""
         for _ in range(count):
-            if self.oldest >= len(self.decided) or self.removed_at_ms[self.oldest + 1] + KEPT_MS > self.clock.ms:
+            if self.oldest >= len(self.decided) or self.landed_at_ms[self.oldest + 1] + KEPT_MS > self.clock.ms:
                 return
             self.disk.delete([step_name(self.oldest)])
             self.oldest += 1

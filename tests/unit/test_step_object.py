@@ -13,8 +13,11 @@ from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.protocol import errors
 from lakemq.engine.protocol.codec.step_object import StepHead, decode_head, decode_step_object, encode_step_object
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.clients import Answered
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
+from lakemq.engine.protocol.values.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 
 entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
@@ -22,15 +25,15 @@ steps = st.builds(Step, counts, counts, counts, st.lists(entries, max_size=4), s
 
 
 def head_of(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
-    return StepHead(format_version, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", 1, 10_000)
+    return StepHead(
+        format_version, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", step.leader_epoch, 10_000
+    )
 
 
 @examples(60)
 @given(steps)
 def test_a_step_comes_out_of_its_object_as_it_went_in(step: Step) -> None:
-    head = StepHead(
-        FORMAT_VERSION, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", step.leader_epoch, 10_000
-    )
+    head = head_of(step)
     body = encode_step_object(head, step)
     assert decode_head(body) == head
     assert decode_step_object(body) == (head, step)
@@ -58,6 +61,11 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
     assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
 
 
+def test_an_integer_of_any_size_comes_out() -> None:
+    step = Step(1, 0, 1, [JournalEntry(OffsetsCommitted("g", [1], [OffsetCommit("t", 0, -(2**63) - 1)]))])
+    assert decode_step_object(encode_step_object(head_of(step), step))[1] == step
+
+
 def test_message_rows_travel_in_the_object() -> None:
     step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
     assert decode_step_object(encode_step_object(head_of(step), step))[1] == step
@@ -74,10 +82,27 @@ def test_the_head_of_a_newer_format_is_refused() -> None:
 def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
     body = encode_step_object(head_of(step), step)
-    known, unknown = b"\xa8produced", b"\xa8promised"
+    known, unknown = b'"produced"', b'"promised"'
     assert body.count(known) == 1
     with pytest.raises(errors.NewerFormat, match="a decision promised"):
         decode_step_object(body.replace(known, unknown))
+
+
+def test_a_result_that_this_version_does_not_know_is_refused() -> None:
+    step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
+    body = encode_step_object(head_of(step), step)
+    known, unknown = b'"done"', b'"gone"'
+    assert body.count(known) == 1
+    with pytest.raises(errors.NewerFormat, match="a result gone"):
+        decode_step_object(body.replace(known, unknown))
+
+
+def test_a_record_of_a_known_kind_that_is_damaged_is_no_newer_one() -> None:
+    step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
+    body = encode_step_object(head_of(step), step)
+    damaged = body.replace(b'"client_id"', b'"client_ip"')
+    with pytest.raises(msgspec.ValidationError, match="client_id"):
+        decode_step_object(damaged)
 
 
 @dataclass(frozen=True)

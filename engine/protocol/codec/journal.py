@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import groupby, pairwise, repeat
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,30 +13,16 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from ..errors import NewerFormat
-from ..values.base import Record
-from ..values.clients import Answered
-from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
+from ..values.journal import FORMAT_VERSION, JournalEntry, Step
 from ..values.log import RowsJournaled
 from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
-from .results import check_answer
+from .records import decode_record, encode_record
 
-_json = msgspec.json.Encoder()
-_records: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_ANSWERED = str(Answered.__struct_config__.tag)
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW = 1000
 """Up to this number of segments, rows make Arrow faster than columns do, and are made from it faster. For one segment
 it takes a tenth of the time, for this many two thirds.
 """
-
-_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
-
-
-class _RecordTag(msgspec.Struct):
-    record: str
-
-
-_tags = msgspec.json.Decoder(_RecordTag)
 
 
 def encode_step(step: Step) -> pa.Table:
@@ -49,7 +34,7 @@ def encode_step(step: Step) -> pa.Table:
         "position": list(range(n)),
         "kind": [r.kind for r in records],
         "subject": [r.subject for r in records],
-        "decision": [_json.encode(r).decode() for r in records],
+        "decision": [encode_record(r) for r in records],
         "rows": [step.rows if isinstance(r, RowsJournaled) else None for r in records],
         "request_id": [d.request_id for d in step.entries],
         "decided_at_ms": [step.decided_at_ms] * n,
@@ -97,7 +82,7 @@ def decode_steps(rows: pa.Table) -> list[Step]:
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        entries = [JournalEntry(_decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
+        entries = [JournalEntry(decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
         riding = next((riding for *_, riding in members if riding is not None), None)
         steps.append(Step(step, members[0][3], members[0][4], entries, riding))
     return steps
@@ -109,18 +94,6 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
     if all(place < next_place for place, next_place in pairwise(places)):
         return rows
     return rows.sort_by([("step", "ascending"), ("position", "ascending")])
-
-
-def _decode_record(text: str) -> Record:
-    try:
-        return _records.decode(text)
-    except msgspec.ValidationError:
-        kind = _tags.decode(text).record
-        if kind == _ANSWERED:
-            check_answer(text)
-        if kind in _KINDS:
-            raise
-        raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
 
 
 def decode_steps_after(rows: pa.Table, step: int) -> list[Step] | None:

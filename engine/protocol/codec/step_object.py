@@ -13,17 +13,12 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import NewerFormat
-from ..values.base import Record
-from ..values.clients import Answered
-from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord, JournalEntry, Step
+from ..values.journal import FORMAT_VERSION, JournalEntry, Step
 from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
-from .results import check_answer
+from .records import decode_record, encode_record
 
 _FEW_SEGMENTS = 1000
 """Up to this number the segments of a step are lists, which are faster to write; more are one Arrow batch."""
-
-_ANSWERED = str(Answered.__struct_config__.tag)
-_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in RECORDS)
 
 
 class StepHead(msgspec.Struct, frozen=True, array_like=True):
@@ -49,12 +44,12 @@ class StepHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An entry of a step: the record as a msgpack map, and the columns of its segments, unless they are in the batch.
+    """An entry of a step: the record as JSON, and the columns of its segments, unless they are in the batch.
 
     segment_count: of this entry's segments, which follow those of the entries before it in the batch.
     """
 
-    record: msgspec.Raw
+    record: str
     request_id: str | None
     segments: list[list[Any]] | None
     segment_count: int
@@ -73,15 +68,9 @@ class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
     head: StepHead
 
 
-class _RecordKind(msgspec.Struct):
-    record: str
-
-
 _encoder = msgspec.msgpack.Encoder()
 _bodies = msgspec.msgpack.Decoder(_Body)
 _heads = msgspec.msgpack.Decoder(_HeadOnly)
-_records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
-_kinds = msgspec.msgpack.Decoder(_RecordKind)
 
 
 def encode_step_object(head: StepHead, step: Step) -> bytes:
@@ -90,7 +79,7 @@ def encode_step_object(head: StepHead, step: Step) -> bytes:
     are_few = sum(map(len, parts)) <= _FEW_SEGMENTS
     entries = [
         _Entry(
-            msgspec.Raw(_encoder.encode(entry.record)),
+            encode_record(entry.record),
             entry.request_id,
             entry.segments.lists() if are_few and len(entry.segments) else None,
             len(entry.segments),
@@ -120,7 +109,7 @@ def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
     """Decode a step object. Raises NewerFormat; ValueError if it is no step object."""
     head, whole = decode_head(body), _bodies.decode(body)
     entries = [
-        JournalEntry(_decode_record(entry.record), segments, entry.request_id)
+        JournalEntry(decode_record(entry.record), segments, entry.request_id)
         for entry, segments in zip(whole.entries, _decode_segments(whole), strict=True)
     ]
     return head, Step(head.step, head.decided_at_ms, head.leader_epoch, entries, whole.rows)
@@ -138,15 +127,3 @@ def _decode_segments(whole: _Body) -> list[Segments]:
         Segments(batches[0].slice(start, count)) if count else NO_SEGMENTS
         for start, count in zip(starts, counts, strict=True)
     ]
-
-
-def _decode_record(raw: msgspec.Raw) -> Record:
-    try:
-        return _records.decode(raw)
-    except msgspec.ValidationError:
-        kind = _kinds.decode(raw).record
-        if kind == _ANSWERED:
-            check_answer(msgspec.json.encode(msgspec.msgpack.decode(raw)).decode())
-        if kind in _KINDS:
-            raise
-        raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
